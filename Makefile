@@ -1,0 +1,64 @@
+# Everything a developer runs. `make` alone lists the targets; each makes its environment first if it is not there.
+
+PYTHON ?= python3
+TORCH ?= 2.13.0
+NEWEST ?= 2.15.0
+VENV ?= .venv
+ARGS ?=
+
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet --quiet
+
+.DEFAULT_GOAL := help
+.PHONY: help test lint format types layers check demo bench test-newest clean
+
+help: ## list the targets
+	@echo "Targets (PYTHON=$(PYTHON) makes the environment $(VENV) with torch $(TORCH)):"
+	@awk -F ':.*## ' '/^[a-z.-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' Makefile
+	@echo "ARGS is passed on, for example: make test ARGS='tests/zoo -k resnet'"
+
+.venv: $(INSTALLED) ## make the environment and install the pinned versions
+
+# The stamp, not the folder, is the real target: a folder's time changes with every file written in it.
+# setuptools goes in first and build isolation is off, so that the build uses the pinned one and fetches nothing more.
+$(INSTALLED): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit("torchgraft needs Python 3.11 or newer, found " + sys.version.split()[0] + "; choose another with: make PYTHON=python3.12 ...") if sys.version_info < (3, 11) else None'
+	@echo "Installing torch $(TORCH) and the pinned tools into $(VENV) (about a minute, once)"
+	@$(PYTHON) -m venv $(VENV)
+	@sed 's/^torch==.*/torch==$(TORCH)/' constraints.txt > $(VENV)/constraints.txt
+	@$(PIP) install -c $(VENV)/constraints.txt setuptools
+	@$(PIP) install -c $(VENV)/constraints.txt --no-build-isolation -e '.[dev]'
+	@touch $@
+
+test: $(INSTALLED) ## run the tests and the examples in docstrings
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(INSTALLED) ## check style, unused code and the ban on torch.fx outside bridge/
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: $(INSTALLED) ## rewrite the files in the project's style
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+types: $(INSTALLED) ## check the types of src
+	$(BIN)/mypy
+
+layers: $(INSTALLED) ## check that each room imports only the rooms below it
+	$(BIN)/lint-imports
+
+check: test lint types layers ## test, lint, types and layers, as CI does
+
+demo: $(INSTALLED) ## capture ResNet-50, show it, swap its activation, check it against eager
+	@$(BIN)/python -m torchgraft demo $(ARGS)
+
+bench: $(INSTALLED) ## time torchgraft beside torch.fx and print the ratios
+	@$(BIN)/python -m benchmarks $(ARGS)
+
+test-newest: ## run the tests on the newest torch, in an environment of its own (a large download)
+	@$(MAKE) --no-print-directory test VENV=.venv-newest TORCH=$(NEWEST)
+
+clean: ## remove the environments and everything that was generated
+	rm -rf .venv .venv-newest build dist src/*.egg-info .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,310 @@
+"""The effects of torch operators, read off their schemas: written arguments, random draws, results that share memory.
+No operator is named here; where a schema keeps silent, the rules go by the names of arguments and by torch's naming laws.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from torchgraft.analysis.effects.values import Findings, Value, reachable
+
+# The Python names under which torch binds operators. In them an operator writes only what its schema marks, or, where it
+# has no schema (from_numpy, asarray), what a trailing underscore or `out=` announces.
+_NAMESPACES = tuple(
+    getattr(torch._C, name)
+    for name in ("_VariableFunctions", "_nn", "_special", "_linalg", "_fft", "_sparse", "_nested")
+    if hasattr(torch._C, name)
+)
+_TRAINING_FLAGS = frozenset({"train", "training", "use_input_stats"})
+_NO_KEYWORDS: Mapping[str, Value] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class _Parameter:
+    name: str
+    kind: str
+    keyword_only: bool
+    written: bool
+    shared: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Signature:
+    """One overload, reduced to what matters for effects."""
+
+    parameters: tuple[_Parameter, ...]
+    random: bool
+    nothing_returned: bool
+    returns: str
+    passes_through: bool
+    updates_statistics: bool
+    communicates: bool
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether no call of this overload has an effect, except through `out=`."""
+        positional_write = any(p.written and not p.keyword_only for p in self.parameters)
+        return not (
+            self.random or self.nothing_returned or self.updates_statistics or self.communicates or positional_write
+        )
+
+    def bind(self, args: Sequence[Value], kwargs: Mapping[str, Value]) -> dict[str, Value]:
+        positional = [parameter.name for parameter in self.parameters if not parameter.keyword_only]
+        bound = dict(zip(positional, args, strict=False))
+        bound.update(kwargs)
+        if "input" in bound:
+            # The Python bindings call the first argument `input` where the schema says `self`.
+            bound.setdefault("self", bound["input"])
+        return bound
+
+    def fits(self, bound: Mapping[str, Value]) -> bool:
+        return all(_fits(bound[p.name], p.kind) for p in self.parameters if p.name in bound)
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """All overloads that one name can mean."""
+
+    name: str
+    signatures: tuple[_Signature, ...]
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether no call has an effect, except through `out=`."""
+        return all(signature.is_plain for signature in self.signatures) and not _announces_write(self.name)
+
+    def call(
+        self, findings: Findings, site: Any, args: Sequence[Value], kwargs: Mapping[str, Value] = _NO_KEYWORDS
+    ) -> Value:
+        """Record what this call does and return its result."""
+        out = kwargs.get("out")
+        if out is not None and out.known is not None:
+            findings.write_places(reachable((out,)), f"{self.name} writes its argument 'out'")
+        calls = [(signature, signature.bind(args, kwargs)) for signature in self.signatures]
+        calls = [call for call in calls if call[0].fits(call[1])] or calls
+        for signature, bound in calls:
+            self._record(findings, signature, bound, kwargs)
+        if not calls and _announces_write(self.name):
+            findings.write_places(reachable(args), f"{self.name} writes its arguments, as its name says")
+        return self._result(findings, site, calls, args, kwargs)
+
+    def _record(
+        self, findings: Findings, signature: _Signature, bound: dict[str, Value], kwargs: Mapping[str, Value]
+    ) -> None:
+        for parameter in signature.parameters:
+            if not parameter.written or (parameter.keyword_only and parameter.name not in kwargs):
+                continue
+            value = bound.get(parameter.name)
+            written = list(bound.values()) if value is None else [] if value.known is None else [value]
+            findings.write_places(reachable(written), f"{self.name} writes its argument '{parameter.name}'")
+        if signature.nothing_returned:
+            findings.write_outside(f"{self.name} returns nothing, so it is called for its effect")
+        if signature.communicates:
+            findings.write_outside(f"{self.name} talks to other processes")
+        if signature.updates_statistics and not _switched_off(bound, _TRAINING_FLAGS):
+            running = [v for name, v in bound.items() if name.startswith("running_") and v.known is not None]
+            findings.write_places(reachable(running), f"{self.name} updates running statistics")
+        if signature.random and not self._draws_nothing(signature, bound):
+            findings.draw(f"{self.name} draws random numbers")
+
+    @staticmethod
+    def _draws_nothing(signature: _Signature, bound: Mapping[str, Value]) -> bool:
+        flags = {p.name: p.kind for p in signature.parameters if p.name in _TRAINING_FLAGS}
+        if flags and _switched_off(bound, flags, default_off=signature_defaults_off(signature, bound)):
+            return True
+        # `p` alone is not enough: bernoulli(p=0) draws. Only a switchable dropout leaves the generator alone at zero.
+        zero_means_none = ("dropout", "dropout_p", *(("p",) if "bool" in flags.values() else ()))
+        names = {parameter.name for parameter in signature.parameters}
+        for name in zero_means_none:
+            if name in names and (name == "dropout_p" and name not in bound or _is_zero(bound.get(name))):
+                return True
+        return False
+
+    def _result(
+        self,
+        findings: Findings,
+        site: Any,
+        calls: list[tuple[_Signature, dict[str, Value]]],
+        args: Sequence[Value],
+        kwargs: Mapping[str, Value],
+    ) -> Value:
+        returns = {signature.returns for signature, _ in calls}
+        if returns == {"number"}:
+            return Value()
+        shared: list[Value] = [kwargs["out"]] if "out" in kwargs else []
+        for signature, bound in calls:
+            if signature.passes_through:
+                shared += bound.values()
+            else:
+                shared += [bound[p.name] for p in signature.parameters if p.shared and p.name in bound]
+        if not calls:
+            shared += [*args, *kwargs.values()]
+        places = reachable(shared)
+        if places and returns == {"tensor"}:
+            return Value(places=places, cls=torch.Tensor)
+        result = findings.make(site, [Value(places=places)], torch.Tensor if returns == {"tensor"} else None)
+        return Value(places=result.places | places, cls=result.cls)
+
+
+def signature_defaults_off(signature: _Signature, bound: Mapping[str, Value]) -> bool:
+    """Whether a training flag was left out of the call; every schema that allows that has the default False."""
+    return any(p.name in _TRAINING_FLAGS and p.name not in bound for p in signature.parameters)
+
+
+def _switched_off(bound: Mapping[str, Value], flags: Any, default_off: bool = False) -> bool:
+    values = [bound[name] for name in flags if name in bound]
+    if not values:
+        return default_off
+    return all(value.known is False for value in values)
+
+
+def _is_zero(value: Value | None) -> bool:
+    return value is not None and type(value.known) in (int, float) and value.known == 0
+
+
+def _fits(value: Value, kind: str) -> bool:
+    """Whether a constant can be meant for a parameter of this type; tells overloads apart."""
+    cls = type(value.known)
+    if kind == "bool" and value.is_known:
+        return cls is bool
+    if kind in ("float", "int") and cls is bool:
+        return False
+    return not (kind.endswith("Tensor") and cls in (bool, int, float, str))
+
+
+def _announces_write(name: str) -> bool:
+    return name.endswith("_") and not name.endswith("__")
+
+
+def operator_of_function(function: Any) -> Operator | None:
+    """The operator that a C function of torch is bound to, or None if it is no operator."""
+    name = getattr(function, "__name__", "")
+    for namespace in _NAMESPACES:
+        if getattr(namespace, name, None) == function:
+            return _operator_named(name)
+    # A few more functions of torch._C are known to TorchScript by name (is_grad_enabled, set_grad_enabled, tensor, …).
+    if getattr(function, "__module__", None) in ("torch", "torch._C") and _schemas(f"aten::{name}"):
+        return _operator_named(name)
+    return None
+
+
+@functools.cache
+def operator_of_method(name: str) -> Operator | None:
+    """The operator behind a method of Tensor that is written in C, or behind a TorchScript container's method."""
+    method = getattr(torch.Tensor, name, None)
+    if method is None:
+        return _operator_named(name) if _schemas(f"aten::{name}") else None
+    if not callable(method) or hasattr(method, "__code__"):
+        return None
+    if name.startswith("_") and not name.endswith("__") and not _schemas(f"aten::{name}"):
+        return None
+    return _operator_named(name)
+
+
+@functools.cache
+def operator_of_overload(overload: torch._ops.OpOverload) -> Operator:
+    """The operator of one overload; random if any overload of the same name is (tags are missing here and there)."""
+    packet = overload.overloadpacket
+    siblings = [getattr(packet, name) for name in packet.overloads()]
+    return Operator(str(overload), (_signature(overload._schema, overload, siblings),))
+
+
+@functools.cache
+def operator_of_packet(packet: torch._ops.OpOverloadPacket) -> Operator:
+    """The operator of all overloads of a name."""
+    overloads = [getattr(packet, name) for name in packet.overloads()]
+    return Operator(str(packet), tuple(_signature(overload._schema, overload, overloads) for overload in overloads))
+
+
+@functools.cache
+def _operator_named(name: str) -> Operator:
+    packet = getattr(torch.ops.aten, name, None)
+    overloads = {schema.overload_name: getattr(packet, schema.overload_name or "default") for schema in _schemas(f"aten::{name}")}
+    registered = [overload for overload in overloads.values() if _is_dispatched(overload)]
+    # TorchScript gives Python's containers methods of the same names (list.sort); a tensor never reaches those.
+    chosen = registered or list(overloads.values())
+    return Operator(name, tuple(_signature(overload._schema, overload, registered) for overload in chosen))
+
+
+def _schemas(qualified_name: str) -> list[Any]:
+    return torch._C._jit_get_schemas_for_operator(qualified_name)
+
+
+def _is_dispatched(overload: Any) -> bool:
+    return torch._C._dispatch_has_kernel(overload.name())
+
+
+def _signature(schema: Any, overload: Any, siblings: list[Any]) -> _Signature:
+    parameters = tuple(
+        _Parameter(
+            argument.name,
+            str(argument.type),
+            argument.kwarg_only,
+            argument.alias_info is not None and argument.alias_info.is_write,
+            argument.alias_info is not None,
+        )
+        for argument in schema.arguments
+    )
+    kinds = {str(result.type) for result in schema.returns}
+    return _Signature(
+        parameters,
+        random=any(_is_random(sibling) for sibling in (overload, *siblings)),
+        nothing_returned=not schema.returns or _is_registered_effect(overload),
+        returns="tensor" if kinds == {"Tensor"} and len(schema.returns) == 1 else "number" if kinds <= _NUMBERS else "other",
+        passes_through=_may_pass_through(overload, schema),
+        updates_statistics=_updates_statistics(schema, overload),
+        communicates=any(p.name in ("group_name", "process_group") for p in parameters),
+    )
+
+
+_NUMBERS = frozenset({"int", "float", "bool", "number", "Scalar", "SymInt", "Device", "Layout", "ScalarType"})
+
+
+def _is_random(overload: Any) -> bool:
+    return torch.Tag.nondeterministic_seeded in overload.tags or any(
+        "Generator" in str(argument.type) for argument in overload._schema.arguments
+    )
+
+
+def _is_registered_effect(overload: Any) -> bool:
+    """Whether the operator was declared effectful with `torch.library`."""
+    find = _effect_registry()
+    return find is not None and find(overload) is not None
+
+
+@functools.cache
+def _effect_registry() -> Callable[[Any], Any] | None:
+    try:
+        from torch._higher_order_ops.effects import _get_effect
+    except ImportError:
+        return None
+    return _get_effect
+
+
+def _may_pass_through(overload: Any, schema: Any) -> bool:
+    """Whether the result may share memory with any input although no alias is marked: composites are bound by nothing."""
+    if torch.Tag.core in overload.tags:
+        return False
+    tag = getattr(torch.Tag, "maybe_aliasing_or_mutating", None)
+    if tag is not None and tag in overload.tags:
+        return True
+    marked = any(argument.alias_info is not None for argument in schema.arguments)
+    name = overload.name()
+    return not marked and (
+        not torch._C._dispatch_has_kernel(name)
+        or torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd")
+    )
+
+
+def _updates_statistics(schema: Any, overload: Any) -> bool:
+    """Whether arguments called running_… are written without a mark, as in the batch norms that predate marks."""
+    names = [argument.name for argument in schema.arguments]
+    unmarked = any(a.name.startswith("running_") and a.alias_info is None for a in schema.arguments)
+    returned = any(result.name.startswith("running_") for result in schema.returns)
+    backward = any(name.startswith("grad_out") for name in names)
+    return unmarked and not returned and not backward and torch.Tag.core not in overload.tags

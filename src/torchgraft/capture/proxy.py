@@ -1,0 +1,262 @@
+"""Proxies: the stand-ins for values that run through a model while it is traced, and record what is done with them.
+What becomes of a recorded call is decided by the tracer they carry.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from torchgraft.errors import TraceError
+from torchgraft.ir.node import Node
+
+if TYPE_CHECKING:
+    from torchgraft.capture.tracer_base import TracerBase
+
+ARITHMETIC = (
+    "add", "sub", "mul", "floordiv", "truediv", "mod", "pow", "matmul", "lshift", "rshift", "and_", "or_", "xor",
+)  # fmt: skip
+COMPARISONS = ("eq", "ne", "lt", "gt", "le", "ge")
+UNARY = ("neg", "pos", "invert", "abs")
+
+
+class Proxy:
+    """A value of the program being traced. Operators, methods, attributes and torch functions on it make nodes."""
+
+    def __init__(self, node: Node, tracer: TracerBase | None = None) -> None:
+        if tracer is None:
+            from torchgraft.capture.tracer_base import GraphAppendingTracer
+
+            tracer = GraphAppendingTracer(node.graph)
+        self.node = node
+        self.tracer = tracer
+
+    def __repr__(self) -> str:
+        return f"Proxy({self.node.name})"
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("node", "tracer", "root", "attr"):  # a half-made proxy, for example while it is being copied
+            raise AttributeError(name)
+        return Attribute(self, name)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.tracer.create_proxy("call_method", "__call__", (self, *args), kwargs)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.tracer.create_proxy("call_function", operator.getitem, (self, index), {})
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        self.tracer.create_proxy("call_function", operator.setitem, (self, index, value), {})
+
+    def __delitem__(self, index: Any) -> None:
+        self.tracer.create_proxy("call_function", operator.delitem, (self, index), {})
+
+    def __iter__(self) -> Iterator[Any]:
+        return self.tracer.iter(self)
+
+    def __bool__(self) -> bool:
+        return self.tracer.to_bool(self)
+
+    def keys(self) -> Any:
+        """Called by Python for `**proxy`."""
+        return self.tracer.keys(self)
+
+    def __len__(self) -> int:
+        return self.tracer._refuse(self, "take the len() of", "mark len as a leaf function: torchgraft.wrap('len')")
+
+    def __int__(self) -> int:
+        return self.tracer._refuse(self, "turn into an int", "keep it a tensor")
+
+    def __index__(self) -> int:
+        return self.tracer._refuse(self, "use as an integer (in range(), a slice of a list, an index)", "keep it a tensor")
+
+    def __float__(self) -> float:
+        return self.tracer._refuse(self, "turn into a float", "keep it a tensor")
+
+    def __complex__(self) -> complex:
+        return self.tracer._refuse(self, "turn into a complex number", "keep it a tensor")
+
+    def __contains__(self, item: Any) -> bool:
+        return self.tracer._refuse(self, "search with `in`", "use (x == value).any()")
+
+    def __array__(self, *args: Any) -> Any:
+        return self.tracer._refuse(self, "hand to numpy", "use torch's own functions")
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Proxy:
+        # A copied proxy stands for the same value; the copy must be told apart from the original by identity only.
+        result = object.__new__(type(self))
+        result.__dict__.update(self.__dict__)
+        memo[id(self)] = result
+        return result
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    @classmethod
+    def __torch_function__(cls, orig_method: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        proxy = find_proxy((args, kwargs))
+        if proxy is None:
+            return NotImplemented
+        return record_torch_call(proxy.tracer, orig_method, args, kwargs)
+
+
+class Attribute(Proxy):
+    """An attribute of a traced value; calling it is a method call, using it in any other way fetches it."""
+
+    def __init__(self, root: Proxy, attr: str) -> None:
+        self.root = root
+        self.attr = attr
+        self.tracer = root.tracer
+        self._node: Node | None = None
+
+    @property
+    def node(self) -> Node:  # type: ignore[override]
+        """The node that fetches the attribute, made when it is first needed: most attributes are methods and are called."""
+        if self._node is None:
+            self._node = self.tracer.create_proxy("call_function", getattr, (self.root, self.attr), {}).node
+        return self._node
+
+    @node.setter
+    def node(self, value: Node) -> None:
+        self._node = value
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.tracer.create_proxy("call_method", self.attr, (self.root, *args), kwargs)
+
+
+class ParameterProxy(Proxy):
+    """A parameter whose shape is known, so that questions about it can be answered while tracing."""
+
+    def __init__(self, tracer: TracerBase, node: Node, name: str, param: torch.nn.Parameter) -> None:
+        super().__init__(node, tracer)
+        self.param = param
+        self.name = name
+
+    def __repr__(self) -> str:
+        return f"ParameterProxy({self.name})"
+
+    @property
+    def shape(self) -> torch.Size:
+        """The parameter's own shape."""
+        return self.param.shape
+
+    def size(self, *args: Any) -> Any:
+        """The parameter's own size."""
+        return self.param.size(*args)
+
+    def dim(self) -> int:
+        """The parameter's own rank."""
+        return self.param.dim()
+
+    @property
+    def ndim(self) -> int:
+        """The parameter's own rank."""
+        return self.param.ndim
+
+    def numel(self) -> int:
+        """The parameter's own number of elements."""
+        return self.param.numel()
+
+    def nelement(self) -> int:
+        """The parameter's own number of elements."""
+        return self.param.nelement()
+
+    def __len__(self) -> int:
+        return len(self.param)
+
+
+class ProxyableClassMeta(type):
+    """For classes whose construction from traced values should be recorded as a node."""
+
+    def __init__(cls, name: str, bases: tuple[type, ...], attributes: dict[str, Any]) -> None:
+        _proxyable_classes[cls] = None
+        super().__init__(name, bases, attributes)
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        proxy = find_proxy((args, kwargs))
+        if proxy is None:
+            return super().__call__(*args, **kwargs)
+        instance = cls.__new__(cls)  # type: ignore[call-overload]
+        cls.__init__(instance, *args, **kwargs)  # type: ignore[misc]
+        return instance
+
+
+_proxyable_classes: dict[type, None] = {}
+
+
+def find_proxy(value: Any) -> Proxy | None:
+    """The first proxy in a tree of containers."""
+    if isinstance(value, Proxy):
+        return value
+    if isinstance(value, (tuple, list)):
+        items: Any = value
+    elif isinstance(value, dict):
+        items = value.values()
+    elif isinstance(value, slice):
+        items = (value.start, value.stop, value.step)
+    else:
+        return None
+    for item in items:
+        found = find_proxy(item)
+        if found is not None:
+            return found
+    return None
+
+
+def record_torch_call(tracer: TracerBase, function: Any, args: Any, kwargs: Any) -> Any:
+    """Record a call that torch's override protocol reported."""
+    if isinstance(function, torch._C.ScriptMethod):
+        return tracer.create_proxy("call_method", function.name, (function.owner, *args), kwargs)
+    if torch.overrides.is_tensor_method_or_property(function):
+        if function.__name__ == "__get__":
+            # Property descriptors carry the attribute's name only through the getter they belong to.
+            return getattr(args[0], function.__self__.__name__)
+        return tracer.create_proxy("call_method", function.__name__, args, kwargs)
+    return tracer.create_proxy("call_function", function, args, kwargs, name=_call_name(tracer, function))
+
+
+def _call_name(tracer: TracerBase, function: Any) -> str | None:
+    name = getattr(function, "__name__", None)
+    return None if name is None else tracer.graph._target_to_str(name)
+
+
+def _add_operator(name: str, reflected: bool = False) -> None:
+    function = getattr(operator, name)
+
+    if reflected:
+
+        def method(self: Proxy, other: Any) -> Any:
+            return self.tracer.create_proxy("call_function", function, (other, self), {})
+
+        python_name = f"__r{name.strip('_')}__"
+    else:
+
+        def method(self: Proxy, *others: Any) -> Any:  # type: ignore[misc]
+            return self.tracer.create_proxy("call_function", function, (self, *others), {})
+
+        python_name = f"__{name.strip('_')}__"
+    method.__name__ = python_name
+    setattr(Proxy, python_name, method)
+
+
+for _name in (*ARITHMETIC, *COMPARISONS, *UNARY):
+    _add_operator(_name)
+for _name in ARITHMETIC:
+    _add_operator(_name, reflected=True)
+for _name in ARITHMETIC:
+    _add_operator(f"i{_name.strip('_')}")
+
+
+__all__ = [
+    "Attribute",
+    "ParameterProxy",
+    "Proxy",
+    "ProxyableClassMeta",
+    "TraceError",
+    "find_proxy",
+    "record_torch_call",
+]

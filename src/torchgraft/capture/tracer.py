@@ -1,0 +1,480 @@
+"""Tracer: runs a model's forward with proxies and returns the graph of what it did; `symbolic_trace` makes a module of it.
+The pieces it uses: placeholders (`inputs.py`), leaf functions (`wrapping.py`), calls on real tensors (`recording.py`),
+context managers (`regions.py`), and the promise that the model stays as it was (`model_state.py`).
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from types import MethodType, ModuleType
+from typing import Any
+
+import torch
+
+from torchgraft.capture.active import Patch, active, shared_patch
+from torchgraft.capture.inplace import IN_PLACE_OPERATORS, simplify_in_place
+from torchgraft.capture.inputs import create_inputs
+from torchgraft.capture.model_state import ModelState
+from torchgraft.capture.proxy import ParameterProxy, Proxy, _proxyable_classes, find_proxy
+from torchgraft.capture.recording import RecordingMode
+from torchgraft.capture.regions import REGION_PATCHES
+from torchgraft.capture.tracer_base import Scope, TracerBase, UnsupportedArgument
+from torchgraft.capture.wrapping import Autowrap, recorded_call, wrapped_patches
+from torchgraft.codegen.graph_module import GraphModule
+from torchgraft.errors import TraceError, UnknownModuleError
+from torchgraft.ir.graph import Graph
+from torchgraft.ir.guards import check_training
+from torchgraft.ir.names import snake_case
+from torchgraft.ir.node import Argument, Node
+from torchgraft.ir.origin import current_source_line
+
+_original_call = torch.nn.Module.__call__
+_original_getattr = torch.nn.Module.__getattr__
+_original_apply = torch.autograd.Function.__dict__["apply"]
+
+# Factories that take sizes one by one refuse a proxy before torch's override protocol is asked.
+_SIZE_FACTORIES = ("zeros", "ones", "empty", "rand", "randn")
+
+
+class TrainingFlag:
+    """`self.training` while tracing: handed on it stays a question asked when the program runs; branched on, a guard."""
+
+    __slots__ = ("_module", "_tracer")
+
+    def __init__(self, module: torch.nn.Module, tracer: Tracer) -> None:
+        self._module = module
+        self._tracer = tracer
+
+    def __bool__(self) -> bool:
+        return self._tracer._training_decides(self._module)
+
+    def __fx_create_arg__(self, tracer: Any) -> Argument:
+        return self._tracer._training_node(self._module)
+
+    def __eq__(self, other: object) -> bool:
+        return bool(self) == other
+
+    def __hash__(self) -> int:
+        return hash(bool(self))
+
+    def __int__(self) -> int:
+        return int(bool(self))
+
+    __index__ = __int__
+
+    def __repr__(self) -> str:
+        return repr(self._module.__dict__["training"])
+
+
+class Tracer(TracerBase):
+    """Symbolic tracing. Subclass it and override methods to change what is kept whole, recorded or refused."""
+
+    record_stack_traces = True
+
+    def __init__(
+        self,
+        autowrap_modules: Iterable[ModuleType] = (math,),
+        autowrap_functions: Iterable[Callable[..., Any]] = (),
+        param_shapes_constant: bool = False,
+    ) -> None:
+        super().__init__()
+        self._autowrap = Autowrap(autowrap_modules, autowrap_functions)
+        self.param_shapes_constant = param_shapes_constant
+        self.root: torch.nn.Module = torch.nn.Module()
+        self.submodule_paths: dict[torch.nn.Module, str] | None = None
+        self._switching = False
+        self._qualname_counter: dict[str, int] = defaultdict(int)
+
+    # ---- decisions that users override ----
+
+    def is_leaf_module(self, m: torch.nn.Module, module_qualified_name: str) -> bool:
+        """Whether a call of `m` stays one node. By default the modules of torch.nn do, except Sequential."""
+        home = type(m).__module__
+        return home.startswith(("torch.nn", "torch.ao.nn")) and not isinstance(m, torch.nn.Sequential)
+
+    def path_of_module(self, mod: torch.nn.Module) -> str:
+        """The dotted path of a module in the model."""
+        path = None if self.submodule_paths is None else self.submodule_paths.get(mod)
+        if path is None:
+            path = next((name for name, module in self.root.named_modules() if module is mod), None)
+        if path is None:
+            line = current_source_line()
+            raise UnknownModuleError(
+                f"module {type(mod).__name__} is not installed as a submodule of the traced model"
+                f"{f' and was called at {line}' if line else ''}; "
+                "assign it to an attribute of the model before tracing"
+            )
+        return path
+
+    def call_module(
+        self, m: torch.nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Record a call of a leaf module, or run the forward of any other with the traced values."""
+        path = self.path_of_module(m)
+        outer = self._scope_chain
+        calls = self._calls
+        count = calls.get(path, 0)
+        calls[path] = count + 1
+        self._scope_chain = (outer, f"{path}@{count}" if count else path, path, type(m))
+        try:
+            if self.is_leaf_module(m, path) or _has_hooks(m):
+                return self.create_proxy("call_module", path, args, kwargs)
+            return forward(*args, **kwargs)
+        finally:
+            self._scope_chain = outer
+
+    def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Proxy]) -> Any:
+        """What the model gets when it reads a parameter, buffer or submodule of a module."""
+        if isinstance(attr_val, torch.nn.Parameter):
+            path = self._parameter_paths.get(id(attr_val))
+        elif self.proxy_buffer_attributes and isinstance(attr_val, torch.Tensor):
+            path = self._buffer_paths.get(id(attr_val))
+        else:
+            return attr_val
+        if path is None:
+            return attr_val
+        proxy = parameter_proxy_cache.get(path)
+        if proxy is None:
+            factory = None
+            if self.param_shapes_constant and isinstance(attr_val, torch.nn.Parameter):
+                factory = functools.partial(_parameter_proxy, self, path, attr_val)
+            proxy = self.create_proxy("get_attr", path, (), {}, proxy_factory_fn=factory)
+            parameter_proxy_cache[path] = proxy
+        return proxy
+
+    def get_fresh_qualname(self, prefix: str) -> str:
+        """A name for a constant that neither the model nor the trace uses."""
+        while True:
+            name = f"{prefix}{self._qualname_counter[prefix]}"
+            self._qualname_counter[prefix] += 1
+            if not hasattr(self.root, name) and name not in self.graph._constants:
+                return name
+
+    # ---- arguments ----
+
+    def create_arg(self, a: Any) -> Argument:
+        """Turn a value into an argument; tensors and modules become fetches of attributes."""
+        if isinstance(a, torch.Tensor):
+            return self._tensor_argument(a)
+        if isinstance(a, torch.nn.Module):
+            path = (self.submodule_paths or {}).get(a)
+            if path is None:
+                return self._constant("_module_constant", a)
+            return self.create_node("get_attr", path, (), {})
+        if isinstance(a, (torch.ScriptObject, torch.Generator)):
+            return self._constant("_torchbind_obj" if isinstance(a, torch.ScriptObject) else "_generator", a)
+        if type(a) in _proxyable_classes:
+            return self._construction(a)
+        return super().create_arg(a)
+
+    def _tensor_argument(self, tensor: torch.Tensor) -> Node:
+        made = self._mode.values.node_of(tensor) if self._mode is not None else None
+        if made is not None:
+            return made
+        path = self._parameter_paths.get(id(tensor)) or self._buffer_paths.get(id(tensor)) or self._tensor_paths.get(id(tensor))
+        if path is not None:
+            return self.create_node("get_attr", path, (), {})
+        if isinstance(tensor, torch.nn.Parameter):
+            raise UnknownModuleError(
+                "parameter is not a member of this module: a Parameter that the traced model does not own was used"
+                f"{_at_current_line()}; assign it to an attribute of the model before tracing"
+            )
+        return self._constant("_tensor_constant", tensor)
+
+    def _constant(self, prefix: str, value: Any) -> Node:
+        name = self._constant_names.get(id(value))
+        if name is None:
+            name = self._constant_names[id(value)] = self.get_fresh_qualname(prefix)
+            self.graph._constants[name] = value
+        return self.create_node("get_attr", name, (), {})
+
+    def _construction(self, value: Any) -> Node:
+        constructor = inspect.signature(type(value).__init__)
+        names = list(constructor.parameters)[1:]
+        arguments = tuple(self.create_arg(getattr(value, name)) for name in names)
+        return self.create_node("call_function", type(value), arguments, {})
+
+    # ---- self.training ----
+
+    def _training_node(self, module: torch.nn.Module) -> Node:
+        path = (self.submodule_paths or {}).get(module)
+        if path is None:
+            raise UnknownModuleError(f"self.training of a {type(module).__name__} that is not part of the model was read")
+        return self.create_node("get_attr", f"{path}.training" if path else "training", (), {})
+
+    def _training_decides(self, module: torch.nn.Module) -> bool:
+        value = module.__dict__["training"]
+        if module not in self._mode_guards and module in (self.submodule_paths or {}):
+            self._mode_guards.add(module)
+            where = str(current_source_line() or type(module).__name__)
+            self.create_node("call_function", check_training, (self._training_node(module), value, where), {})
+        return value
+
+    # ---- tracing ----
+
+    def create_args_for_root(
+        self, root_fn: Callable[..., Any], is_module: bool, concrete_args: Any = None
+    ) -> tuple[Callable[..., Any], list[Any]]:
+        """Placeholders for the parameters of the traced function, and a function of exactly these values."""
+        return create_inputs(self, root_fn, is_module, concrete_args)
+
+    def trace(self, root: torch.nn.Module | Callable[..., Any], concrete_args: Any = None) -> Graph:
+        """Run `root` with proxies and return the graph of what it did. The model is left exactly as it was."""
+        function, is_module = self._prepare(root)
+        state = ModelState(self.submodule_paths or {})
+        previous, previous_scope = active.tracer, self._scope_chain
+        patches = [*_PATCHES, *wrapped_patches(), *self._autowrap.library_patches()]
+        patches += self._autowrap.patches(getattr(inspect.unwrap(function), "__globals__", {}))
+        self._held = []
+        self._hold(patches)
+        active.tracer = self
+        try:
+            with RecordingMode(self) as self._mode:
+                call, args = self.create_args_for_root(function, is_module, concrete_args)
+                result = self.create_arg(call(*args))
+                annotation = getattr(inspect.unwrap(function), "__annotations__", {}).get("return")
+                self.create_node("output", "output", (result,), {}, type_expr=annotation)
+        except BaseException as error:
+            state.restore()
+            _explain_assignment(error)
+            raise
+        finally:
+            active.tracer = previous
+            for patch in reversed(self._held):
+                patch.release()
+            self._autowrap.forget()
+            constants = self._mode.values.constant_nodes() if self._mode is not None else []
+            self._mode, self._scope_chain, self.submodule_paths = None, previous_scope, None
+        changed = state.restore()
+        if changed:
+            state.refuse(changed)
+        self._tidy(constants)
+        return self.graph
+
+    def _enter_module(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        scope = getattr(type(module).forward, "__globals__", None)
+        if scope is not None and not self._autowrap.has_seen(scope):
+            self._hold(self._autowrap.patches(scope))
+        return self.call_module(module, functools.partial(_original_call, module), args, kwargs)
+
+    def _hold(self, patches: list[Patch]) -> None:
+        for patch in patches:
+            patch.acquire()
+            self._held.append(patch)
+
+    def _prepare(self, root: Any) -> tuple[Callable[..., Any], bool]:
+        """Set up a fresh trace and find the function to run: (function, whether it takes the model as `self`)."""
+        function, is_module = root, False
+        self.root = torch.nn.Module()
+        if isinstance(root, torch.nn.Module):
+            if not hasattr(type(root), self.traced_func_name):
+                raise TraceError(
+                    f"traced_func_name={self.traced_func_name} doesn't exist in {type(root).__name__}; "
+                    "name one of its methods"
+                )
+            self.root, is_module = root, True
+            function = getattr(type(root), self.traced_func_name)
+            own = root.__dict__.get(self.traced_func_name)
+            if own is not None:  # a forward put on the instance is the one that runs in eager mode
+                function, is_module = own, False
+            _refuse_root_hooks(root)
+        elif isinstance(root, MethodType) and isinstance(root.__self__, torch.nn.Module):
+            self.root, function, is_module = root.__self__, root.__func__, True
+        elif not callable(root):
+            raise TraceError(f"cannot trace {root!r}: give an nn.Module, a function or a bound method")
+        elif not inspect.isroutine(root) and not isinstance(root, functools.partial):
+            function = root.__call__
+        self.graph = Graph(tracer_cls=type(self))
+        self.submodule_paths = _paths_of_modules(self.root)
+        self._calls: dict[str, int] = {}
+        self._constant_names: dict[int, str] = {}
+        self._open_contexts: list[Any] = []
+        self._mode_guards: set[torch.nn.Module] = set()
+        self._mode: RecordingMode | None = None
+        self._parameter_cache: dict[str, Proxy] = {}
+        self._qualname_counter = defaultdict(int)
+        self._in_place: list[Node] = []
+        for name in ("_parameter_paths", "_buffer_paths", "_tensor_paths"):
+            self.__dict__.pop(name, None)
+        self._own_getattr = type(self).getattr is not Tracer.getattr
+        return function, is_module
+
+    def _tidy(self, constants: list[Node]) -> None:
+        """Drop constants that only Python looked at, and in-place operators that nothing can notice."""
+        for node in reversed(constants):
+            if not node._erased and not node.users:
+                self.graph.erase_node(node)
+        if self._in_place:
+            simplify_in_place(self.graph, self._in_place, self.root)
+
+    def create_node(
+        self,
+        kind: str,
+        target: Any,
+        args: tuple[Argument, ...],
+        kwargs: dict[str, Argument],
+        name: str | None = None,
+        type_expr: Any = None,
+    ) -> Node:
+        """Put a node in the graph. Override to attach metadata or to refuse operations."""
+        node = super().create_node(kind, target, args, kwargs, name, type_expr)
+        if kind == "call_function" and target in IN_PLACE_OPERATORS:
+            self._in_place.append(node)
+        return node
+
+    @functools.cached_property
+    def _parameter_paths(self) -> dict[int, str]:
+        return {id(value): name for name, value in reversed(list(self.root.named_parameters(remove_duplicate=False)))}
+
+    @functools.cached_property
+    def _buffer_paths(self) -> dict[int, str]:
+        return {id(value): name for name, value in reversed(list(self.root.named_buffers(remove_duplicate=False)))}
+
+    @functools.cached_property
+    def _tensor_paths(self) -> dict[int, str]:
+        """Tensors that are plain attributes of the model's modules."""
+        return {id(value): path for value, path in self.tensor_attrs.items()}
+
+    @functools.cached_property
+    def tensor_attrs(self) -> dict[Any, str]:
+        """Tensors and script objects that are plain attributes of the model's modules, with their paths."""
+        result = {}
+        for prefix, module in self.root.named_modules():
+            for name, value in vars(module).items():
+                if isinstance(value, (torch.Tensor, torch.ScriptObject)):
+                    result[value] = f"{prefix}.{name}" if prefix else name
+        return result
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Tracer:
+        # The autowrap lists hold Python modules, which cannot be copied and need not be.
+        import copy
+
+        result = type(self).__new__(type(self))
+        memo[id(self)] = result
+        for name, value in vars(self).items():
+            result.__dict__[name] = value if name in ("_autowrap", "_mode", "_held") else copy.deepcopy(value, memo)
+        return result
+
+
+def _parameter_proxy(tracer: Tracer, path: str, parameter: torch.nn.Parameter, node: Node) -> ParameterProxy:
+    return ParameterProxy(tracer, node, path, parameter)
+
+
+def _at_current_line() -> str:
+    line = current_source_line()
+    return f" at {line}" if line else ""
+
+
+def _paths_of_modules(root: torch.nn.Module) -> dict[torch.nn.Module, str]:
+    """Every module of a model with its first path, as `named_modules` gives them, in a fraction of the time."""
+    paths: dict[torch.nn.Module, str] = {root: ""}
+
+    def walk(module: torch.nn.Module, prefix: str) -> None:
+        for name, child in module._modules.items():
+            if child is not None and child not in paths:
+                paths[child] = path = prefix + name
+                if child._modules:
+                    walk(child, path + ".")
+
+    walk(root, "")
+    return paths
+
+
+def _has_hooks(module: torch.nn.Module) -> bool:
+    """Whether calling the module does more than its forward; then it is kept whole, so that all of it happens."""
+    return bool(
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
+    )
+
+
+def _refuse_root_hooks(root: torch.nn.Module) -> None:
+    if _has_hooks(root):
+        raise TraceError(
+            f"cannot trace {type(root).__name__}: hooks are registered on it, and the traced program would not run them; "
+            "remove them and register them on the traced module instead, or trace a module that contains this one"
+        )
+
+
+def _explain_assignment(error: BaseException) -> None:
+    if isinstance(error, TypeError) and str(error).startswith("cannot assign") and "Proxy" in str(error):
+        raise TraceError(
+            f"cannot trace a forward that assigns a traced value to a buffer or parameter{_at_current_line()}: {error}; "
+            "write into it in place (self.buffer.copy_(value)), return the value, or keep the module as a leaf"
+        ) from error
+
+
+# ---- process-wide patches, each asking for the tracer of its own thread ----
+
+
+@functools.wraps(_original_call)
+def _call(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+    tracer = active.tracer
+    if tracer is None:
+        return _original_call(module, *args, **kwargs)
+    return tracer._enter_module(module, args, kwargs)
+
+
+@functools.wraps(_original_getattr)
+def _getattr(module: torch.nn.Module, name: str) -> Any:
+    tracer = active.tracer
+    if tracer is None:
+        return _original_getattr(module, name)
+    if not tracer._own_getattr:
+        modules = module.__dict__.get("_modules")
+        if modules is not None and name in modules:
+            return modules[name]
+    return tracer.getattr(name, _original_getattr(module, name), tracer._parameter_cache)
+
+
+def _read_training(module: torch.nn.Module) -> Any:
+    tracer = active.tracer
+    if tracer is None or tracer._switching:
+        return module.__dict__["training"]
+    return TrainingFlag(module, tracer)
+
+
+def _write_training(module: torch.nn.Module, value: bool) -> None:
+    module.__dict__["training"] = bool(value) if isinstance(value, TrainingFlag) else value
+
+
+def _apply(cls: type, *args: Any, **kwargs: Any) -> Any:
+    proxy = find_proxy((args, kwargs)) if active.tracer is not None else None
+    if proxy is None:
+        return _original_apply.__get__(None, cls)(*args, **kwargs)
+    # One node for the whole function, so that its own backward runs.
+    return proxy.tracer.create_proxy("call_function", cls.apply, args, kwargs, name=snake_case(cls.__name__))  # type: ignore[attr-defined]
+
+
+_PATCHES = [
+    Patch(torch.nn.Module, "__call__", _call),
+    Patch(torch.nn.Module, "__getattr__", _getattr),
+    Patch(torch.nn.Module, "training", property(_read_training, _write_training)),  # type: ignore[arg-type]
+    Patch(torch.autograd.Function, "apply", classmethod(_apply)),  # type: ignore[arg-type]
+    *REGION_PATCHES,
+    *[patch for name in _SIZE_FACTORIES if (patch := shared_patch(torch, name, recorded_call)) is not None],
+]
+
+
+def symbolic_trace(
+    root: torch.nn.Module | Callable[..., Any], concrete_args: dict[str, Any] | None = None
+) -> GraphModule:
+    """Capture a model or function without inputs, by running it with proxies.
+
+    >>> program = symbolic_trace(lambda x: torch.relu(x).neg())
+    >>> [node.name for node in program.graph.nodes]
+    ['x', 'relu', 'neg', 'output']
+    """
+    tracer = Tracer()
+    graph = tracer.trace(root, concrete_args)
+    name = type(root).__name__ if isinstance(root, torch.nn.Module) else getattr(root, "__name__", type(root).__name__)
+    return GraphModule(tracer.root, graph, name)
+
+
+__all__ = ["Scope", "Tracer", "TrainingFlag", "UnsupportedArgument", "symbolic_trace"]

@@ -1,0 +1,77 @@
+"""The entry point of `graft`: reads the command line, runs one command, turns errors into one line and an exit code.
+Exit codes are 0 for success, 1 for a command that failed and 2 for a command line that makes no sense.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from torchgraft.cli import demo
+from torchgraft.errors import GraftError
+from torchgraft.version import __version__
+
+COMMANDS = (demo,)
+
+FAILED = 1
+WRONG_USAGE = 2
+INTERRUPTED = 130  # what shells report for a program ended by Ctrl-C
+
+
+class OneLineParser(argparse.ArgumentParser):
+    """A parser that answers a mistake with one line, not with the whole usage."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(WRONG_USAGE, f"{self.prog}: {message}; see {self.prog} --help\n")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of the whole command line."""
+    anywhere = OneLineParser(add_help=False)
+    # Without SUPPRESS the command's own parser would set the flag given before the command back to False.
+    anywhere.add_argument(
+        "--traceback", action="store_true", default=argparse.SUPPRESS, help="show where an error came from"
+    )
+    parser = OneLineParser(
+        prog="graft",
+        description="Capture PyTorch programs as graphs, see what is inside them, change them and run the result.",
+        parents=[anywhere],
+    )
+    parser.add_argument("--version", action="version", version=f"torchgraft {__version__}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for command in COMMANDS:
+        subparser = commands.add_parser(
+            command.NAME, help=command.SUMMARY, description=command.SUMMARY, parents=[anywhere]
+        )
+        command.add_arguments(subparser)
+        subparser.set_defaults(run=command.run, prog=subparser.prog)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; the result is the exit code."""
+    arguments = build_parser().parse_args(argv)
+    try:
+        exit_code: int = arguments.run(arguments)
+        sys.stdout.flush()
+        return exit_code
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        # The reader (`| head`) has left; stdout must not be flushed again when Python ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
+    except Exception as error:
+        if getattr(arguments, "traceback", False):
+            raise
+        print(f"{arguments.prog}: {_explain(error)}", file=sys.stderr)
+        return FAILED
+
+
+def _explain(error: Exception) -> str:
+    if isinstance(error, GraftError | OSError):
+        return str(error)
+    return f"unexpected {type(error).__name__}: {error}; run again with --traceback to see where"

@@ -1,0 +1,375 @@
+"""GraphModule: a program together with its parameters, an `nn.Module` like any other whose `forward` is generated code.
+The text of that code comes from `source.py`; saving it as a package is in `folder.py`.
+
+Rule 6 of the IR lives here: code is generated when it is first needed after an edit, so nobody can forget `recompile()`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import itertools
+import linecache
+import weakref
+from collections.abc import Callable, Iterator
+from os import PathLike
+from types import FunctionType
+from typing import Any
+
+import torch
+
+from torchgraft.codegen.attributes import adopt_attribute, assign_attribute
+from torchgraft.codegen.source import PyTreeCodeGen, PythonCode
+from torchgraft.errors import GraphError
+from torchgraft.ir.graph import EditHooks, Graph
+from torchgraft.ir.node import Node
+
+# The __name__ that generated code sees.
+GENERATED_MODULE = "torchgraft.generated"
+
+_numbers = itertools.count()
+
+
+class _PendingForward:
+    """Stands where `forward` belongs while the code is out of date; looking at it generates the code."""
+
+    def __get__(self, instance: Any, owner: type) -> Any:
+        module = instance if instance is not None else owner._instance()  # type: ignore[attr-defined]
+        if module is None:
+            return self
+        module.recompile()
+        return module.forward if instance is not None else owner.forward  # type: ignore[attr-defined]
+
+
+_PENDING = _PendingForward()
+
+
+def compile_function(code: PythonCode, class_name: str, function_name: str) -> FunctionType:
+    """Run generated source and return the function it defines; its lines stay visible to tracebacks and inspect."""
+    filename = f"<torchgraft {class_name} {next(_numbers)}>"
+    linecache.cache[filename] = (len(code.src), None, code.src.splitlines(keepends=True), filename)
+    scope = {**code.globals, "__name__": GENERATED_MODULE}
+    exec(compile(code.src, filename, "exec"), scope)
+    function = scope[function_name]
+    weakref.finalize(function, linecache.cache.pop, filename, None)
+    return function
+
+
+class GraphModule(torch.nn.Module):
+    """A module that runs a graph.
+
+    `root` is the model (or a dict from dotted paths to values) that the graph's `call_module` and `get_attr` nodes refer to.
+    Parameters and submodules are shared with it.
+    """
+
+    _instance: Any = staticmethod(lambda: None)
+    # TorchScript compiles every property it is not told to leave alone.
+    __jit_unused_properties__ = ["code", "graph"]  # noqa: RUF012 (TorchScript looks for a list)
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> GraphModule:
+        # `forward` must be found on the class (by torch.jit, copies and super()), so each instance has a class of its own.
+        base = cls.__dict__.get("_shared_class", cls)
+        own = type(base.__name__, (base,), {"_shared_class": base, "__module__": base.__module__, "forward": _PENDING})
+        instance = super().__new__(own)
+        own._instance = weakref.ref(instance)  # type: ignore[attr-defined]
+        return instance
+
+    def __init__(self, root: torch.nn.Module | dict[str, Any], graph: Graph, class_name: str = "GraphModule") -> None:
+        super().__init__()
+        type(self).__name__ = type(self).__qualname__ = class_name
+        self.meta: dict[str, Any] = {}
+        self._edit_hooks = EditHooks()
+        self._deepcopy_hooks: list[Callable[[GraphModule], Any]] = []
+        if isinstance(root, torch.nn.Module):
+            self.training = root.training
+            self._adopt(root, graph)
+        elif isinstance(root, dict):
+            self._adopt_values(root, graph)
+        else:
+            raise GraphError(f"Unsupported type {type(root).__name__} passed for root! Give an nn.Module or a dict")
+        self.graph = graph
+
+    def _adopt(self, root: torch.nn.Module, graph: Graph) -> None:
+        constants = graph._constants
+        for path in _referenced_paths(graph):
+            if path in constants:
+                self.register_buffer(path, constants[path], persistent=False) if isinstance(
+                    constants[path], torch.Tensor
+                ) else assign_attribute(self, path, constants[path])
+            else:
+                adopt_attribute(root, self, path)
+
+    def _adopt_values(self, root: dict[str, Any], graph: Graph) -> None:
+        values = {**graph._constants, **root}
+        missing = {node._target: node for node in graph.nodes if node._op in ("get_attr", "call_module")}
+        for path, node in missing.items():
+            if path not in values:
+                raise GraphError(
+                    f"Node {node._name} referenced target {path} but that target was not provided in ``root``! "
+                    "Add it to the dict"
+                )
+        # Outer paths first, so that a module given for `a` does not wipe out what was placed at `a.b`.
+        for path in sorted(missing, key=lambda item: item.count(".")):
+            assign_attribute(self, path, values[path])
+
+    # ---- the program and its code ----
+
+    @property
+    def graph(self) -> Graph:
+        """The program. Edit it freely; the next call runs what it then says."""
+        return self._graph
+
+    @graph.setter
+    def graph(self, graph: Graph) -> None:
+        if not isinstance(graph, Graph):
+            raise GraphError(f"Expected a Graph instance, but got {type(graph).__name__}")
+        previous = self.__dict__.get("_graph")
+        if previous is not None and previous is not graph:
+            previous._remove_owner(self)
+        self.__dict__["_graph"] = graph
+        graph._add_owner(self)
+        graph._hooks = self._edit_hooks
+        graph._fresh = False
+        self._graph_changed()
+
+    def _graph_changed(self) -> None:
+        type(self).forward = _PENDING  # type: ignore[assignment,method-assign]
+
+    def recompile(self) -> PythonCode:
+        """Generate and install the code now. Calling this is never necessary."""
+        graph = self._graph
+        code = graph.python_code(root_module="self")
+        codegen = graph._codegen
+        if isinstance(codegen, PyTreeCodeGen):
+            self._in_spec, self._out_spec = codegen.in_spec, codegen.out_spec
+        cls = type(self)
+        function = compile_function(code, cls.__name__, codegen._func_name)
+        self.__dict__["_python_code"] = code
+        cls.forward = function  # type: ignore[method-assign]
+        graph._fresh = True
+        return code
+
+    @property
+    def code(self) -> str:
+        """The generated Python source; this text is what runs."""
+        if isinstance(type(self).__dict__["forward"], _PendingForward):
+            self.recompile()
+        return self._python_code.src
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the program; an error inside it is annotated with the generated line and the user's."""
+        try:
+            return super().__call__(*args, **kwargs)
+        except Exception as error:
+            _annotate(error, self)
+            raise
+
+    def print_readable(
+        self,
+        print_output: bool = True,
+        include_stride: bool = False,
+        include_device: bool = False,
+        colored: bool = False,
+        **unused_torch_fx_options: Any,
+    ) -> str:
+        """The program with shapes at line ends and the user's source lines above groups, nested programs included."""
+        text = _readable_text(self, include_stride, include_device, colored)
+        if print_output:
+            print(text)  # noqa: T201 (printing is what the caller asks for)
+        return text
+
+    def to_folder(self, folder: str | PathLike[str], module_name: str = "FxModule") -> None:
+        """Write the program as a Python package from which `module_name` can be imported."""
+        from torchgraft.codegen.folder import write_folder
+
+        write_folder(self, folder, module_name)
+
+    # ---- submodules ----
+
+    def add_submodule(self, target: str, m: torch.nn.Module) -> bool:
+        """Install a module at a dotted path; False where something that is no module stands in the way."""
+        *containers, name = target.split(".")
+        holder: torch.nn.Module = self
+        for part in containers:
+            inner = getattr(holder, part, None)
+            if inner is None:
+                inner = torch.nn.Module()
+                setattr(holder, part, inner)
+            if not isinstance(inner, torch.nn.Module):
+                return False
+            holder = inner
+        holder.add_module(name, m)
+        return True
+
+    def delete_submodule(self, target: str) -> bool:
+        """Remove the module at a dotted path; False where there is none."""
+        *containers, name = target.split(".")
+        holder: Any = self
+        for part in containers:
+            holder = getattr(holder, part, None)
+            if not isinstance(holder, torch.nn.Module):
+                return False
+        if not isinstance(getattr(holder, name, None), torch.nn.Module):
+            return False
+        delattr(holder, name)
+        return True
+
+    def delete_all_unused_submodules(self) -> None:
+        """Remove every submodule that no node refers to."""
+        used: set[str] = set()
+        for node in self.graph.nodes:
+            if node._op not in ("call_module", "get_attr"):
+                continue
+            parts = node._target.split(".")
+            used.update(".".join(parts[: length + 1]) for length in range(len(parts)))
+            if node._op == "call_module":
+                module = self.get_submodule(node._target)
+                used.update(f"{node._target}.{name}" for name, _ in module.named_modules() if name)
+        for name in [name for name, _ in self.named_modules() if name and name not in used]:
+            self.delete_submodule(name)
+
+    # ---- hooks on edits ----
+
+    def _register_create_node_hook(self, f: Callable[[Node], Any]) -> None:
+        self._edit_hooks.create.append(_checked_hook(f))
+
+    def _unregister_create_node_hook(self, f: Callable[[Node], Any]) -> None:
+        self._edit_hooks.create.remove(f)
+
+    def _register_erase_node_hook(self, f: Callable[[Node], Any]) -> None:
+        self._edit_hooks.erase.append(_checked_hook(f))
+
+    def _unregister_erase_node_hook(self, f: Callable[[Node], Any]) -> None:
+        self._edit_hooks.erase.remove(f)
+
+    def _register_replace_node_hook(self, f: Callable[..., Any]) -> None:
+        self._edit_hooks.replace.append(_checked_hook(f))
+
+    def _unregister_replace_node_hook(self, f: Callable[..., Any]) -> None:
+        self._edit_hooks.replace.remove(f)
+
+    @contextlib.contextmanager
+    def _set_replace_hook(self, f: Callable[..., Any]) -> Iterator[None]:
+        self._register_replace_node_hook(f)
+        try:
+            yield
+        finally:
+            self._unregister_replace_node_hook(f)
+
+    def _register_deepcopy_hook(self, f: Callable[[GraphModule], Any]) -> None:
+        self._deepcopy_hooks.append(_checked_hook(f))
+
+    def _unregister_deepcopy_hook(self, f: Callable[[GraphModule], Any]) -> None:
+        self._deepcopy_hooks.remove(f)
+
+    # ---- copies ----
+
+    def _state(self) -> dict[str, Any]:
+        return {key: value for key, value in self.__dict__.items() if key not in ("_python_code", "forward")}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> GraphModule:
+        result = _bare_copy(self)
+        memo[id(self)] = result
+        hooks, self_hooks = EditHooks(), self._edit_hooks
+        hooks.create, hooks.erase, hooks.replace = (
+            list(self_hooks.create),
+            list(self_hooks.erase),
+            list(self_hooks.replace),
+        )
+        memo[id(self_hooks)] = hooks
+        memo[id(self._deepcopy_hooks)] = list(self._deepcopy_hooks)
+        _install_state(result, copy.deepcopy(self._state(), memo))
+        for hook in self._deepcopy_hooks:
+            hook(result)
+        return result
+
+    def __copy__(self) -> GraphModule:
+        """A module of its own over the same graph, parameters and submodules."""
+        result = _bare_copy(self)
+        state = self._state()
+        for table in ("_parameters", "_buffers", "_modules"):
+            state[table] = dict(state[table])
+        _install_state(result, state)
+        return result
+
+    def __reduce__(self) -> Any:
+        state = self._state()
+        # Functions watching edits belong to this process.
+        state["_edit_hooks"], state["_deepcopy_hooks"] = None, []
+        return _restore, (type(self).__dict__["_shared_class"], type(self).__name__, state)
+
+    def _replicate_for_data_parallel(self) -> GraphModule:
+        result = copy.copy(self)
+        result._is_replica = True  # type: ignore[assignment]
+        return result
+
+    def __str__(self) -> str:
+        reminder = "# To see more debug info, please use `graph_module.print_readable()`"
+        return "\n".join([super().__str__(), self.code, reminder])
+
+
+def _referenced_paths(graph: Graph) -> list[str]:
+    return list(dict.fromkeys(node._target for node in graph.nodes if node._op in ("get_attr", "call_module")))
+
+
+def _checked_hook(hook: Callable[..., Any]) -> Callable[..., Any]:
+    if not callable(hook):
+        raise TypeError(f"a hook must be callable, not {type(hook).__name__}")
+    return hook
+
+
+def _bare_copy(module: GraphModule) -> GraphModule:
+    result = GraphModule.__new__(type(module))
+    type(result).__name__ = type(result).__qualname__ = type(module).__name__
+    return result
+
+
+def _install_state(module: GraphModule, state: dict[str, Any]) -> None:
+    module.__dict__.update(state)
+    if module.__dict__["_edit_hooks"] is None:
+        module.__dict__["_edit_hooks"] = EditHooks()
+    module.graph = module.__dict__["_graph"]
+
+
+def _restore(shared_class: type[GraphModule], class_name: str, state: dict[str, Any]) -> GraphModule:
+    result = GraphModule.__new__(shared_class)
+    type(result).__name__ = type(result).__qualname__ = class_name
+    _install_state(result, state)
+    return result
+
+
+def _annotate(error: Exception, module: GraphModule) -> None:
+    """Say on the error which line of generated code failed, and which line of the user's it was made from."""
+    function = type(module).__dict__["forward"]
+    code = getattr(function, "__code__", None)
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code is not code:
+        trace = trace.tb_next
+    if trace is None or code is None:
+        return
+    python_code = module._python_code
+    line = trace.tb_lineno
+    lines = python_code.src.splitlines()
+    note = f"in line {line} of the code generated for {type(module).__name__}: {lines[line - 1].strip()}"
+    index = (python_code._lineno_map or {}).get(line - python_code._prologue_start + 1)
+    node = next(itertools.islice(module.graph.nodes, index, None), None) if index is not None else None
+    if node is not None:
+        note += f"\n  node '{node._name}'"
+        if node.stack_trace:
+            note += f", made from\n{node.stack_trace.rstrip()}"
+    error.add_note(note)
+
+
+def _readable_text(module: GraphModule, include_stride: bool, include_device: bool, colored: bool) -> str:
+    code = module.graph.python_code(
+        "self", verbose=True, include_stride=include_stride, include_device=include_device, colored=colored
+    )
+    lines = [f"class {type(module).__name__}(torch.nn.Module):", *_indented(code.src.strip("\n").rstrip())]
+    for child in module.children():
+        if isinstance(child, GraphModule):
+            lines += ["", *_indented(_readable_text(child, include_stride, include_device, colored))]
+    return "\n".join(lines)
+
+
+def _indented(text: str) -> list[str]:
+    return [f"    {line}".rstrip() for line in text.splitlines()]

@@ -1,0 +1,39 @@
+"""Every exception class of torchgraft, so that a caller can catch one root or the one thing that went wrong.
+Message texts live where the error is raised; nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+
+class GraftError(Exception):
+    """The root of every error raised on purpose by torchgraft."""
+
+
+class TraceError(GraftError, ValueError, RuntimeError):
+    """A program cannot be captured symbolically.
+
+    torch.fx raises ValueError for some of these and RuntimeError for others; code that catches either keeps working.
+    """
+
+
+class GraphError(GraftError, RuntimeError, AssertionError):
+    """A graph edit is not allowed, or a graph is not well formed.
+
+    torch.fx raises RuntimeError for some of these and AssertionError for others; code that catches either keeps working.
+    """
+
+
+class GraphAttributeError(GraphError, AttributeError):
+    """A node refers to a module or attribute that the owning module does not have."""
+
+
+class BridgeError(GraftError):
+    """A program cannot be carried over to or from torch.fx or torch.export without losing something."""
+
+
+class UnknownModuleError(TraceError, NameError):
+    """A module was called that is not part of the model being traced (torch.fx raises NameError)."""
+
+
+class GuardError(GraftError, RuntimeError):
+    """A captured program was asked to run in a situation it was not captured for."""

@@ -1,0 +1,3 @@
+"""Alias: the names that code written for torch.fx imports from `torch.fx.graph_module`; they live in `torchgraft.codegen`."""
+
+from torchgraft.codegen.graph_module import GraphModule as GraphModule

@@ -1,0 +1,186 @@
+"""Copies of whole graphs: in memory (`copy.deepcopy`) and as plain data (`pickle`), metadata included.
+Neither traces anything again; functions travel by the name they are imported under.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import pickle
+import warnings
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from torchgraft.errors import GraphError
+from torchgraft.ir.arguments import EMPTY_DICT, map_aggregate
+from torchgraft.ir.node import _LEAVES, Node, map_arg
+from torchgraft.ir.printing import qualified_name
+
+if TYPE_CHECKING:
+    from torchgraft.ir.graph import Graph
+
+
+def copy_graph(source: Graph, memo: dict[int, Any]) -> Graph:
+    """A graph with the same nodes, names, order and metadata. Owners, hooks and insertion points do not come along."""
+    result = type(source).__new__(type(source))
+    type(source).__init__(result, tracer_cls=source._tracer_cls, tracer_extras=source._tracer_extras)
+    memo[id(source)] = result
+    result._graph_namespace = source._graph_namespace.copy()
+    result._constants = dict(source._constants)
+    copies: dict[Node, Node] = {}
+    lookup = copies.__getitem__
+    root = previous = result._root
+    for node in source.nodes:
+        clone = Node(result, node._name, node._op, node._target)
+        clone._type = node._type
+        clone._origin = node._origin
+        clone._order = node._order
+        if node._meta is not None:
+            clone._meta = dict(node._meta)
+        copies[node] = memo[id(node)] = clone
+        args = node._args
+        if args:
+            clone._args = tuple(
+                [lookup(a) if type(a) is Node else a if type(a) in _LEAVES else map_arg(a, lookup) for a in args]
+            )
+        if node._kwargs:
+            clone._kwargs = map_arg(node._kwargs, lookup)
+        if node._inputs:
+            clone._inputs = inputs = tuple([copies[item] for item in node._inputs])
+            for item in inputs:
+                item.users[clone] = None
+        previous._next = clone
+        clone._prev = previous
+        previous = clone
+    previous._next = root
+    root._prev = previous
+    result._length = source._length
+    if source._code_generator is not None:
+        result._code_generator = copy.deepcopy(source._code_generator, memo)
+    return result
+
+
+class _NodeReference(NamedTuple):
+    index: int
+
+
+class _FunctionReference(NamedTuple):
+    path: str
+
+
+def graph_state(graph: Graph) -> dict[str, Any]:
+    """The graph as data that pickle can write."""
+    numbers = {node: index for index, node in enumerate(graph.nodes)}
+
+    def encode(value: Any) -> Any:
+        return map_aggregate(value, lambda leaf: _NodeReference(numbers[leaf]) if isinstance(leaf, Node) else leaf)
+
+    rows = []
+    for node in graph.nodes:
+        target = _FunctionReference(_import_path(node)) if node._op == "call_function" else node._target
+        args, kwargs = encode(node._args), encode(node._kwargs)
+        rows.append((node._op, target, args, kwargs, node._name, node._type, _picklable_meta(node, encode)))
+    return {
+        "rows": rows,
+        "namespace": (graph._graph_namespace._used, graph._graph_namespace._counts),
+        "constants": graph._constants,
+        "tracer_cls": graph._tracer_cls if _can_pickle(graph._tracer_cls) else None,
+        "tracer_extras": graph._tracer_extras,
+        "codegen": graph._code_generator,
+    }
+
+
+def restore_graph(graph: Graph, state: dict[str, Any]) -> None:
+    """Fill a bare graph from what `graph_state` returned."""
+    graph.__init__(tracer_cls=state["tracer_cls"], tracer_extras=state["tracer_extras"])  # type: ignore[misc]
+    nodes: list[Node] = []
+
+    def walk(value: Any) -> Any:
+        if isinstance(value, _NodeReference):
+            return nodes[value.index]
+        if type(value) is tuple:
+            return tuple([walk(item) for item in value])
+        if isinstance(value, (list, dict, slice, tuple)):
+            return _map_references(value, walk)
+        return value
+
+    for op, target, args, kwargs, name, type_expr, meta in state["rows"]:
+        if isinstance(target, _FunctionReference):
+            target = _import_object(target.path)
+        node = Node(graph, name, op, target, walk(args), walk(kwargs) if kwargs else EMPTY_DICT, type_expr)
+        node._meta = walk(meta) if meta else {}
+        graph._link(node, graph._root)
+        nodes.append(node)
+    used, counts = state["namespace"]
+    graph._graph_namespace._used, graph._graph_namespace._counts = set(used), dict(counts)
+    graph._constants = dict(state["constants"])
+    graph._code_generator = state["codegen"]
+
+
+def _map_references(value: Any, walk: Any) -> Any:
+    if isinstance(value, slice):
+        return slice(walk(value.start), walk(value.stop), walk(value.step))
+    if isinstance(value, dict):
+        return type(value)([(key, walk(item)) for key, item in value.items()])
+    if hasattr(value, "_fields"):
+        return type(value)(*[walk(item) for item in value])
+    return type(value)([walk(item) for item in value])
+
+
+def _import_path(node: Node) -> str:
+    path = qualified_name(node._target)
+    try:
+        found = _import_object(path)
+    except (ImportError, AttributeError):
+        found = None
+    if found is not node._target:
+        raise GraphError(
+            f"cannot pickle node '{node._name}': its function {node._target!r} cannot be imported as '{path}'; "
+            "define it at the top level of an importable module"
+        )
+    return path
+
+
+def _import_object(path: str) -> Any:
+    parts = path.split(".")
+    if parts[0] == "torch":
+        value: Any = torch
+        for part in parts[1:]:
+            value = getattr(value, part)
+        return value
+    if len(parts) == 1:
+        import builtins
+
+        return getattr(builtins, path)
+    for length in range(len(parts) - 1, 0, -1):
+        try:
+            value = importlib.import_module(".".join(parts[:length]))
+        except ImportError:
+            continue
+        for part in parts[length:]:
+            value = getattr(value, part)
+        return value
+    raise ImportError(f"no module on the way to '{path}'")
+
+
+def _can_pickle(value: Any) -> bool:
+    try:
+        pickle.dumps(value)
+    except Exception:  # pickling runs arbitrary user code, which may raise anything
+        return False
+    return True
+
+
+def _picklable_meta(node: Node, encode: Any) -> dict[str, Any]:
+    result = {}
+    for key, value in node.meta.items():
+        encoded = encode(value)
+        if isinstance(encoded, (str, int, float, bool, type(None))) or _can_pickle(encoded):
+            result[key] = encoded
+        else:
+            warnings.warn(
+                f"metadata '{key}' of node '{node._name}' cannot be pickled ({type(value).__name__}) and is left out",
+                stacklevel=2,
+            )
+    return result

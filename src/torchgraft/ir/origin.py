@@ -1,0 +1,112 @@
+"""Where a node came from: the user's source line and the chain of modules it was called through.
+Capturing writes an origin for every node, so it is a small tuple; texts are made from it only when somebody asks.
+
+An origin is `(code, instruction, scope)`. `code` and `instruction` name one bytecode instruction of the user's function
+(turning it into a line number costs more than recording it). `scope` is the innermost module call, a linked chain
+`(outer scope or None, key, module path, module type)` shared by every node made inside that call.
+"""
+
+from __future__ import annotations
+
+import itertools
+import linecache
+import os
+import sys
+from types import CodeType
+from typing import Any, NamedTuple
+
+import torch
+
+Scope = tuple[Any, str, str, type]
+Origin = tuple[CodeType | None, int, Scope | None]
+
+_INTERNAL_FOLDERS = (
+    os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep,
+    os.path.dirname(os.path.abspath(torch.__file__)) + os.sep,
+)
+# Code whose lines are a user's own although the file lies in an internal folder: the example models.
+_USER_FOLDERS = (os.path.join(_INTERNAL_FOLDERS[0], "zoo") + os.sep,)
+
+_is_user_code: dict[CodeType, bool] = {}
+
+
+class SourceLine(NamedTuple):
+    """A line of the user's program."""
+
+    file: str
+    line: int
+    function: str
+    text: str
+
+    def __str__(self) -> str:
+        return f'{self.file}:{self.line} "{self.text}"'
+
+
+def _classify(code: CodeType) -> bool:
+    name = code.co_filename
+    internal = name.startswith(_INTERNAL_FOLDERS) and not name.startswith(_USER_FOLDERS)
+    result = not internal and not name.startswith("<frozen ")
+    if len(_is_user_code) > 100_000:
+        _is_user_code.clear()
+    _is_user_code[code] = result
+    return result
+
+
+def user_instruction(depth: int = 1) -> tuple[CodeType | None, int]:
+    """The innermost instruction on the stack that belongs neither to torch nor to torchgraft."""
+    frame = sys._getframe(depth)
+    known = _is_user_code
+    while frame is not None:
+        code = frame.f_code
+        user = known.get(code)
+        if user is None:
+            user = _classify(code)
+        if user:
+            return code, frame.f_lasti
+        frame = frame.f_back  # type: ignore[assignment]
+    return None, 0
+
+
+def source_line(code: CodeType | None, instruction: int) -> SourceLine | None:
+    """The file, line and text of an instruction, or None where there is no user code."""
+    if code is None:
+        return None
+    position = next(itertools.islice(code.co_positions(), max(instruction, 0) // 2, None), None)
+    line = (position[0] if position else None) or code.co_firstlineno
+    return SourceLine(code.co_filename, line, code.co_name, linecache.getline(code.co_filename, line).strip())
+
+
+def current_source_line() -> SourceLine | None:
+    """The user's line that is running now."""
+    return source_line(*user_instruction(2))
+
+
+def stack_trace_text(origin: Origin) -> str | None:
+    """The origin as Python writes a traceback entry, the form `node.stack_trace` has in torch.fx."""
+    line = source_line(origin[0], origin[1])
+    if line is None:
+        return None
+    return f'  File "{line.file}", line {line.line}, in {line.function}\n    {line.text}\n'
+
+
+def module_stack(scope: Scope | None) -> dict[str, tuple[str, type]]:
+    """The module calls around a node, outermost first, as torch.fx's `nn_module_stack`."""
+    entries: list[tuple[str, tuple[str, type]]] = []
+    while scope is not None:
+        outer, key, path, module_type = scope
+        entries.append((key, (path, module_type)))
+        scope = outer
+    return dict(reversed(entries))
+
+
+def metadata(origin: Origin | None) -> dict[str, Any]:
+    """The metadata entries that an origin stands for."""
+    result: dict[str, Any] = {}
+    if origin is None:
+        return result
+    if origin[2] is not None:
+        result["nn_module_stack"] = module_stack(origin[2])
+    trace = stack_trace_text(origin)
+    if trace is not None:
+        result["stack_trace"] = trace
+    return result

@@ -1,0 +1,96 @@
+"""The names and module paths that programs written for torch.fx import.
+
+Only that they resolve, and that the same thing is the same thing under each path.
+"""
+
+import importlib
+from types import ModuleType
+
+import pytest
+
+TOP_LEVEL = [
+    "symbolic_trace",
+    "Tracer",
+    "wrap",
+    "Graph",
+    "GraphModule",
+    "Interpreter",
+    "Transformer",
+    "Node",
+    "Proxy",
+    "replace_pattern",
+    "has_side_effect",
+    "map_arg",
+    "PH",
+    "ProxyableClassMeta",
+    "CodeGen",
+    "subgraph_rewriter",
+    "immutable_collections",
+]
+
+BY_MODULE = {
+    "node": ["Node", "map_arg", "map_aggregate", "has_side_effect", "Argument", "Target", "base_types"],
+    "graph": ["Graph", "CodeGen", "PythonCode", "map_arg", "Node"],
+    "proxy": [
+        "Proxy",
+        "TracerBase",
+        "GraphAppendingTracer",
+        "TraceError",
+        "Attribute",
+        "ParameterProxy",
+        "Scope",
+        "ScopeContextManager",
+    ],
+    "graph_module": ["GraphModule", "Graph"],
+    "interpreter": ["Interpreter", "Transformer"],
+    "subgraph_rewriter": ["Match", "ReplacedPatterns", "replace_pattern", "replace_pattern_with_filters"],
+    "immutable_collections": ["immutable_list", "immutable_dict"],
+    "_symbolic_trace": ["symbolic_trace", "Tracer", "wrap", "PH", "ProxyableClassMeta"],
+}
+
+
+@pytest.mark.parametrize("name", TOP_LEVEL)
+def test_top_level_name(fx: ModuleType, name: str) -> None:
+    assert getattr(fx, name) is not None
+
+
+@pytest.mark.parametrize(("path", "name"), [(path, name) for path, names in BY_MODULE.items() for name in names])
+def test_name_in_module(fx: ModuleType, path: str, name: str) -> None:
+    module = importlib.import_module(f"{fx.__name__}.{path}")
+    assert hasattr(module, name)
+    if hasattr(fx, name) and name != "map_arg":
+        assert getattr(module, name) is getattr(fx, name)
+
+
+@pytest.mark.parametrize("path", BY_MODULE)
+def test_submodule_is_an_attribute_without_importing_it(fx: ModuleType, path: str) -> None:
+    assert getattr(fx, path) is importlib.import_module(f"{fx.__name__}.{path}")
+
+
+def test_star_import(port) -> None:
+    program = port("""
+        from torch.fx import *
+
+        traced = symbolic_trace(lambda x: x + 1)
+    """)
+    for name in ("Tracer", "wrap", "Graph", "GraphModule", "Interpreter", "Transformer", "Node", "Proxy"):
+        assert hasattr(program, name)
+    assert program.traced(1) == 2
+
+
+def test_imports_seen_in_the_wild(port) -> None:
+    port("""
+        import torch.fx
+        import torch.fx.proxy
+        import torch.fx.graph_module
+        from torch.fx import Graph, GraphModule, Interpreter, Node, Proxy, Tracer, symbolic_trace
+        from torch.fx import subgraph_rewriter, replace_pattern, wrap
+        from torch.fx._symbolic_trace import Tracer, symbolic_trace
+        from torch.fx.graph import Graph, Node, map_arg
+        from torch.fx.graph_module import GraphModule
+        from torch.fx.immutable_collections import immutable_dict, immutable_list
+        from torch.fx.interpreter import Interpreter, Transformer
+        from torch.fx.node import Argument, Target, Node, map_aggregate, map_arg
+        from torch.fx.proxy import Attribute, ParameterProxy, Proxy, TraceError, TracerBase
+        from torch.fx.subgraph_rewriter import Match, replace_pattern
+    """)

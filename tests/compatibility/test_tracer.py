@@ -1,0 +1,535 @@
+"""Tracer as a base class: every method the documentation offers for overriding, and the state a tracer shows.
+
+Leaf functions are examined in test_wrap.
+"""
+
+import math
+import operator
+from types import ModuleType
+
+import pytest
+import torch
+from torch import nn
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+
+    def forward(self, x):
+        return torch.relu(self.linear(x))
+
+
+class Network(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = Block()
+        self.second = nn.Sequential(Block(), nn.Tanh())
+        self.weight = nn.Parameter(torch.ones(3))
+        self.register_buffer("mean", torch.zeros(3))
+
+    def forward(self, x):
+        return self.second(self.first(x)) * self.weight + self.mean
+
+    def predict(self, x):
+        return self.first(x).softmax(-1)
+
+
+
+def trace_with(fx: ModuleType, tracer, root) -> nn.Module:
+    graph = tracer.trace(root)
+    return fx.GraphModule(tracer.root, graph)
+
+
+def test_default_tracer_is_what_symbolic_trace_uses(fx: ModuleType) -> None:
+    model = Network()
+    assert trace_with(fx, fx.Tracer(), model).code == fx.symbolic_trace(model).code
+
+
+def test_trace_returns_a_graph_and_sets_root(fx: ModuleType) -> None:
+    tracer = fx.Tracer()
+    model = Network()
+    graph = tracer.trace(model)
+    assert isinstance(graph, fx.Graph)
+    assert tracer.root is model
+    assert tracer.graph is graph
+    tracer.trace(lambda x: x)
+    assert isinstance(tracer.root, nn.Module)
+
+
+def test_leaf_modules_can_be_chosen(fx: ModuleType) -> None:
+    asked = []
+
+    class BlocksAreLeaves(fx.Tracer):
+        def is_leaf_module(self, m, module_qualified_name):
+            asked.append((type(m).__name__, module_qualified_name))
+            return isinstance(m, Block) or super().is_leaf_module(m, module_qualified_name)
+
+    model = Network()
+    traced = trace_with(fx, BlocksAreLeaves(), model)
+    assert [node.target for node in traced.graph.find_nodes(op="call_module")] == ["first", "second.0", "second.1"]
+    assert asked == [("Block", "first"), ("Sequential", "second"), ("Block", "second.0"), ("Tanh", "second.1")]
+    x = torch.rand(2, 3)
+    assert torch.equal(traced(x), model(x))
+
+
+def test_nothing_is_a_leaf(fx: ModuleType) -> None:
+    class Through(fx.Tracer):
+        def is_leaf_module(self, m, module_qualified_name):
+            return False
+
+    model = Network()
+    traced = trace_with(fx, Through(), model)
+    assert traced.graph.find_nodes(op="call_module") == []
+    assert [node.target for node in traced.graph.find_nodes(op="get_attr")] == [
+        "first.linear.weight", "first.linear.bias", "second.0.linear.weight", "second.0.linear.bias", "weight", "mean",
+    ]  # fmt: skip
+    x = torch.rand(2, 3)
+    assert torch.equal(traced(x), model(x))
+
+
+def test_call_module_can_be_overridden(fx: ModuleType) -> None:
+    class Counting(fx.Tracer):
+        def __init__(self) -> None:
+            super().__init__()
+            self.paths = []
+
+        def call_module(self, m, forward, args, kwargs):
+            self.paths.append(self.path_of_module(m))
+            return super().call_module(m, forward, args, kwargs)
+
+    tracer = Counting()
+    tracer.trace(Network())
+    assert tracer.paths == ["first", "first.linear", "second", "second.0", "second.0.linear", "second.1"]
+
+
+def test_call_module_may_skip_the_call(fx: ModuleType) -> None:
+    class WithoutActivation(fx.Tracer):
+        def call_module(self, m, forward, args, kwargs):
+            if isinstance(m, nn.Tanh):
+                return args[0]
+            return super().call_module(m, forward, args, kwargs)
+
+    traced = trace_with(fx, WithoutActivation(), Network())
+    assert "second.1" not in [node.target for node in traced.graph.nodes]
+
+
+def test_call_module_may_run_forward_itself(fx: ModuleType) -> None:
+    class Inlining(fx.Tracer):
+        def call_module(self, m, forward, args, kwargs):
+            return forward(*args, **kwargs)
+
+    model = Network()
+    traced = trace_with(fx, Inlining(), model)
+    assert traced.graph.find_nodes(op="call_module") == []
+    x = torch.rand(2, 3)
+    assert torch.equal(traced(x), model(x))
+
+
+def test_create_proxy_can_annotate_nodes(fx: ModuleType) -> None:
+    class Tagging(fx.Tracer):
+        def create_proxy(self, kind, target, args, kwargs, name=None, type_expr=None, proxy_factory_fn=None):
+            proxy = super().create_proxy(kind, target, args, kwargs, name, type_expr, proxy_factory_fn)
+            proxy.node.tag = kind.upper()
+            return proxy
+
+    graph = Tagging().trace(Network())
+    assert [node.tag for node in graph.nodes if node.op == "call_module"] == ["CALL_MODULE"] * 3
+    assert next(iter(graph.nodes)).tag == "PLACEHOLDER"
+
+
+def test_create_proxy_with_the_short_signature(fx: ModuleType) -> None:
+    class Old(fx.Tracer):
+        def create_proxy(self, kind, target, args, kwargs, name=None, type_expr=None):
+            return super().create_proxy(kind, target, args, kwargs, name, type_expr)
+
+    model = Network()
+    x = torch.rand(2, 3)
+    assert torch.equal(trace_with(fx, Old(), model)(x), model(x))
+
+
+def test_create_node_sees_every_node(fx: ModuleType) -> None:
+    class Recording(fx.Tracer):
+        def __init__(self) -> None:
+            super().__init__()
+            self.kinds = []
+
+        def create_node(self, kind, target, args, kwargs, name=None, type_expr=None):
+            self.kinds.append(kind)
+            node = super().create_node(kind, target, args, kwargs, name, type_expr)
+            node.meta["seen"] = True
+            return node
+
+    tracer = Recording()
+    graph = tracer.trace(Network())
+    assert tracer.kinds == [node.op for node in graph.nodes]
+    assert all(node.meta["seen"] for node in graph.nodes)
+
+
+def test_create_node_may_refuse_in_place_operations(fx: ModuleType) -> None:
+    class Functional(fx.Tracer):
+        def create_node(self, kind, target, args, kwargs, name=None, type_expr=None):
+            if kind == "call_method" and target.endswith("_"):
+                raise TypeError(f"no in-place call: {target}")
+            return super().create_node(kind, target, args, kwargs, name, type_expr)
+
+    with pytest.raises(TypeError, match="add_"):
+        Functional().trace(lambda x: x.add_(1))
+
+
+def test_create_node_gets_arguments_already_lowered(fx: ModuleType) -> None:
+    seen = {}
+
+    class Watching(fx.Tracer):
+        def create_node(self, kind, target, args, kwargs, name=None, type_expr=None):
+            if kind == "call_function":
+                seen[target] = (args, kwargs)
+            return super().create_node(kind, target, args, kwargs, name, type_expr)
+
+    graph = Watching().trace(lambda x: torch.cat([x, x], dim=1))
+    x = next(iter(graph.nodes))
+    args, kwargs = seen[torch.cat]
+    assert list(args[0]) == [x, x]
+    assert kwargs == {"dim": 1}
+
+
+def test_create_arg_can_lower_new_types(fx: ModuleType) -> None:
+    class Celsius:
+        def __init__(self, degrees) -> None:
+            self.degrees = degrees
+
+    class Thermal(fx.Tracer):
+        def create_arg(self, a):
+            if isinstance(a, Celsius):
+                return a.degrees + 273
+            return super().create_arg(a)
+
+    def forward(x):
+        return x + Celsius(27)
+
+    assert trace_with(fx, Thermal(), forward)(0) == 300
+
+
+def test_create_arg_is_asked_for_nested_elements(fx: ModuleType) -> None:
+    class Doubling(fx.Tracer):
+        def create_arg(self, a):
+            if type(a) is int:
+                return a * 2
+            return super().create_arg(a)
+
+    traced = trace_with(fx, Doubling(), lambda x: {"numbers": [1, (2, 3)], "x": x})
+    assert traced(0) == {"numbers": [2, (4, 6)], "x": 0}
+
+
+def test_getattr_can_hand_out_the_real_parameter(fx: ModuleType) -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(3))
+
+        def forward(self, x):
+            return x * self.weight if self.weight.sum() > 0 else x
+
+    seen = []
+
+    class Concrete(fx.Tracer):
+        def getattr(self, attr, attr_val, parameter_proxy_cache):
+            seen.append(attr)
+            return attr_val
+
+    model = Scaled()
+    traced = trace_with(fx, Concrete(), model)
+    assert "weight" in seen
+    assert torch.equal(traced(torch.ones(3)), torch.ones(3))
+    assert [node.target for node in traced.graph.find_nodes(op="get_attr")] == ["weight"]
+
+
+def test_iter_can_be_overridden(fx: ModuleType) -> None:
+    class ThreeItems(fx.Tracer):
+        def iter(self, obj):
+            return iter([obj[i] for i in range(3)])
+
+    def forward(x):
+        total = 0
+        for item in x:
+            total = total + item
+        return total
+
+    assert trace_with(fx, ThreeItems(), forward)([1, 2, 3]) == 6
+
+
+def test_keys_can_be_overridden(fx: ModuleType) -> None:
+    class KnownKeys(fx.Tracer):
+        def keys(self, obj):
+            return ["a", "b"]
+
+    def forward(options):
+        return add_keywords(**options)
+
+    assert trace_with(fx, KnownKeys(), forward)({"a": 1, "b": 2}) == 3
+
+
+def add_keywords(a, b):
+    return a + b
+
+
+def test_to_bool_can_be_overridden(fx: ModuleType) -> None:
+    class AlwaysTrue(fx.Tracer):
+        def __init__(self) -> None:
+            super().__init__()
+            self.asked = []
+
+        def to_bool(self, obj):
+            self.asked.append(obj.node.name)
+            return True
+
+    def forward(x):
+        if x.sum() > 0:
+            return x
+        return -x
+
+    tracer = AlwaysTrue()
+    traced = trace_with(fx, tracer, forward)
+    assert tracer.asked == ["gt"]
+    assert traced(torch.tensor(-1.0)).item() == -1.0
+
+
+def test_proxy_can_be_overridden(fx: ModuleType) -> None:
+    class Loud(fx.Proxy):
+        def shout(self):
+            return self + 100
+
+    class LoudTracer(fx.Tracer):
+        def proxy(self, node):
+            return Loud(node, self)
+
+    def forward(x):
+        return x.shout()
+
+    assert trace_with(fx, LoudTracer(), forward)(1) == 101
+
+
+def test_path_of_module(fx: ModuleType) -> None:
+    tracer = fx.Tracer()
+    model = Network()
+    tracer.trace(model)
+    assert tracer.path_of_module(model.second[0].linear) == "second.0.linear"
+    with pytest.raises(NameError, match="submodule"):
+        tracer.path_of_module(nn.ReLU())
+
+
+def test_calling_a_module_that_is_not_installed_is_refused(fx: ModuleType) -> None:
+    class Loose(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.hidden = [nn.Linear(2, 2)]
+
+        def forward(self, x):
+            return self.hidden[0](x)
+
+    with pytest.raises(NameError, match="submodule"):
+        fx.symbolic_trace(Loose())
+
+
+def test_autowrap_functions(fx: ModuleType) -> None:
+    tracer = fx.Tracer(autowrap_functions=(opaque,))
+    traced = trace_with(fx, tracer, lambda x: opaque(x) + 1)
+    assert [node.target for node in traced.graph.nodes] == ["x", opaque, operator.add, "output"]
+    assert traced(3) == 10
+
+
+def opaque(x):
+    return x * x if x > 0 else 0
+
+
+def test_autowrap_modules(fx: ModuleType) -> None:
+    library = ModuleType("library")
+    exec("def cube(x):\n    return x ** 3 if x > 0 else 0\n", library.__dict__)
+    tracer = fx.Tracer(autowrap_modules=(math, library))
+    traced = trace_with(fx, tracer, lambda x: library.cube(x) + math.floor(x))
+    assert [node.target for node in traced.graph.find_nodes(op="call_function", target=library.cube)]
+    assert traced(2) == 10
+
+
+def test_parameter_shapes_can_be_constants(fx: ModuleType) -> None:
+    class ShapeReading(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(4, 3))
+
+        def forward(self, x):
+            if self.weight.dim() == 2 and self.weight.shape[0] > 2 and self.weight.size()[1] == 3:
+                return x @ self.weight * self.weight.numel() + self.weight.ndim + self.weight.nelement()
+            return x
+
+    model = ShapeReading()
+    traced = trace_with(fx, fx.Tracer(param_shapes_constant=True), model)
+    x = torch.rand(2, 4)
+    assert torch.equal(traced(x), model(x))
+    with pytest.raises(fx.proxy.TraceError):
+        fx.Tracer().trace(model)
+
+
+def test_buffers_can_be_proxied(fx: ModuleType) -> None:
+    class Normalised(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("mean", torch.ones(3))
+
+        def forward(self, x):
+            return x - self.mean.abs()
+
+    class Buffers(fx.Tracer):
+        proxy_buffer_attributes = True
+
+    traced = trace_with(fx, Buffers(), Normalised())
+    assert [node.target for node in traced.graph.find_nodes(op="call_method")] == ["abs"]
+    assert [node.target for node in traced.graph.find_nodes(op="get_attr")] == ["mean"]
+
+
+def test_method_of_an_unproxied_buffer_is_computed_at_trace_time(fx: ModuleType) -> None:
+    class Normalised(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("mean", torch.ones(3))
+
+        def forward(self, x):
+            return x - self.mean.abs()
+
+    traced = fx.symbolic_trace(Normalised())
+    assert traced.graph.find_nodes(op="call_method") == []
+    assert torch.equal(traced(torch.ones(3)), torch.zeros(3))
+
+
+def test_stack_traces_are_recorded_on_request(fx: ModuleType) -> None:
+    class Located(fx.Tracer):
+        record_stack_traces = True
+
+    graph = Located().trace(Block())
+    relu = graph.find_nodes(op="call_function", target=torch.relu)[0]
+    assert relu.stack_trace is not None
+    assert "test_tracer.py" in relu.stack_trace
+    assert "return torch.relu(self.linear(x))" in relu.stack_trace
+    assert relu.meta["stack_trace"] == relu.stack_trace
+
+
+def test_another_method_than_forward_can_betrace_with(fx: ModuleType) -> None:
+    class Predict(fx.Tracer):
+        traced_func_name = "predict"
+
+    model = Network()
+    tracer = Predict()
+    traced = fx.GraphModule(model, tracer.trace(model))
+    x = torch.rand(2, 3)
+    assert torch.equal(traced(x), model.predict(x))
+
+
+def test_missing_method_is_refused(fx: ModuleType) -> None:
+    class Absent(fx.Tracer):
+        traced_func_name = "absent"
+
+    with pytest.raises((AssertionError, AttributeError, ValueError), match="absent"):
+        Absent().trace(Network())
+
+
+def test_scopes_are_told_by_node_name(fx: ModuleType) -> None:
+    tracer = fx.Tracer()
+    tracer.trace(Network())
+    assert tracer.node_name_to_scope["first_linear"] == ("first.linear", nn.Linear)
+    assert tracer.node_name_to_scope["relu"] == ("first", Block)
+    assert tracer.node_name_to_scope["relu_1"] == ("second.0", Block)
+    assert tracer.node_name_to_scope["mul"][0] == ""
+
+
+def test_module_stack_is_left_on_the_nodes(fx: ModuleType) -> None:
+    graph = fx.Tracer().trace(Network())
+    relu = graph.find_nodes(op="call_function", target=torch.relu)[1]
+    assert list(relu.meta["nn_module_stack"].values()) == [
+        ("second", nn.Sequential),
+        ("second.0", Block),
+    ]
+    (multiply,) = graph.find_nodes(op="call_function", target=operator.mul)
+    assert not multiply.meta.get("nn_module_stack")
+
+
+def test_scope_is_current_while_tracing(fx: ModuleType) -> None:
+    seen = []
+
+    class Watching(fx.Tracer):
+        def create_node(self, kind, target, args, kwargs, name=None, type_expr=None):
+            if target is torch.relu:
+                seen.append((self.scope.module_path, self.scope.module_type, list(self.module_stack)))
+            return super().create_node(kind, target, args, kwargs, name, type_expr)
+
+    Watching().trace(Network())
+    assert seen == [("first", Block, ["first"]), ("second.0", Block, ["second", "second.0"])]
+
+
+def test_fresh_qualified_names_do_not_clash(fx: ModuleType) -> None:
+    tracer = fx.Tracer()
+    tracer.trace(lambda x: x)
+    assert tracer.get_fresh_qualname("_constant") == "_constant0"
+    tracer.root._constant0 = 1
+    assert tracer.get_fresh_qualname("_constant") == "_constant1"
+
+
+def test_submodule_paths_exist_while_tracing(fx: ModuleType) -> None:
+    seen = []
+
+    class Watching(fx.Tracer):
+        def create_node(self, kind, target, args, kwargs, name=None, type_expr=None):
+            seen.append(dict(self.submodule_paths))
+            return super().create_node(kind, target, args, kwargs, name, type_expr)
+
+    model = Network()
+    Watching().trace(model)
+    assert seen[-1][model.second[0]] == "second.0"
+
+
+def test_a_tracer_can_be_used_again(fx: ModuleType) -> None:
+    tracer = fx.Tracer()
+    first = tracer.trace(Network())
+    second = tracer.trace(lambda x: x + 1)
+    assert first is not second
+    assert len(first.nodes) == 11
+    assert len(second.nodes) == 3
+
+
+def test_nested_tracing_from_call_module(fx: ModuleType) -> None:
+    class Nesting(fx.Tracer):
+        def call_module(self, m, forward, args, kwargs):
+            if isinstance(m, Block):
+                inner = fx.symbolic_trace(m)
+                path = self.path_of_module(m)
+                owner, _, name = path.rpartition(".")
+                setattr(self.root.get_submodule(owner), name, inner)
+                return self.create_proxy("call_module", path, args, kwargs)
+            return super().call_module(m, forward, args, kwargs)
+
+    model = Network()
+    x = torch.rand(2, 3)
+    expected = model(x)
+    traced = trace_with(fx, Nesting(), model)
+    assert isinstance(traced.first, fx.GraphModule)
+    assert torch.equal(traced(x), expected)
+
+
+def test_graph_appending_tracer(fx: ModuleType) -> None:
+    graph = fx.Graph()
+    tracer = fx.proxy.GraphAppendingTracer(graph)
+    x = fx.Proxy(graph.placeholder("x"), tracer)
+    graph.output((torch.relu(x) + 1).node)
+    assert fx.GraphModule({}, graph)(torch.tensor(-1.0)).item() == 1.0
+
+
+def test_tracer_base_is_the_base(fx: ModuleType) -> None:
+    assert issubclass(fx.Tracer, fx.proxy.TracerBase)
+    assert issubclass(fx.proxy.GraphAppendingTracer, fx.proxy.TracerBase)
+
+
+def test_operations_of_two_tracers_do_not_mix(fx: ModuleType) -> None:
+    one, two = fx.Graph(), fx.Graph()
+    x, y = fx.Proxy(one.placeholder("x")), fx.Proxy(two.placeholder("y"))
+    with pytest.raises(RuntimeError, match="(?i)tracer|graph"):
+        torch.add(x, y)
