@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from torchgraft.capture.proxy import Proxy
-from torchgraft.capture.tracer_base import TracerBase
+from torchgraft.capture.tracer import Tracer
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import GraphError
 from torchgraft.ir.arguments import map_aggregate
@@ -61,8 +61,10 @@ class Interpreter:
 
     def boxed_run(self, args_list: list[Any]) -> Any:
         """Run the graph on a list that is emptied at once, so that inputs can be freed while the program runs."""
-        args_iter = iter(list(args_list))
-        self.env = {node: next(args_iter) for node in self.graph.nodes if node._op == "placeholder"}
+        inputs = [node for node in self.graph.nodes if node._op == "placeholder"]
+        if len(inputs) != len(args_list):
+            raise GraphError(f"boxed_run got {len(args_list)} values for {len(inputs)} inputs; give one for each")
+        self.env = dict(zip(inputs, args_list, strict=True))
         args_list.clear()
         return self._run(False)
 
@@ -182,14 +184,15 @@ def _annotate(error: Exception, node: Node) -> None:
             error.add_note(f"made from\n{node.stack_trace.rstrip()}")
 
 
-class TransformerTracer(TracerBase):
+class TransformerTracer(Tracer):
     """Records the nodes of a new graph; lines of the transform itself are no source lines of the model."""
 
     record_stack_traces = False
 
     def __init__(self, graph: Graph, root: torch.nn.Module) -> None:
-        self.graph = graph
+        super().__init__()
         self.root = root
+        self.graph = graph
 
     def is_leaf_module(self, m: torch.nn.Module, module_qualified_name: str) -> bool:
         """Every module call stays one."""

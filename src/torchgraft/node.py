@@ -6,3 +6,4 @@ from torchgraft.ir.node import Node as Node
 from torchgraft.ir.node import Target as Target
 from torchgraft.ir.node import has_side_effect as has_side_effect
 from torchgraft.ir.node import map_arg as map_arg
+from torchgraft.capture.tracer_base import BASE_TYPES as base_types  # noqa: F401

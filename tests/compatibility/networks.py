@@ -19,7 +19,9 @@ class ResidualBlock(nn.Module):
         self.relu = nn.ReLU()
         self.conv2 = nn.Conv2d(width, width, 3, 1, 1, bias=False)
         self.bn2 = nn.BatchNorm2d(width)
-        self.downsample = nn.Sequential(nn.Conv2d(width, width, 1, stride), nn.BatchNorm2d(width)) if stride > 1 else None
+        self.downsample = (
+            nn.Sequential(nn.Conv2d(width, width, 1, stride), nn.BatchNorm2d(width)) if stride > 1 else None
+        )
 
     def forward(self, x):
         identity = x
@@ -53,7 +55,9 @@ class Attention(nn.Module):
 
     def forward(self, x, mask=None):
         batch, length, width = x.shape
-        q, k, v = self.qkv(x).reshape(batch, length, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4).unbind(0)
+        q, k, v = (
+            self.qkv(x).reshape(batch, length, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4).unbind(0)
+        )
         scores = q @ k.transpose(-2, -1) * (1.0 / math.sqrt(4))
         mixed = functional.softmax(scores, dim=-1) @ v
         return self.project(mixed.transpose(1, 2).reshape(batch, length, width))

@@ -59,7 +59,7 @@ def test_map_aggregate_visits_every_leaf(fx: ModuleType) -> None:
 
 
 def test_map_aggregate_transforms(fx: ModuleType) -> None:
-    double = lambda value: value * 2 if isinstance(value, int) else value  # noqa: E731
+    double = lambda value: value * 2 if isinstance(value, int) else value
     assert fx.node.map_aggregate({"a": [1, (2, None)]}, double) == {"a": [2, (4, None)]}
     result = fx.node.map_aggregate(Size(1, 2), double)
     assert isinstance(result, Size) and result == Size(2, 4)

@@ -1,4 +1,4 @@
-"""What may stand as an argument in a graph: every plain Python value, structure and torch constant that a call can carry.
+"""What may stand as an argument in a graph: every plain value, structure and torch constant that a call can carry.
 
 How inputs are specialised is told in test_concrete_args.
 """
@@ -215,9 +215,7 @@ def test_object_with_its_own_lowering(fx: ModuleType) -> None:
             self.factor = factor
 
         def __fx_create_arg__(self, tracer):
-            return tracer.create_node(
-                "call_function", operator.mul, (tracer.create_arg(self.proxy), self.factor), {}
-            )
+            return tracer.create_node("call_function", operator.mul, (tracer.create_arg(self.proxy), self.factor), {})
 
     def forward(x):
         return torch.relu(x) + Scaled(x, 3)

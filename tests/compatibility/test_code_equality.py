@@ -19,12 +19,17 @@ torch_fx = importlib.import_module("torch.fx")
 
 @pytest.mark.parametrize("build", PROGRAMS.values(), ids=PROGRAMS.keys())
 def test_code_of_a_program(graft: ModuleType, build: Program) -> None:
-    assert build(graft).code == build(torch_fx).code
+    assert without_wrap_statements(build(graft).code) == without_wrap_statements(build(torch_fx).code)
 
 
 @pytest.mark.parametrize("build", PROGRAMS.values(), ids=PROGRAMS.keys())
 def test_text_of_a_graph(graft: ModuleType, build: Program) -> None:
     assert without_addresses(str(build(graft).graph)) == without_addresses(str(build(torch_fx).graph))
+
+
+def without_wrap_statements(code: str) -> str:
+    """Leaf functions are announced above ``forward`` by the name of the library that honours them."""
+    return re.sub(r'^\S*wrap\S*\("\w+"\)$', "WRAP", code, flags=re.MULTILINE)
 
 
 def without_addresses(text: str) -> str:
@@ -75,7 +80,8 @@ def test_code_of_flattened_inputs(graft: ModuleType) -> None:
     codes = []
     for library in (graft, torch_fx):
         structure = {"image": library.PH, "pair": (library.PH, library.PH)}
-        codes.append(library.symbolic_trace(forward, concrete_args={"batch": structure}).code)
+        code = library.symbolic_trace(forward, concrete_args={"batch": structure}).code
+        codes.append(re.sub(r"\S+\(\[batch, scale\]", "FLATTEN([batch, scale]", code))
     assert codes[0] == codes[1]
 
 
@@ -86,7 +92,12 @@ def test_source_with_another_root_name(graft: ModuleType) -> None:
 
 
 def test_globals_of_the_code(graft: ModuleType) -> None:
-    for name in ("leaf_functions_of_this_file", "typing_annotations", "enumeration_arguments", "annotations_of_classes"):
+    for name in (
+        "leaf_functions_of_this_file",
+        "typing_annotations",
+        "enumeration_arguments",
+        "annotations_of_classes",
+    ):
         ours, theirs = (PROGRAMS[name](library).graph.python_code("self").globals for library in (graft, torch_fx))
         own = {"fx_pytree", "wrap"}
         assert {k: v for k, v in theirs.items() if k not in own}.items() <= ours.items()

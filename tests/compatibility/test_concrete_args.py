@@ -164,7 +164,6 @@ def test_interpreter_takes_the_structured_inputs(fx: ModuleType) -> None:
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 def test_deepcopy_keeps_the_structure(fx: ModuleType) -> None:
 
-
     def f(pair):
         a, b = pair
         return [a + b]

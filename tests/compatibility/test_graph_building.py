@@ -137,7 +137,9 @@ def test_repeated_names_are_numbered(fx: ModuleType) -> None:
 def test_a_given_number_is_respected_and_counted_on(fx: ModuleType) -> None:
     graph = fx.Graph()
     x = graph.placeholder("x")
-    made = [graph.create_node("call_function", torch.relu, (x,), name=name).name for name in ("relu_5", "relu", "relu_5")]
+    made = [
+        graph.create_node("call_function", torch.relu, (x,), name=name).name for name in ("relu_5", "relu", "relu_5")
+    ]
     assert made == ["relu_5", "relu", "relu_6"]
 
 

@@ -307,3 +307,11 @@ def test_replicas_of_data_parallel_kind(fx: ModuleType) -> None:
     replica = traced._replicate_for_data_parallel()
     x = torch.rand(1, 4)
     assert torch.equal(replica(x), traced(x))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_torch_compile_takes_a_graph_module(fx: ModuleType) -> None:
+    traced = fx.symbolic_trace(Classifier()).eval()
+    compiled = torch.compile(traced, backend="eager")
+    x = torch.rand(2, 4)
+    torch.testing.assert_close(compiled(x), traced(x))

@@ -1,4 +1,4 @@
-"""The published samples, changed in nothing but their import: the torch.fx paper's figures, a guide, a question and answer.
+"""The published samples, changed in nothing but their import: the torch.fx paper's figures, a guide, an answer.
 
 Where a published sample does not run on torch.fx either, its working form stands here. Samples of the official
 documentation are in test_documentation_samples.
@@ -6,7 +6,6 @@ documentation are in test_documentation_samples.
 
 import importlib.util
 import math
-import sys
 from types import ModuleType
 
 import pytest
@@ -122,7 +121,7 @@ def test_paper_figure_4_with_its_loop_count_given(fx: ModuleType) -> None:
 
     traced = fx.symbolic_trace(loop_shapes, concrete_args={"itr": 3})
     assert traced(torch.ones(1, 2), 3).shape == (8, 2)
-    with pytest.raises(TypeError):
+    with pytest.raises((TypeError, fx.proxy.TraceError)):
         fx.symbolic_trace(loop_shapes)
 
 
@@ -345,7 +344,3 @@ def test_answer_example_3_in_its_working_form(port) -> None:
 """
     )
     assert torch.equal(program.node_output, program.model(program.input_tensor))
-
-
-def test_samples_leave_no_modules_behind() -> None:
-    assert not [name for name in sys.modules if name.startswith("ported_")]

@@ -129,9 +129,7 @@ def test_pattern_with_two_inputs_used_twice(fx: ModuleType) -> None:
         return torch.neg(x) + torch.relu(y)
 
     traced = fx.symbolic_trace(program)
-    matches = fx.replace_pattern(
-        traced, lambda x, y: torch.neg(x) + torch.relu(y), lambda x, y: torch.relu(x)
-    )
+    matches = fx.replace_pattern(traced, lambda x, y: torch.neg(x) + torch.relu(y), lambda x, y: torch.relu(x))
     assert len(matches) == 1
     assert targets(traced) == ["x", "y", torch.relu, "output"]
 

@@ -27,14 +27,13 @@ _PLAIN_FORM = {
     operator.ior: operator.or_,
     operator.ixor: operator.xor,
 }
-IN_PLACE_OPERATORS = frozenset(_PLAIN_FORM)
 _FRESH_OPERATORS = frozenset(_PLAIN_FORM.values()) | {operator.neg, operator.invert}
 
 
-def simplify_in_place(graph: Graph, nodes: list[Node], root: torch.nn.Module) -> None:
+def simplify_in_place(graph: Graph, root: torch.nn.Module) -> None:
     """Replace in-place operators by plain ones where the value written is new and nothing else refers to it."""
-    for node in nodes:
-        if node._erased or node._target not in IN_PLACE_OPERATORS:
+    for node in graph.nodes:
+        if node._op != "call_function" or node._target not in _PLAIN_FORM:
             continue
         written = node._args[0]
         if isinstance(written, Node) and len(written.users) == 1 and _makes_new_tensor(written, root):
@@ -49,7 +48,7 @@ def _makes_new_tensor(node: Node, root: torch.nn.Module) -> bool:
     if node._op == "call_module":
         module = root.get_submodule(node._target)
         # A torch.nn module that owns parameters computes with them; those that hand their input through own none.
-        owns = any(True for _ in module.parameters(recurse=False)) or any(True for _ in module.buffers(recurse=False))
+        owns = any(value is not None for table in (module._parameters, module._buffers) for value in table.values())
         return type(module).__module__.startswith("torch.nn.modules") and owns
     if node._op == "call_function" and node._target in _FRESH_OPERATORS:
         return True

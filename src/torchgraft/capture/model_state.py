@@ -5,6 +5,8 @@ Tensors need no watching, because calls that would write into them are recorded 
 from __future__ import annotations
 
 import dis
+from itertools import islice
+from operator import is_
 from typing import Any
 
 import torch
@@ -14,26 +16,33 @@ from torchgraft.ir.origin import SourceLine
 from torchgraft.ir.origin import source_line as line_of
 
 _CONTAINERS = frozenset({list, dict, set})
+_STANDARD = list(torch.nn.Module().__dict__)
 
 
 class ModelState:
-    """A shallow picture of every module of a model: its attributes, and the contents of lists, dicts and sets among them."""
+    """A shallow picture of every module of a model: its attributes, its buffers, and what lists, dicts and sets hold."""
 
     def __init__(self, modules: dict[torch.nn.Module, str]) -> None:
         self._paths = modules
-        self._attributes = [(module, module.__dict__.copy()) for module in modules]
+        self._attributes: list[tuple[torch.nn.Module, dict[str, Any]]] = []
         self._contents: list[tuple[torch.nn.Module, str, Any, Any]] = []
-        for module, attributes in self._attributes:
-            for name, value in attributes.items():
-                if type(value) in _CONTAINERS and value:
-                    self._contents.append((module, name, value, value.copy()))
+        for module in modules:
+            before = module.__dict__.copy()
+            self._attributes.append((module, before))
+            buffers = before["_buffers"]
+            if buffers:
+                self._contents.append((module, "_buffers", buffers, buffers.copy()))
+            if len(before) > len(_STANDARD):
+                for name, value in _own_attributes(before):
+                    if type(value) in _CONTAINERS:
+                        self._contents.append((module, name, value, value.copy()))
 
     def restore(self) -> list[tuple[torch.nn.Module, str]]:
         """Put everything back and return what had been changed."""
         changed: list[tuple[torch.nn.Module, str]] = []
         for module, before in self._attributes:
             now = module.__dict__
-            if len(now) == len(before) and all(map(_is_same, now.values(), before.values())):
+            if len(now) == len(before) and all(map(is_, now.values(), before.values())):
                 continue
             for name in now.keys() | before.keys():
                 if name not in now or name not in before or not _is_equal(now[name], before[name]):
@@ -43,7 +52,11 @@ class ModelState:
         for module, name, container, content in self._contents:
             if _same_content(container, content):
                 continue
-            changed.append((module, name))
+            if name == "_buffers":
+                names = [key for key in container.keys() | content.keys() if container.get(key) is not content.get(key)]
+                changed += [(module, key) for key in names]
+            else:
+                changed.append((module, name))
             if type(container) is list:
                 container[:] = content
             else:
@@ -65,8 +78,11 @@ class ModelState:
         )
 
 
-def _is_same(now: Any, before: Any) -> bool:
-    return now is before
+def _own_attributes(attributes: dict[str, Any]) -> Any:
+    """What is there beside the tables every module has; these come first, because Module.__init__ makes them first."""
+    if next(islice(attributes, len(_STANDARD) - 1, None)) == _STANDARD[-1]:
+        return islice(attributes.items(), len(_STANDARD), None)
+    return [(name, value) for name, value in attributes.items() if name not in _STANDARD]
 
 
 def _is_equal(now: Any, before: Any) -> bool:
@@ -80,10 +96,10 @@ def _same_content(container: Any, content: Any) -> bool:
     if len(container) != len(content):
         return False
     if type(container) is list:
-        return all(map(_is_same, container, content))
+        return all(map(is_, container, content))
     if type(container) is set:
         return container == content
-    return all(key in container and container[key] is value for key, value in content.items())
+    return all(map(is_, container.values(), content.values())) and all(map(is_, container, content))
 
 
 def _writing_line(module: torch.nn.Module, name: str) -> SourceLine | None:

@@ -4,12 +4,14 @@ What becomes of a recorded call is decided by the tracer they carry.
 
 from __future__ import annotations
 
+import copy
 import operator
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from torchgraft.capture.active import active
 from torchgraft.errors import TraceError
 from torchgraft.ir.node import Node
 
@@ -68,16 +70,16 @@ class Proxy:
         return self.tracer._refuse(self, "take the len() of", "mark len as a leaf function: torchgraft.wrap('len')")
 
     def __int__(self) -> int:
-        return self.tracer._refuse(self, "turn into an int", "keep it a tensor")
+        return self.tracer._refuse_conversion(self, "an int")
 
     def __index__(self) -> int:
-        return self.tracer._refuse(self, "use as an integer (in range(), a slice of a list, an index)", "keep it a tensor")
+        return self.tracer._refuse_conversion(self, "an index or a range()")
 
     def __float__(self) -> float:
-        return self.tracer._refuse(self, "turn into a float", "keep it a tensor")
+        return self.tracer._refuse_conversion(self, "a float")
 
     def __complex__(self) -> complex:
-        return self.tracer._refuse(self, "turn into a complex number", "keep it a tensor")
+        return self.tracer._refuse_conversion(self, "a complex number")
 
     def __contains__(self, item: Any) -> bool:
         return self.tracer._refuse(self, "search with `in`", "use (x == value).any()")
@@ -85,11 +87,10 @@ class Proxy:
     def __array__(self, *args: Any) -> Any:
         return self.tracer._refuse(self, "hand to numpy", "use torch's own functions")
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Proxy:
-        # A copied proxy stands for the same value; the copy must be told apart from the original by identity only.
-        result = object.__new__(type(self))
-        result.__dict__.update(self.__dict__)
-        memo[id(self)] = result
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        if active.tracer is not self.tracer:
+            return self  # somebody copies a structure that holds proxies, after the trace
+        result = memo[id(self)] = self.tracer.create_proxy("call_function", copy.deepcopy, (self,), {})
         return result
 
     def __hash__(self) -> int:
@@ -180,9 +181,7 @@ class ProxyableClassMeta(type):
         proxy = find_proxy((args, kwargs))
         if proxy is None:
             return super().__call__(*args, **kwargs)
-        instance = cls.__new__(cls)  # type: ignore[call-overload]
-        cls.__init__(instance, *args, **kwargs)  # type: ignore[misc]
-        return instance
+        return proxy.tracer.create_proxy("call_function", cls, args, kwargs)
 
 
 _proxyable_classes: dict[type, None] = {}

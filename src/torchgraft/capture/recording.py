@@ -96,6 +96,8 @@ class RealValues:
                     self._written_storages.add(tensor.untyped_storage()._cdata)
 
     def _is_constant(self, tensor: torch.Tensor) -> bool:
+        if id(tensor) in self.tracer._handed_out:
+            return True  # an overridden Tracer.getattr wants this one to be real
         return id(tensor) in self._made and tensor.untyped_storage()._cdata not in self._written_storages
 
     def _call_without_tensors(self, function: Any, args: Any, kwargs: Any) -> Any:
@@ -158,6 +160,7 @@ class RealValues:
                 return torch.device("meta")
             return value
 
+        self.tracer._switching = True  # what happens to the stand-ins is no part of the program
         try:
             with torch.no_grad():
                 return function(*stand_in(args), **stand_in(kwargs))
@@ -165,6 +168,8 @@ class RealValues:
             if is_random(function) or getattr(function, "__name__", "").startswith(("masked_select", "nonzero", "unique")):
                 return torch.empty(0, device="meta")
             self._refuse(function, "reads values of", error)
+        finally:
+            self.tracer._switching = False
 
     def _refuse(self, function: Any, action: str, cause: Exception | None = None) -> Any:
         name = getattr(function, "__name__", str(function))

@@ -10,6 +10,7 @@ import torch
 
 from torchgraft.capture.active import Patch, active
 from torchgraft.ir.contexts import enter_context, exit_context
+from torchgraft.ir.graph import Graph
 
 
 def _no_arguments(context: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -81,6 +82,16 @@ def _drop_redundant_switch(tracer: Any, cls: type) -> None:
         last = tracer.graph._root._prev
         if last._op == "call_function" and getattr(last._target, "__name__", "") == "_set_grad_enabled":
             tracer.graph.erase_node(last)
+
+
+def remove_empty_regions(graph: Graph) -> None:
+    """Drop contexts in which nothing was recorded."""
+    for node in graph.nodes:
+        if node._target is exit_context and node._op == "call_function":
+            opened = node._args[0]
+            if node._prev is opened:
+                graph.erase_node(node)
+                graph.erase_node(opened)
 
 
 REGION_PATCHES = [patch for cls, arguments_of in _CONTEXTS.items() for patch in _patches_of(cls, arguments_of)]

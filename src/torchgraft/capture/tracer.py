@@ -15,14 +15,14 @@ from typing import Any
 
 import torch
 
-from torchgraft.capture.active import Patch, active, shared_patch
-from torchgraft.capture.inplace import IN_PLACE_OPERATORS, simplify_in_place
+from torchgraft.capture.active import CodePatch, Patch, active, shared_patch
+from torchgraft.capture.inplace import simplify_in_place
 from torchgraft.capture.inputs import create_inputs
 from torchgraft.capture.model_state import ModelState
 from torchgraft.capture.proxy import ParameterProxy, Proxy, _proxyable_classes, find_proxy
 from torchgraft.capture.recording import RecordingMode
-from torchgraft.capture.regions import REGION_PATCHES
-from torchgraft.capture.tracer_base import Scope, TracerBase, UnsupportedArgument
+from torchgraft.capture.regions import REGION_PATCHES, remove_empty_regions
+from torchgraft.capture.tracer_base import UNCHANGED_TYPES, Scope, TracerBase, UnsupportedArgument
 from torchgraft.capture.wrapping import Autowrap, recorded_call, wrapped_patches
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import TraceError, UnknownModuleError
@@ -32,8 +32,6 @@ from torchgraft.ir.names import snake_case
 from torchgraft.ir.node import Argument, Node
 from torchgraft.ir.origin import current_source_line
 
-_original_call = torch.nn.Module.__call__
-_original_getattr = torch.nn.Module.__getattr__
 _original_apply = torch.autograd.Function.__dict__["apply"]
 
 # Factories that take sizes one by one refuse a proxy before torch's override protocol is asked.
@@ -86,8 +84,23 @@ class Tracer(TracerBase):
         self.param_shapes_constant = param_shapes_constant
         self.root: torch.nn.Module = torch.nn.Module()
         self.submodule_paths: dict[torch.nn.Module, str] | None = None
+        self._begin()
+
+    def _begin(self) -> None:
+        """Forget everything about an earlier trace."""
+        self.graph = Graph(tracer_cls=type(self))
+        self._mode: RecordingMode | None = None
         self._switching = False
+        self._calls: dict[str, int] = {}
+        self._constant_names: dict[int, str] = {}
+        self._open_contexts: list[tuple[Any, Node]] = []
+        self._mode_guards: set[torch.nn.Module] = set()
+        self._parameter_cache: dict[str, Proxy] = {}
+        self._handed_out: dict[int, Any] = {}
         self._qualname_counter: dict[str, int] = defaultdict(int)
+        self._held: list[Any] = []
+        for name in ("_parameter_paths", "_buffer_paths", "_tensor_paths", "tensor_attrs"):
+            self.__dict__.pop(name, None)
 
     # ---- decisions that users override ----
 
@@ -142,8 +155,9 @@ class Tracer(TracerBase):
             factory = None
             if self.param_shapes_constant and isinstance(attr_val, torch.nn.Parameter):
                 factory = functools.partial(_parameter_proxy, self, path, attr_val)
-            proxy = self.create_proxy("get_attr", path, (), {}, proxy_factory_fn=factory)
-            parameter_proxy_cache[path] = proxy
+            # Overrides of create_proxy need not know about factories, so it is only mentioned where there is one.
+            options = {} if factory is None else {"proxy_factory_fn": factory}
+            proxy = parameter_proxy_cache[path] = self.create_proxy("get_attr", path, (), {}, **options)
         return proxy
 
     def get_fresh_qualname(self, prefix: str) -> str:
@@ -158,6 +172,14 @@ class Tracer(TracerBase):
 
     def create_arg(self, a: Any) -> Argument:
         """Turn a value into an argument; tensors and modules become fetches of attributes."""
+        cls = type(a)
+        if cls is Proxy:
+            return a.node
+        if cls in UNCHANGED_TYPES:
+            return a
+        if cls is tuple:
+            create = self.create_arg
+            return tuple([create(item) for item in a])
         if isinstance(a, torch.Tensor):
             return self._tensor_argument(a)
         if isinstance(a, torch.nn.Module):
@@ -167,8 +189,10 @@ class Tracer(TracerBase):
             return self.create_node("get_attr", path, (), {})
         if isinstance(a, (torch.ScriptObject, torch.Generator)):
             return self._constant("_torchbind_obj" if isinstance(a, torch.ScriptObject) else "_generator", a)
-        if type(a) in _proxyable_classes:
-            return self._construction(a)
+        if cls in _proxyable_classes:
+            return self._constant(f"_{cls.__name__}_constant_", a)
+        if isinstance(a, tuple) and hasattr(a, "_fields"):
+            return self.create_node("call_function", cls, tuple([self.create_arg(item) for item in a]), {})
         return super().create_arg(a)
 
     def _tensor_argument(self, tensor: torch.Tensor) -> Node:
@@ -191,12 +215,6 @@ class Tracer(TracerBase):
             name = self._constant_names[id(value)] = self.get_fresh_qualname(prefix)
             self.graph._constants[name] = value
         return self.create_node("get_attr", name, (), {})
-
-    def _construction(self, value: Any) -> Node:
-        constructor = inspect.signature(type(value).__init__)
-        names = list(constructor.parameters)[1:]
-        arguments = tuple(self.create_arg(getattr(value, name)) for name in names)
-        return self.create_node("call_function", type(value), arguments, {})
 
     # ---- self.training ----
 
@@ -227,10 +245,8 @@ class Tracer(TracerBase):
         function, is_module = self._prepare(root)
         state = ModelState(self.submodule_paths or {})
         previous, previous_scope = active.tracer, self._scope_chain
-        patches = [*_PATCHES, *wrapped_patches(), *self._autowrap.library_patches()]
-        patches += self._autowrap.patches(getattr(inspect.unwrap(function), "__globals__", {}))
-        self._held = []
-        self._hold(patches)
+        self._hold([*_PATCHES, *wrapped_patches(), *self._autowrap.library_patches()])
+        self._hold(self._autowrap.patches(getattr(inspect.unwrap(function), "__globals__", {})))
         active.tracer = self
         try:
             with RecordingMode(self) as self._mode:
@@ -261,7 +277,7 @@ class Tracer(TracerBase):
             self._hold(self._autowrap.patches(scope))
         return self.call_module(module, functools.partial(_original_call, module), args, kwargs)
 
-    def _hold(self, patches: list[Patch]) -> None:
+    def _hold(self, patches: list[Any]) -> None:
         for patch in patches:
             patch.acquire()
             self._held.append(patch)
@@ -288,19 +304,8 @@ class Tracer(TracerBase):
             raise TraceError(f"cannot trace {root!r}: give an nn.Module, a function or a bound method")
         elif not inspect.isroutine(root) and not isinstance(root, functools.partial):
             function = root.__call__
-        self.graph = Graph(tracer_cls=type(self))
+        self._begin()
         self.submodule_paths = _paths_of_modules(self.root)
-        self._calls: dict[str, int] = {}
-        self._constant_names: dict[int, str] = {}
-        self._open_contexts: list[Any] = []
-        self._mode_guards: set[torch.nn.Module] = set()
-        self._mode: RecordingMode | None = None
-        self._parameter_cache: dict[str, Proxy] = {}
-        self._qualname_counter = defaultdict(int)
-        self._in_place: list[Node] = []
-        for name in ("_parameter_paths", "_buffer_paths", "_tensor_paths"):
-            self.__dict__.pop(name, None)
-        self._own_getattr = type(self).getattr is not Tracer.getattr
         return function, is_module
 
     def _tidy(self, constants: list[Node]) -> None:
@@ -308,23 +313,8 @@ class Tracer(TracerBase):
         for node in reversed(constants):
             if not node._erased and not node.users:
                 self.graph.erase_node(node)
-        if self._in_place:
-            simplify_in_place(self.graph, self._in_place, self.root)
-
-    def create_node(
-        self,
-        kind: str,
-        target: Any,
-        args: tuple[Argument, ...],
-        kwargs: dict[str, Argument],
-        name: str | None = None,
-        type_expr: Any = None,
-    ) -> Node:
-        """Put a node in the graph. Override to attach metadata or to refuse operations."""
-        node = super().create_node(kind, target, args, kwargs, name, type_expr)
-        if kind == "call_function" and target in IN_PLACE_OPERATORS:
-            self._in_place.append(node)
-        return node
+        remove_empty_regions(self.graph)
+        simplify_in_place(self.graph, self.root)
 
     @functools.cached_property
     def _parameter_paths(self) -> dict[int, str]:
@@ -413,7 +403,6 @@ def _explain_assignment(error: BaseException) -> None:
 # ---- process-wide patches, each asking for the tracer of its own thread ----
 
 
-@functools.wraps(_original_call)
 def _call(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
     tracer = active.tracer
     if tracer is None:
@@ -421,16 +410,19 @@ def _call(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
     return tracer._enter_module(module, args, kwargs)
 
 
-@functools.wraps(_original_getattr)
 def _getattr(module: torch.nn.Module, name: str) -> Any:
     tracer = active.tracer
     if tracer is None:
         return _original_getattr(module, name)
-    if not tracer._own_getattr:
+    if type(tracer).getattr is Tracer.getattr:
         modules = module.__dict__.get("_modules")
         if modules is not None and name in modules:
             return modules[name]
-    return tracer.getattr(name, _original_getattr(module, name), tracer._parameter_cache)
+        return tracer.getattr(name, _original_getattr(module, name), tracer._parameter_cache)
+    value = tracer.getattr(name, _original_getattr(module, name), tracer._parameter_cache)
+    if isinstance(value, torch.Tensor):
+        tracer._handed_out[id(value)] = value
+    return value
 
 
 def _read_training(module: torch.nn.Module) -> Any:
@@ -452,9 +444,13 @@ def _apply(cls: type, *args: Any, **kwargs: Any) -> Any:
     return proxy.tracer.create_proxy("call_function", cls.apply, args, kwargs, name=snake_case(cls.__name__))  # type: ignore[attr-defined]
 
 
+_module_call = CodePatch(torch.nn.Module.__call__, "self, *args, **kwargs", _call)  # type: ignore[arg-type]
+_module_getattr = CodePatch(torch.nn.Module.__getattr__, "self, name", _getattr)  # type: ignore[arg-type]
+_original_call, _original_getattr = _module_call.original, _module_getattr.original
+
 _PATCHES = [
-    Patch(torch.nn.Module, "__call__", _call),
-    Patch(torch.nn.Module, "__getattr__", _getattr),
+    _module_call,
+    _module_getattr,
     Patch(torch.nn.Module, "training", property(_read_training, _write_training)),  # type: ignore[arg-type]
     Patch(torch.autograd.Function, "apply", classmethod(_apply)),  # type: ignore[arg-type]
     *REGION_PATCHES,

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from torchgraft.capture.proxy import Attribute, Proxy
+from torchgraft.capture.proxy import Attribute, Proxy, find_proxy
 from torchgraft.errors import TraceError
 from torchgraft.ir.arguments import immutable_dict, immutable_list
 from torchgraft.ir.graph import Graph
@@ -24,7 +24,7 @@ from torchgraft.ir.origin import current_source_line, module_stack, source_line,
 BASE_TYPES = (
     str, int, float, bool, complex, bytes, torch.dtype, torch.device, torch.memory_format, torch.layout,
 )  # fmt: skip
-_UNCHANGED = frozenset({*BASE_TYPES, type(None), type(Ellipsis)})
+UNCHANGED_TYPES = frozenset({*BASE_TYPES, type(None), type(Ellipsis)})
 _OPERATORS = (torch._ops.OpOverload, torch._ops.OpOverloadPacket, torch._ops.HigherOrderOperator)
 
 
@@ -93,7 +93,7 @@ class TracerBase:
         if self.check_mutable_operations and kind == "call_function":
             _refuse_mutation(target, args, kwargs)
         node = self.graph.create_node(kind, target, args, kwargs, name, type_expr)
-        if self.record_stack_traces:
+        if self.record_stack_traces and kind != "placeholder":
             code, instruction = user_instruction(2)
             node._origin = (code, instruction, self._scope_chain)
         elif self._scope_chain is not None:
@@ -127,7 +127,7 @@ class TracerBase:
         cls = type(a)
         if cls is Proxy:
             return a.node
-        if cls in _UNCHANGED:
+        if cls in UNCHANGED_TYPES:
             return a
         if cls is tuple:
             create = self.create_arg
@@ -168,13 +168,12 @@ class TracerBase:
     def _create_key(self, key: Any) -> Any:
         if isinstance(key, str):
             return key
-        lowered = self.create_arg(key)
-        if isinstance(lowered, Node):
+        if find_proxy(key) is not None:
             raise TraceError(
                 "Keys for dictionaries used as an argument cannot contain a Node. "
-                f"Got key: {lowered._name}{_at(current_source_line())}; use strings or numbers as keys"
+                f"Got key: {key!r}{_at(current_source_line())}; use strings or numbers as keys"
             )
-        return lowered
+        return self.create_arg(key)
 
     # ---- what a traced value cannot do ----
 
@@ -202,20 +201,30 @@ class TracerBase:
             "Proxy object cannot be iterated, because how many steps there are is not known while tracing",
         )
 
+    def _refuse_conversion(self, proxy: Proxy, purpose: str) -> NoReturn:
+        remedy = "keep it a tensor, fix the value with concrete_args, mark the function it is passed to with torchgraft.wrap"
+        self._refuse(proxy, f"make {purpose} of", remedy, kind=ConversionError)
+
     def keys(self, obj: Proxy) -> Any:
         """Called for `**value`."""
         return Attribute(obj, "keys")()
 
-    def _refuse(self, proxy: Proxy, action: str, remedy: str, reason: str = "") -> NoReturn:
+    def _refuse(
+        self, proxy: Proxy, action: str, remedy: str, reason: str = "", kind: type[TraceError] = TraceError
+    ) -> NoReturn:
         node = proxy.node
         made = source_line(node._origin[0], node._origin[1]) if node._origin else None
-        kind = "an input of the program" if node._op == "placeholder" else f"made by {node.format_node()}"
-        origin = f"; the value is {kind}" + (f" at {made}" if made and node._op != "placeholder" else "")
-        raise TraceError(
+        maker = "an input of the program" if node._op == "placeholder" else f"made by {node.format_node()}"
+        origin = f"; the value is {maker}" + (f" at {made}" if made and node._op != "placeholder" else "")
+        raise kind(
             f"cannot {action} a traced value: node '{node._name}'{_at(current_source_line())}{origin}"
             f"{'; ' + reason if reason else ''}; {remedy}, "
             "or keep the surrounding module or function as a leaf (Tracer.is_leaf_module, torchgraft.wrap)"
         )
+
+
+class ConversionError(TraceError, TypeError):
+    """A traced value was to become a number (torch.fx raises TypeError)."""
 
 
 class UnsupportedArgument(TraceError, NotImplementedError):

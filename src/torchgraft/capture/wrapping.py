@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from types import FunctionType, ModuleType
 from typing import Any
 
-from torchgraft.capture.active import Patch, active, shared_patch
+from torchgraft.capture.active import NamespacePatch, Patch, active, shared_patch
 from torchgraft.capture.proxy import find_proxy
 from torchgraft.codegen.graph_module import GENERATED_MODULE
 from torchgraft.errors import TraceError
@@ -35,7 +35,7 @@ def wrap(fn_or_name: str | Callable[..., Any]) -> str | Callable[..., Any]:
     """
     if not callable(fn_or_name) and not isinstance(fn_or_name, str):
         raise TraceError(
-            f"Unsupported type for wrap: {type(fn_or_name).__name__}; give a function or the name of one as a string"
+            f"wrap takes a callable or the name of one as a string, not {type(fn_or_name).__name__}"
         )
     if isinstance(fn_or_name, str):
         name = fn_or_name
@@ -115,43 +115,66 @@ def _wrapped_by_torch_fx() -> Iterable[tuple[dict[str, Any], str]]:
     return [(scope, key[1]) for key, scope in list(table.items()) if isinstance(scope, dict)]
 
 
+_library: dict[ModuleType, NamespacePatch] = {}
+
+
+def _library_patch(module: ModuleType, make: Callable[..., Any], functions: Iterable[Any]) -> NamespacePatch:
+    """One patch for all the leaf functions of a module, made when it is first needed."""
+    patch = _library.get(module)
+    if patch is None:
+        wanted = {id(function) for function in functions}
+        replacements = {name: make(value) for name, value in vars(module).items() if id(value) in wanted}
+        patch = _library[module] = NamespacePatch(vars(module), replacements)
+        _originals.update({id(replacements[name]): id(value) for name, value in patch.originals.items()})
+        _kept.append(patch)
+    return patch
+
+
+# From the id of a replacement to the id of its original: in a namespace that another thread's trace has patched, the
+# replacement is what is found.
+_originals: dict[int, int] = {}
+_kept: list[Any] = []
+
+
+def _public_functions(module: ModuleType) -> list[Callable[..., Any]]:
+    return [value for name, value in vars(module).items() if not name.startswith("_") and callable(value)]
+
+
 class Autowrap:
     """Finds leaf functions by identity in the namespaces a trace comes through."""
 
     def __init__(self, modules: Iterable[ModuleType], functions: Iterable[Callable[..., Any]]) -> None:
         self.modules = list(modules)
-        self._functions: dict[int, Callable[..., Any]] = {id(function): function for function in functions}
+        self._functions = {id(function): function for function in functions}
         for module in self.modules:
-            for name, value in vars(module).items():
-                if not name.startswith("_") and callable(value):
-                    self._functions[id(value)] = value
+            patch = _library_patch(module, recorded_leaf, _public_functions(module))
+            self._functions.update({id(function): function for function in patch.originals.values()})
+        self._random = _library_patch(random, _recorded_always, _PYTHON_RANDOM.values())
+        self._wanted = self._functions.keys() | _PYTHON_RANDOM.keys() | _originals.keys()
         self._seen: dict[int, dict[str, Any]] = {}
+
+    def library_patches(self) -> list[NamespacePatch]:
+        """Patches in the autowrapped modules themselves, and of Python's random numbers."""
+        return [*[_library[module] for module in self.modules], self._random]
 
     def patches(self, scope: dict[str, Any]) -> list[Patch]:
         """Patches for the leaf functions named in a namespace not seen before."""
         if self.has_seen(scope):
             return []
         self._seen[id(scope)] = scope
-        functions = self._functions
         found = [shared_patch(scope, name, recorded_leaf) for name in scope.get(_MARKS, ())]
-        for name, value in list(scope.items()):
-            key = id(value)
-            if key not in functions and key not in _PYTHON_RANDOM:
-                # Another thread's trace may hold the replacement in place; this one must hold it too.
-                key = id(value.__dict__.get("__torchgraft_original__")) if type(value) is FunctionType else 0
-            if key in functions and not name.startswith("_"):
-                found.append(shared_patch(scope, name, recorded_leaf))
-            elif key in _PYTHON_RANDOM:
-                found.append(shared_patch(scope, name, _recorded_always))
+        if not self._wanted.isdisjoint(map(id, list(scope.values()))):
+            for name, value in list(scope.items()):
+                key = _originals.get(id(value), id(value))
+                if key in self._functions and not name.startswith("_"):
+                    found.append(shared_patch(scope, name, recorded_leaf))
+                elif key in _PYTHON_RANDOM:
+                    found.append(shared_patch(scope, name, _recorded_always))
         return [patch for patch in found if patch is not None]
 
     def has_seen(self, scope: dict[str, Any]) -> bool:
         """Whether this trace has looked at a namespace already."""
         return id(scope) in self._seen
-
-    def library_patches(self) -> list[Patch]:
-        """Patches in the autowrapped modules themselves, and of Python's random numbers."""
-        return [patch for module in [*self.modules, random] for patch in self.patches(vars(module))]
 
     def forget(self) -> None:
         """Look at every namespace anew in the next trace."""

@@ -49,7 +49,7 @@ def compile_function(code: PythonCode, class_name: str, function_name: str) -> F
     filename = f"<torchgraft {class_name} {next(_numbers)}>"
     linecache.cache[filename] = (len(code.src), None, code.src.splitlines(keepends=True), filename)
     scope = {**code.globals, "__name__": GENERATED_MODULE}
-    exec(compile(code.src, filename, "exec"), scope)
+    exec(compile(code.src, filename, "exec", dont_inherit=True), scope)
     function = scope[function_name]
     weakref.finalize(function, linecache.cache.pop, filename, None)
     return function
@@ -144,7 +144,7 @@ class GraphModule(torch.nn.Module):
             self._in_spec, self._out_spec = codegen.in_spec, codegen.out_spec
         cls = type(self)
         function = compile_function(code, cls.__name__, codegen._func_name)
-        self.__dict__["_python_code"] = code
+        cls._python_code = code  # type: ignore[attr-defined]
         cls.forward = function  # type: ignore[method-assign]
         graph._fresh = True
         return code
@@ -154,7 +154,7 @@ class GraphModule(torch.nn.Module):
         """The generated Python source; this text is what runs."""
         if isinstance(type(self).__dict__["forward"], _PendingForward):
             self.recompile()
-        return self._python_code.src
+        return type(self)._python_code.src  # type: ignore[attr-defined]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the program; an error inside it is annotated with the generated line and the user's."""
@@ -173,7 +173,7 @@ class GraphModule(torch.nn.Module):
         **unused_torch_fx_options: Any,
     ) -> str:
         """The program with shapes at line ends and the user's source lines above groups, nested programs included."""
-        text = _readable_text(self, include_stride, include_device, colored)
+        text = _readable_text(type(self).__name__, self, include_stride, include_device, colored)
         if print_output:
             print(text)  # noqa: T201 (printing is what the caller asks for)
         return text
@@ -265,7 +265,7 @@ class GraphModule(torch.nn.Module):
     # ---- copies ----
 
     def _state(self) -> dict[str, Any]:
-        return {key: value for key, value in self.__dict__.items() if key not in ("_python_code", "forward")}
+        return {key: value for key, value in self.__dict__.items() if key != "forward"}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> GraphModule:
         result = _bare_copy(self)
@@ -347,11 +347,11 @@ def _annotate(error: Exception, module: GraphModule) -> None:
         trace = trace.tb_next
     if trace is None or code is None:
         return
-    python_code = module._python_code
+    python_code = type(module)._python_code  # type: ignore[attr-defined]
     line = trace.tb_lineno
     lines = python_code.src.splitlines()
     note = f"in line {line} of the code generated for {type(module).__name__}: {lines[line - 1].strip()}"
-    index = (python_code._lineno_map or {}).get(line - python_code._prologue_start + 1)
+    index = (python_code._lineno_map or {}).get(line - python_code._prologue_start)
     node = next(itertools.islice(module.graph.nodes, index, None), None) if index is not None else None
     if node is not None:
         note += f"\n  node '{node._name}'"
@@ -360,14 +360,14 @@ def _annotate(error: Exception, module: GraphModule) -> None:
     error.add_note(note)
 
 
-def _readable_text(module: GraphModule, include_stride: bool, include_device: bool, colored: bool) -> str:
+def _readable_text(name: str, module: GraphModule, include_stride: bool, include_device: bool, colored: bool) -> str:
     code = module.graph.python_code(
         "self", verbose=True, include_stride=include_stride, include_device=include_device, colored=colored
     )
-    lines = [f"class {type(module).__name__}(torch.nn.Module):", *_indented(code.src.strip("\n").rstrip())]
-    for child in module.children():
+    lines = [f"class {name}(torch.nn.Module):", *_indented(code.src.strip("\n").rstrip())]
+    for child_name, child in module.named_children():
         if isinstance(child, GraphModule):
-            lines += ["", *_indented(_readable_text(child, include_stride, include_device, colored))]
+            lines += ["", *_indented(_readable_text(child_name, child, include_stride, include_device, colored))]
     return "\n".join(lines)
 
 

@@ -8,7 +8,10 @@ import inspect
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from keyword import iskeyword
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 from torchgraft.codegen.values import SourceGlobals
 from torchgraft.errors import GraphError
@@ -16,6 +19,7 @@ from torchgraft.ir.contexts import enter_context, exit_context
 from torchgraft.ir.names import Namespace
 from torchgraft.ir.node import Node
 from torchgraft.ir.printing import known_value, tensor_text
+from torchgraft.ir.pytree import tree_flatten_spec
 
 if TYPE_CHECKING:
     from torchgraft.ir.graph import Graph
@@ -303,10 +307,10 @@ class _Function:
                 self.wrapped[callee[:-1]] = None
             return f"{head}{callee}{self._arguments(args, node._kwargs)})"
         if target is enter_context:
-            return f"with {self.globals.function(args[0])}({self._arguments(args[1:], node._kwargs)}):"
+            return f"with {self._context(args[0])}({self._arguments(args[1:], node._kwargs)}):"
         if target is getattr:
             if len(args) == 2 and isinstance(args[1], str) and args[1].isidentifier() and not node._kwargs:
-                return f"{head}{self._receiver(args[0])}.{args[1]}"
+                return head + _attribute(self._receiver(args[0]), args[1])
             return f"{head}{self.globals.function(getattr)}({self._arguments(args, node._kwargs)})"
         if callee.count("{}") != len(args) or node._kwargs:
             return f"{head}{self.globals.function(target)}({self._arguments(args, node._kwargs)})"
@@ -319,6 +323,10 @@ class _Function:
         if target is operator.setitem:
             return f"{expression};  {head}{self.globals.text(args[0])}"
         return head + expression
+
+    def _context(self, factory: Any) -> str:
+        short = f"torch.{factory.__name__}"  # torch.no_grad reads better than the module that defines it
+        return short if getattr(torch, factory.__name__, None) is factory else self.globals.function(factory)
 
     def _operand(self, value: Any, template: str) -> str:
         text = self.globals.text(value)
@@ -350,10 +358,8 @@ class _Function:
 
 
 def _attribute(base: str, path: str) -> str:
-    if path.isidentifier():
-        return f"{base}.{path}"
     for part in path.split("."):
-        base = f"{base}.{part}" if part.isidentifier() else f'getattr({base}, "{part}")'
+        base = f"{base}.{part}" if part.isidentifier() and not iskeyword(part) else f'getattr({base}, "{part}")'
     return base
 
 
@@ -429,7 +435,7 @@ class PyTreeCodeGen(CodeGen):
 
     def process_inputs(self, *args: Any) -> Any:
         """The leaves of the arguments."""
-        return flatten_arguments(list(args), self.in_spec)
+        return tree_flatten_spec(list(args), self.in_spec)
 
     def process_outputs(self, outputs: Any) -> Any:
         """The output leaves put back into the structure the user's function returned."""
@@ -447,31 +453,10 @@ class PyTreeCodeGen(CodeGen):
         if not leaves:
             return head
         values = ", ".join([name.lstrip("*") for name in parameters])
-        return f"{head}\n    {', '.join(leaves)}, = flatten_arguments([{values}], self._in_spec)"
+        return f"{head}\n    {', '.join(leaves)}, = fx_pytree.tree_flatten_spec([{values}], self._in_spec)"
 
     def generate_output(self, output_args: Any, *, repr_fn: Callable[[Any], str] = repr) -> str:
         """Return the leaves in the structure the user's function returned."""
         if self.out_spec is None:
             return super().generate_output(output_args, repr_fn=repr_fn)
         return f"return pytree.tree_unflatten({repr_fn(output_args)}, self._out_spec)"
-
-    def additional_globals(self) -> list[tuple[str, Any]]:
-        """The function that takes the arguments apart."""
-        return [("flatten_arguments", flatten_arguments)]
-
-
-def flatten_arguments(values: list[Any], spec: Any) -> list[Any]:
-    """The leaves of call arguments, which must have the structure the program was captured with."""
-    from torch.utils import _pytree as pytree
-
-    leaves: list[Any] = []
-    children = spec.children() if callable(spec.children) else spec.children
-    for position, (value, child) in enumerate(zip(values, children, strict=True)):
-        try:
-            leaves += child.flatten_up_to(value)
-        except ValueError as error:
-            raise ValueError(
-                f"argument {position} does not have the structure the program was captured with: "
-                f"expected {child}, found {pytree.tree_structure(value)}; capture again with such an argument"
-            ) from error
-    return leaves

@@ -59,8 +59,8 @@ class SourceGlobals:
 
     def _place(self, wish: str, value: Any) -> str:
         if value is torch.device:
-            return "torch.device"
-        if wish.startswith("torch.") and _resolve_torch(wish) is value:
+            return "device"
+        if wish.startswith("torch.") and not wish.startswith("torch.Tensor.") and _resolve_torch(wish) is value:
             return wish
         name = wish.replace(".", "_")
         if name in self.values and self.values[name] is value:

@@ -227,7 +227,7 @@ class Graph:
         """Fetch an attribute of the owning module, which must be there if the graph has an owner."""
         owner = self.owning_module
         if owner is not None:
-            self._warn_unless_present(owner, qualified_name)
+            self._warn_unless_present(owner, "get_attr", qualified_name)
         return self.create_node("get_attr", qualified_name, type_expr=type_expr)
 
     def call_module(
@@ -240,7 +240,7 @@ class Graph:
         """Call a submodule of the owning module."""
         owner = self.owning_module
         if owner is not None:
-            self._warn_unless_present(owner, module_name)
+            self._warn_unless_present(owner, "call_module", module_name)
         return self.create_node("call_module", module_name, args, kwargs, type_expr=type_expr)
 
     def call_method(
@@ -394,7 +394,7 @@ class Graph:
             _wishes[target] = wish
         return wish
 
-    def _warn_unless_present(self, owner: torch.nn.Module, path: str) -> None:
+    def _warn_unless_present(self, owner: torch.nn.Module, op: str, path: str) -> None:
         import warnings
 
         from torchgraft.ir.verify import find_attribute
@@ -402,7 +402,7 @@ class Graph:
         problem = find_attribute(owner, path)[1]
         if problem is not None:
             warnings.warn(
-                f"the graph's module has no '{path}': {problem}; add it, for example with add_submodule(), "
+                f"made a {op} node for '{path}', which the graph's module does not have: {problem}; add it, for example with add_submodule(), "
                 "before the program runs",
                 stacklevel=3,
             )

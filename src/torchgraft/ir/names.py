@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from torchgraft.ir import pytree as fx_pytree
+
 # Names that generated code can rely on; nothing else may take them.
 STANDARD_GLOBALS: dict[str, Any] = {
     "inf": math.inf,
@@ -20,6 +22,7 @@ STANDARD_GLOBALS: dict[str, Any] = {
     "NoneType": type(None),
     "torch": torch,
     "device": torch.device,
+    "fx_pytree": fx_pytree,
     "pytree": pytree,
 }
 
@@ -27,7 +30,6 @@ _RESERVED: dict[str, Any] = {
     **dict.fromkeys(keyword.kwlist, object()),
     **vars(builtins),
     **STANDARD_GLOBALS,
-    "fx_pytree": object(),
 }
 _NOT_IN_IDENTIFIERS = re.compile("[^0-9a-zA-Z_]+")
 _NUMBERED = re.compile(r"(.*?)_(\d+)", re.DOTALL)

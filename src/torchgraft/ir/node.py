@@ -444,6 +444,8 @@ def substitute(value: Any, old: Node, new: Any) -> Any:
 
 def map_arg(a: Argument, fn: Callable[[Node], Argument]) -> Argument:
     """Apply `fn` to every node in an argument tree; everything else stays as it is."""
+    if not callable(fn):
+        raise TypeError(f"map_arg needs a function to apply, not {type(fn).__name__}")
     if type(a) is Node:
         return fn(a)
     if type(a) is tuple:

@@ -100,8 +100,9 @@ def target_text(target: Any) -> str:
     """A target as `torch.relu`, `operator.add` or `layer1.0`."""
     if isinstance(target, str):
         return target
-    if getattr(target, "__module__", None) == "_operator":
-        return f"operator.{target.__name__}"
+    home = getattr(target, "__module__", None)
+    if home in ("_operator", "builtins") and hasattr(target, "__name__"):
+        return f"{home.lstrip('_')}.{target.__name__}"
     try:
         return qualified_name(target)
     except GraphError:
@@ -174,9 +175,7 @@ def format_node(
 
 def graph_text(graph: Graph) -> str:
     """A whole graph, one line a node."""
-    returned = [""]
-    lines = [text for node in graph.nodes if (text := format_node(node, [], returned)) is not None]
-    return "\n    ".join([f"graph(){returned[0]}:", *lines])
+    return "\n    ".join(["graph():", *[str(format_node(node)) for node in graph.nodes]])
 
 
 def tabular_text(graph: Graph) -> str:

@@ -9,39 +9,45 @@ from collections.abc import Iterable
 from functools import cached_property
 from typing import Any
 
+import torch
+
 from torchgraft.analysis.effects import Effects, effects_of
 from torchgraft.ir.node import Node
 
+# A piece of memory is named by the node that made it, by a path of module state, or by one of these: what lies
+# outside of the program, what the caller passed in (which may be one tensor under two names), and any piece at all.
 _OUTSIDE = "<outside>"
+_INPUTS = "<inputs>"
+_ANYTHING = "<anything>"
 
-# More nodes than these are not looked at one by one for a single match; it is then taken that one of them would notice.
+# A value that may share more pieces than these is taken to share any; keeps long chains of "perhaps" linear.
+_PIECES_TOLD_APART = 64
+
+# More nodes than these are not looked at one by one for a single match; it is taken that one of them would notice.
 _LOOKED_AT = 256
+
+Pieces = frozenset[Any] | set[Any]
 
 
 class Interference:
-    """Answers for one program. Memory is told apart as far as it surely is: everything that may share is one piece."""
+    """Answers for one program, whose nodes are numbered from 0."""
 
     def __init__(self, nodes: list[Node]) -> None:
         self._nodes = nodes
         self._effects: dict[Node, Effects] = {}
-        self._parents: dict[Any, Any] = {}
 
     def between(self, low: int, high: int, region: list[Node]) -> bool:
         """Whether anything at positions low to high (excluded), other than the region, could notice that it moved."""
-        writes = self._written(region)
-        others = range(low, high) if writes else self._writers_between(low, high)
+        is_writer = self.writes(region)
+        others = range(low, high) if is_writer else self._writers_between(low, high)
         if len(others) > _LOOKED_AT + len(region):
             return True
         inside = set(region)
         crossed = [node for node in map(self._nodes.__getitem__, others) if node not in inside and _is_call(node)]
-        if _OUTSIDE in writes and crossed:
-            return True
-        touched = self._touched(region)
-        return any(
-            not touched.isdisjoint(written) or not writes.isdisjoint(self._touched([node])) or _OUTSIDE in written
-            for node in crossed
-            for written in (self._written([node]),)
-        )
+        if not crossed:
+            return False
+        written, touched = self._written(region), self._touched(region)
+        return any(_meet(self._written([node]), touched) or _meet(written, self._touched([node])) for node in crossed)
 
     def writes(self, region: list[Node]) -> bool:
         """Whether the region does more than compute."""
@@ -67,63 +73,89 @@ class Interference:
 
     # ---- pieces of memory ----
 
-    def _written(self, nodes: Iterable[Node]) -> set[Any]:
-        """The pieces of memory that the nodes may write; `_OUTSIDE` stands for any."""
+    def _written(self, nodes: Iterable[Node]) -> Pieces:
+        """The pieces that the nodes may write."""
         written: set[Any] = set()
         for node in nodes:
             effects = self._effects_of(node) if _is_call(node) else None
             if effects is None or not _writes(effects):
                 continue
             if effects.unknown or _OUTSIDE in effects.writes:
-                written.add(_OUTSIDE)
-            written.update(map(self._piece, effects.writes))
-        return written
+                return {_ANYTHING}
+            for place in effects.writes:
+                written |= self._pieces_at(place)
+        return self._joined(written)
 
-    def _touched(self, nodes: Iterable[Node]) -> set[Any]:
-        """The pieces of memory that the nodes may read or write."""
+    def _touched(self, nodes: Iterable[Node]) -> Pieces:
+        """The pieces that the nodes may read or write."""
         touched: set[Any] = set()
         for node in nodes:
-            touched.add(self._piece(node))
-            touched.update(map(self._piece, node.all_input_nodes))
+            touched |= self._pieces[node]
+            for source in node.all_input_nodes:
+                touched |= self._pieces[source]
             if node.op in ("call_module", "get_attr"):
-                touched.add(self._piece(node.target))
-        return touched
+                touched.add(node.target)
+        return self._joined(touched)
 
-    def _piece(self, value: Any) -> Any:
-        """The piece of memory that a node's value or a path of module state belongs to."""
-        parents = self._shared
-        while (parent := parents.get(value, value)) != value:
-            parents[value] = parents.get(parent, parent)
-            value = parent
-        return value
+    def _pieces_at(self, place: Any) -> Pieces:
+        return self._pieces[place] if isinstance(place, Node) else {place}
 
     @cached_property
-    def _shared(self) -> dict[Any, Any]:
-        """A forest over values and paths; what may share memory is in one tree."""
-        self.__dict__["_shared"] = {}  # for `_piece`, while the forest grows
+    def _pieces(self) -> dict[Node, Pieces]:
+        """For every value, the pieces that it may be or hold."""
+        pieces: dict[Node, Pieces] = {}
+        for node in self._nodes:
+            if node.op in ("placeholder", "output"):
+                pieces[node] = {_INPUTS}
+                continue
+            shared: set[Any] = {node}
+            for place in self._effects_of(node).shares:
+                shared |= pieces[place] if isinstance(place, Node) else {place}
+            too_many = len(shared) > _PIECES_TOLD_APART or _ANYTHING in shared
+            pieces[node] = frozenset((_ANYTHING,)) if too_many else shared
+        return pieces
+
+    # ---- pieces that became one ----
+
+    def _joined(self, pieces: Pieces) -> Pieces:
+        return {self._representative(piece) for piece in pieces}
+
+    def _representative(self, piece: Any) -> Any:
+        forest = self._forest
+        while (parent := forest.get(piece, piece)) != piece:
+            forest[piece] = forest.get(parent, parent)
+            piece = parent
+        return piece
+
+    @cached_property
+    def _forest(self) -> dict[Any, Any]:
+        """Trees of pieces that may lie inside one another: state below a module, and what was put into a container."""
+        self.__dict__["_forest"] = {}  # `_representative` reads it while it grows
         paths: set[str] = set()
-        inputs = [node for node in self._nodes if node.op == "placeholder"]
-        for node in inputs:  # the caller may give the same tensor twice
-            self._join(node, inputs[0])
         for node in self._nodes:
             if node.op in ("placeholder", "output"):
                 continue
             effects = self._effects_of(node)
-            for place in effects.shares:
-                self._join(node, place)
             paths.update(place for place in effects.shares | effects.writes if isinstance(place, str))
             if node.op in ("call_module", "get_attr"):
                 paths.add(node.target)
+            if _writes(effects) and not _writes_only_numbers(node):
+                self._join([piece for source in node.all_input_nodes for piece in self._pieces[source]])
         for path in paths:
-            for parent in _parents(path):
-                if parent in paths:
-                    self._join(path, parent)
-        return self.__dict__["_shared"]
+            self._join([path, *[parent for parent in _parents(path) if parent in paths]])
+        return self.__dict__["_forest"]
 
-    def _join(self, first: Any, second: Any) -> None:
-        first, second = self._piece(first), self._piece(second)
-        if first != second:
-            self.__dict__["_shared"][first] = second
+    def _join(self, pieces: list[Any]) -> None:
+        for piece in pieces[1:]:
+            first, second = self._representative(pieces[0]), self._representative(piece)
+            if first != second:
+                self.__dict__["_forest"][first] = second
+
+
+def _meet(first: Pieces, second: Pieces) -> bool:
+    if _ANYTHING in first or _ANYTHING in second:
+        return bool(first) and bool(second)
+    return not first.isdisjoint(second)
 
 
 def _is_call(node: Node) -> bool:
@@ -132,6 +164,13 @@ def _is_call(node: Node) -> bool:
 
 def _writes(effects: Effects) -> bool:
     return bool(effects.writes) or effects.unknown
+
+
+def _writes_only_numbers(node: Node) -> bool:
+    """Whether the node writes values of elements, and cannot make one value hold or share another, as a list can."""
+    if node.op == "call_method":
+        return node.target.endswith("_") and not node.target.endswith("__") and node.target != "set_"
+    return node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload)
 
 
 def _parents(path: str) -> Iterable[str]:

@@ -117,7 +117,11 @@ class SubgraphMatcher:
         for number, sink in enumerate(sinks):
             by_operation.setdefault((sink.op, None if sink.attribute else sink.target), []).append(number)
         any_attribute = ("get_attr", None) in by_operation
-        for node in nodes:
+        # A node with fewer nodes before it than the sink has operations above it need not be tried.
+        needed = [
+            sum(type(self.pattern.templates[index]) is Operation for index in cone) for cone in self.pattern.cones
+        ]
+        for position, node in enumerate(nodes, 1):
             op = node.op
             numbers: Iterable[int] = by_operation.get((op, node.target), ())
             if any_attribute and op == "get_attr":
@@ -125,7 +129,8 @@ class SubgraphMatcher:
             if node_name_match and node_name_match in node.name and op not in ("placeholder", "output"):
                 numbers = range(len(sinks))
             for number in numbers:
-                result[number].append(node)
+                if position >= needed[number]:
+                    result[number].append(node)
         return result
 
     # ---- one sink: walk from users to inputs ----

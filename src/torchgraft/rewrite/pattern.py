@@ -109,9 +109,10 @@ class Pattern:
         self.size = len(self.nodes)
         self._index = {node: index for index, node in enumerate(self.nodes)}
         self.wildcards = [Wildcard(self._index[node]) for node in self.placeholders]
-        self._templates: dict[Node, Any] = dict(zip(self.placeholders, self.wildcards, strict=True))
+        self._template_of: dict[Node, Any] = dict(zip(self.placeholders, self.wildcards, strict=True))
         self.operations = [self._operation(node) for node in calls]
-        self.sinks = [self._templates[node] for node in self.anchors]
+        self.templates = [self._template_of[node] for node in self.nodes]
+        self.sinks = [self._template_of[node] for node in self.anchors]
         self.cones = [[self._index[node] for node in _walk([anchor])] for anchor in self.anchors]
         # Nothing but the last value leaves the pattern, so the replacement can stand exactly where that value was made.
         self.is_simple = len(self.anchors) == 1 and self.anchors == self.returned
@@ -144,12 +145,12 @@ class Pattern:
         operation = Operation(node, self._index[node], user_count, attribute)
         operation.positional = tuple([self._template(item) for item in node.args])
         operation.keywords = {key: self._template(item) for key, item in node.kwargs.items()}
-        self._templates[node] = operation
+        self._template_of[node] = operation
         return operation
 
     def _template(self, value: Any) -> Any:
         if isinstance(value, Node):
-            return self._templates[value]
+            return self._template_of[value]
         if isinstance(value, list | tuple):
             items = tuple([self._template(item) for item in value])
             return Sequence(items, any(map(_holds_nodes, items)))

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torchgraft.capture.tracer import symbolic_trace
 
+from torchgraft.capture.tracer import symbolic_trace
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import GraphError
 from torchgraft.ir.graph import Graph

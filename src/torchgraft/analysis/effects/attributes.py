@@ -11,13 +11,14 @@ from typing import Any
 
 import torch
 
-from torchgraft.analysis.effects.machine import Arguments, Machine
+from torchgraft.analysis.effects.machine import Arguments, Machine, ModuleRead
 from torchgraft.analysis.effects.values import (
     MISSING,
     OUTSIDE,
     Bound,
     Closure,
     OneOf,
+    Partial,
     Super,
     Value,
     contents,
@@ -43,8 +44,10 @@ class Attributes(Machine):
             return self._attribute_of_super(site, known, name)
         if isinstance(known, OneOf):
             return functools.reduce(join, [self.read_attribute(site, choice, name) for choice in known.choices])
-        if isinstance(known, Bound | Closure):
+        if isinstance(known, Bound | Closure | Partial):
             return element_of(owner)
+        if name == "__class__":
+            return Value(type(known))
         if isinstance(known, types.ModuleType):
             return self._attribute_of_python_module(known, name)
         if isinstance(known, type):
@@ -59,8 +62,7 @@ class Attributes(Machine):
             return local.entries[name]
         if owner.cls is not None and is_python_class(owner.cls) and not issubclass(owner.cls, torch.Tensor):
             found = self._find_in_class(owner.cls, name)
-            if found is not MISSING:
-                return self._bind(site, found, owner, owner.cls)
+            return element_of(owner) if found is MISSING else self._bind(site, found, owner, owner.cls)
         return self._attribute_of_tensor(owner, name)
 
     def _attribute_of_tensor(self, owner: Value, name: str) -> Value:
@@ -88,6 +90,8 @@ class Attributes(Machine):
             return lift(found.__func__, OUTSIDE)
         if isinstance(found, classmethod):
             return Value(Bound(found.__func__, Value(cls)))
+        if isinstance(found, types.ClassMethodDescriptorType):
+            return Value(Bound(found, Value(cls)))
         return lift(found, OUTSIDE)
 
     def _attribute_of_super(self, site: Any, view: Super, name: str) -> Value:
@@ -109,17 +113,32 @@ class Attributes(Machine):
         found = self._find_in_class(cls, name)
         if isinstance(found, property):
             return self._bind(site, found, owner, cls)
-        for namespace in _namespaces(known):
-            if name in namespace:
-                self.reads.append((namespace, name, namespace[name]))
-                plain = not lift(namespace[name], OUTSIDE).places
-                return Value(namespace[name], frozenset() if plain else child_places(owner, name))
+        own = self._own_attribute(known, name)
+        if own is not MISSING:
+            plain = not lift(own, OUTSIDE).places
+            return Value(own, frozenset() if plain else child_places(owner, name))
         if found is not MISSING:
             return self._bind(site, found, owner, cls)
         fallback = getattr(cls, "__getattr__", None)
         if fallback is not None and fallback is not torch.nn.Module.__getattr__:
             self.give_up(f"{cls.__name__} defines __getattr__")
         return element_of(owner)
+
+    def _own_attribute(self, known: Any, name: str) -> Any:
+        """What the instance itself has under this name."""
+        own = getattr(known, "__dict__", None)
+        if not isinstance(own, dict):
+            return MISSING
+        if not isinstance(known, torch.nn.Module):
+            # Remembering the answer would keep the object alive.
+            self.cacheable = False
+            return own.get(name, MISSING)
+        found = own.get(name, MISSING)
+        for part in ("_parameters", "_buffers", "_modules"):
+            if found is MISSING:
+                found = own[part].get(name, MISSING)
+        self.module_reads.append((known, name, found))
+        return found
 
     def _find_in_class(self, cls: type, name: str) -> Any:
         for parent in cls.__mro__:
@@ -142,6 +161,9 @@ class Attributes(Machine):
         """What `owner.name` is when the class has `found` under that name."""
         if isinstance(found, types.FunctionType | types.MethodDescriptorType | types.WrapperDescriptorType):
             return Value(Bound(found, owner))
+        if isinstance(found, types.ClassMethodDescriptorType):
+            receiver = owner if isinstance(owner.known, type) else Value(cls)
+            return Value(Bound(found, receiver))
         if isinstance(found, property):
             if found.fget is None:
                 return element_of(owner)
@@ -151,7 +173,7 @@ class Attributes(Machine):
         if isinstance(found, staticmethod):
             return lift(found.__func__, OUTSIDE)
         if isinstance(found, classmethod):
-            return Value(Bound(found.__func__, Value(cls)))
+            return Value(Bound(found.__func__, owner if isinstance(owner.known, type) else Value(cls)))
         if isinstance(found, torch._ops.OperatorBase | torch._ops.OpOverloadPacket):
             return Value(found)
         if hasattr(type(found), "__get__"):
@@ -175,7 +197,11 @@ class Attributes(Machine):
             return Value()
         local = contents(owner)
         if local is not None and index.is_known:
-            if local.items is not None and isinstance(index.known, int) and -len(local.items) <= index.known < len(local.items):
+            if (
+                local.items is not None
+                and isinstance(index.known, int)
+                and -len(local.items) <= index.known < len(local.items)
+            ):
                 return local.items[index.known]
             if local.items is not None and isinstance(index.known, slice) and is_plain_data(index.known):
                 return self.make_sequence(site, local.items[index.known], owner.cls or tuple)
@@ -196,6 +222,7 @@ class Attributes(Machine):
         if not isinstance(module, torch.nn.Sequential | torch.nn.ModuleList | torch.nn.ModuleDict):
             return self._item_by_method(site, owner, index)
         children = module._modules
+        self._depends_on_children(module)
         try:
             if isinstance(index.known, str):
                 return _lift_inside(children[index.known], owner)
@@ -212,6 +239,7 @@ class Attributes(Machine):
         if isinstance(known, torch.nn.Module):
             iterate = type(known).__iter__ if hasattr(type(known), "__iter__") else None
             if iterate in _MODULE_ITERATORS:
+                self._depends_on_children(known)
                 return [_lift_inside(child, value) for child in _MODULE_ITERATORS[iterate](known)]
             return None
         if isinstance(known, _BUILTIN_CONTAINERS + _VIEWS) and len(known) <= _ITEM_LIMIT:
@@ -232,6 +260,10 @@ class Attributes(Machine):
         items = self.items_of(value)
         return None if items is None else len(items)
 
+    def _depends_on_children(self, module: torch.nn.Module) -> None:
+        self.module_reads.append((module, ModuleRead.CHILDREN, tuple(module._modules)))
+        self.module_reads += [(module, name, child) for name, child in module._modules.items()]
+
     def _depends_on_contents(self, known: Any) -> None:
         if not is_plain_data(known) and not isinstance(known, tuple):
             self.cacheable = False
@@ -243,14 +275,6 @@ _MODULE_ITERATORS: dict[Any, Callable[[Any], list[Any]]] = {
     torch.nn.ModuleList.__iter__: lambda module: list(module._modules.values()),
     torch.nn.ModuleDict.__iter__: lambda module: list(module._modules),
 }
-
-
-def _namespaces(known: Any) -> list[dict[str, Any]]:
-    own = getattr(known, "__dict__", None)
-    result = [own] if isinstance(own, dict) else []
-    if isinstance(known, torch.nn.Module) and own is not None:
-        result += [own[name] for name in ("_parameters", "_buffers", "_modules") if name in own]
-    return result
 
 
 def child_places(owner: Value, name: str) -> frozenset[Any]:
@@ -276,7 +300,7 @@ def is_python_class(cls: type) -> bool:
 def _is_plain_tensor_attribute(name: str) -> bool:
     """Whether an attribute of tensors is a number, a shape or the like, and not memory; found out on an empty tensor."""
     try:
-        found = getattr(torch.empty(0), name)
+        found = getattr(torch.empty(0, 0), name)
     except (AttributeError, RuntimeError):
         return False
     return found is not None and is_plain_data(found)

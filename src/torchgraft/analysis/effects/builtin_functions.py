@@ -17,10 +17,7 @@ from torchgraft.analysis.effects.attributes import Attributes
 from torchgraft.analysis.effects.machine import Arguments
 from torchgraft.analysis.effects.values import (
     MISSING,
-    Bound,
-    Closure,
-    OneOf,
-    Super,
+    WRAPPERS,
     Value,
     contents,
     element_of,
@@ -32,7 +29,7 @@ from torchgraft.analysis.effects.values import (
 Handler = Callable[[Attributes, Any, Arguments], Value]
 
 # C modules whose functions compute and keep nothing.
-_STATELESS_MODULES = frozenset({"math", "cmath", "itertools"})
+_STATELESS_MODULES = frozenset({"math", "cmath", "itertools", "_functools"})
 # They report to people or to the dispatcher of torch; a program means the same without them.
 _DIAGNOSTICS: frozenset[Any] = frozenset({warnings.warn, torch._C._log_api_usage_once})
 _TORCH_FUNCTION_QUESTIONS = frozenset(
@@ -42,12 +39,22 @@ _TORCH_FUNCTION_QUESTIONS = frozenset(
         torch._C._has_torch_function_variadic,
     }
 )
-_QUESTION = re.compile(r"_?(is|has|get|are|can)_")
+_QUESTION = re.compile(r"_?(is|has|get|are|can|len)_")
 
 # A method that an immutable type has, or the immutable twin of a container, changes nothing.
 _IMMUTABLE_TYPES = (str, bytes, int, float, complex, tuple, frozenset, range, slice, types.MappingProxyType, torch.Size)
 _PURE_METHODS = frozenset(name for cls in _IMMUTABLE_TYPES for name in dir(cls))
 _CONCRETE_TYPES = (str, int, float, bool, bytes, tuple, list, dict, set, frozenset, range)
+
+
+class _Settings(dict[str, Any]):
+    """The settings of torch as a namespace, so that an answer that depends on one can be checked again."""
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return getattr(torch._C, name)()
+
+
+_SETTINGS = _Settings()
 
 
 def is_in_place_name(name: str) -> bool:
@@ -79,7 +86,13 @@ def call_builtin(machine: Attributes, site: Any, function: Any, arguments: Argum
         return None if name not in _PURE_BUILTINS else _call_pure(machine, site, function, arguments)
     if module in _STATELESS_MODULES:
         return _call_pure(machine, site, function, arguments)
+    if module == "sys" and name.startswith(("get", "_get", "is", "exc_info")):
+        return machine.make(site)
     if module.startswith("torch") and _QUESTION.match(name):
+        if name.startswith("_get_") and not arguments.all() and is_plain_data(setting := function()):
+            # A setting of the process, unlike the modes that a program switches itself (is_grad_enabled, …).
+            machine.reads.append((_SETTINGS, name, setting))
+            return Value(setting)
         return machine.make(site, [Value(places=reachable(arguments.all()))])
     return None
 
@@ -101,7 +114,7 @@ def _call_pure(machine: Attributes, site: Any, function: Any, arguments: Argumen
     """A function that does nothing itself; functions handed to it (a key, a predicate) may be called by it."""
     values = arguments.all()
     for number, value in enumerate(values):
-        if isinstance(value.known, Closure | Bound | OneOf | types.FunctionType | torch.nn.Module):
+        if isinstance(value.known, (*WRAPPERS, types.FunctionType, torch.nn.Module)):
             machine.call((site, number), value, Arguments(rest=Value(places=reachable(values))))
     if not arguments.rest and not arguments.keyword and _all_plain(values) and function in _FOLDED:
         try:
@@ -115,9 +128,9 @@ def _call_pure(machine: Attributes, site: Any, function: Any, arguments: Argumen
 
 
 def _all_plain(values: list[Value]) -> bool:
-    return all(value.is_known and type(value.known) in (int, float, bool, str, type(None), tuple) for value in values) and all(
-        is_plain_data(value.known) for value in values
-    )
+    return all(
+        value.is_known and type(value.known) in (int, float, bool, str, type(None), tuple) for value in values
+    ) and all(is_plain_data(value.known) for value in values)
 
 
 def call_container_method(
@@ -142,6 +155,8 @@ def call_container_method(
         if cls in (str, int, float, bool, bytes):
             return Value(cls=str if cls is str and name in ("format", "join", "lower", "upper", "replace") else None)
         return machine.make(site, [owner, *values])
+    if not owner.places and not owner.is_known:
+        machine.give_up(f"calls {name} of an object of unknown origin")
     for value in arguments.all() or [Value()]:
         machine.store(owner, value, f"{cls.__name__}.{name} changes the {cls.__name__}")
         for place in reachable((value,)):
@@ -164,7 +179,7 @@ def _isinstance(machine: Attributes, site: Any, arguments: Arguments) -> Value:
     wanted = _as_classes(machine, classes)
     if wanted is None:
         return Value()
-    if value.is_known and not isinstance(value.known, OneOf | Bound | Closure | Super):
+    if value.is_known and not isinstance(value.known, WRAPPERS):
         return Value(isinstance(value.known, wanted))
     cls = value.cls
     if cls is None:
@@ -245,7 +260,9 @@ def _zip(machine: Attributes, site: Any, arguments: Arguments) -> Value:
     if not columns or arguments.rest is not None or any(column is None for column in columns):
         return machine.make(site, [Value(places=reachable(arguments.all()))])
     rows = zip(*[column or [] for column in columns], strict=False)
-    return machine.make_sequence(site, [machine.make_sequence((site, i), row, tuple) for i, row in enumerate(rows)], list)
+    return machine.make_sequence(
+        site, [machine.make_sequence((site, i), row, tuple) for i, row in enumerate(rows)], list
+    )
 
 
 def _reversed(machine: Attributes, site: Any, arguments: Arguments) -> Value:
@@ -259,7 +276,7 @@ def _type(machine: Attributes, site: Any, arguments: Arguments) -> Value:
     if len(arguments.positional) != 1:
         machine.give_up("type() makes a class")
     value = arguments.positional[0]
-    if value.is_known and not isinstance(value.known, OneOf | Bound | Closure | Super):
+    if value.is_known and not isinstance(value.known, WRAPPERS):
         return Value(type(value.known))
     return Value()
 
@@ -303,7 +320,27 @@ _PURE_BUILTINS = frozenset(
     issubclass map max min object oct ord pow range repr round slice sorted str sum""".split()
 )
 _NUMERIC: frozenset[Any] = frozenset(
-    {abs, all, any, bool, callable, chr, complex, float, hash, hex, id, int, issubclass, oct, ord, repr, round, str, bin}
+    {
+        abs,
+        all,
+        any,
+        bool,
+        callable,
+        chr,
+        complex,
+        float,
+        hash,
+        hex,
+        id,
+        int,
+        issubclass,
+        oct,
+        ord,
+        repr,
+        round,
+        str,
+        bin,
+    }
 )
 _FOLDED: frozenset[Any] = frozenset({abs, bool, float, int, max, min, range, round, sum, str, all, any})
 _CHOOSING: frozenset[Any] = frozenset({max, min, sum})

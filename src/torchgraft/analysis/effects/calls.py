@@ -8,6 +8,7 @@ import dataclasses
 import functools
 import sys
 import types
+import weakref
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from torchgraft.analysis.effects.builtin_functions import (
     is_in_place_name,
     is_pure_method_name,
 )
-from torchgraft.analysis.effects.machine import Arguments
+from torchgraft.analysis.effects.machine import Arguments, ModuleRead
 from torchgraft.analysis.effects.operators import (
     operator_of_function,
     operator_of_method,
@@ -32,6 +33,7 @@ from torchgraft.analysis.effects.values import (
     Bound,
     Closure,
     OneOf,
+    Partial,
     Value,
     contents,
     element_of,
@@ -42,7 +44,19 @@ from torchgraft.analysis.effects.values import (
 from torchgraft.ir.node import _side_effectful_functions
 
 _BUILTIN_TYPES = (list, dict, set, tuple, frozenset, str, bytes, int, float, bool, complex, range, slice, torch.Size)
-_CALLABLE_IN_C = (types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType)
+_CALLABLE_IN_C = (
+    types.BuiltinFunctionType,
+    types.MethodDescriptorType,
+    types.WrapperDescriptorType,
+    types.ClassMethodDescriptorType,
+    types.MethodWrapperType,
+)
+
+# They raise or do nothing. Inside a function that is no effect, like an assertion; a node that calls one is kept because
+# it returns nothing.
+_CHECKS = frozenset(getattr(torch, name) for name in dir(torch) if name.startswith("_check"))
+
+_APPLY = torch.autograd.Function.apply.__func__
 
 
 def is_declared_effect(target: Any) -> bool:
@@ -53,6 +67,11 @@ def is_declared_effect(target: Any) -> bool:
     except TypeError:
         pass
     return getattr(target, "__torchgraft_effect__", False) is True
+
+
+def declared_effects() -> int:
+    """How many functions were declared so far; grows with every declaration."""
+    return len(_side_effectful_functions) + len(_declared_to_torch())
 
 
 def _declared_to_torch() -> Any:
@@ -72,12 +91,19 @@ class Calls(Attributes):
             return self.call(site, Value(known.function), arguments.with_receiver(known.receiver))
         if isinstance(known, Closure):
             return self.call_closure(site, known, arguments)
+        if isinstance(known, Partial):
+            return self.call(site, known.function, _complete(known, arguments))
         if known is MISSING:
             return self._call_unknown(site, callee, arguments)
         if is_declared_effect(known):
             self.write_outside(f"{_name(known)} was declared to have an effect")
             return self.unknown_result(arguments.all())
         if isinstance(known, types.FunctionType):
+            if known in _CHECKS:
+                return Value(None)
+            if known is _APPLY and arguments.positional:
+                others = Arguments(arguments.positional[1:], arguments.keyword, arguments.rest)
+                return self._apply_autograd_function(site, arguments.positional[0], others)
             return self.call_python(site, known, arguments)
         if isinstance(known, torch._ops.OperatorBase | torch._ops.OpOverloadPacket):
             return self._call_operator(site, known, arguments)
@@ -102,12 +128,14 @@ class Calls(Attributes):
     def _call_object(self, site: Any, callee: Value, arguments: Arguments) -> Value:
         known = callee.known
         if isinstance(known, functools.partial):
-            fixed = [lift(value, OUTSIDE) for value in known.args]
+            fixed = tuple(lift(value, OUTSIDE) for value in known.args)
             named = {name: lift(value, OUTSIDE) for name, value in known.keywords.items()}
-            inner = Arguments([*fixed, *arguments.positional], {**named, **arguments.keyword}, arguments.rest)
-            return self.call(site, lift(known.func, OUTSIDE), inner)
+            function = lift(known.func, OUTSIDE)
+            return self.call(site, function, _complete(Partial(function, fixed, named), arguments))
         if isinstance(known, functools._lru_cache_wrapper):
             return self.call(site, lift(known.__wrapped__, OUTSIDE), arguments)
+        if isinstance(known, weakref.ReferenceType):
+            return lift(known(), OUTSIDE)
         method = self._find_in_class(type(known), "__call__")
         if isinstance(method, types.FunctionType):
             return self.call(site, Value(method), arguments.with_receiver(callee))
@@ -140,6 +168,9 @@ class Calls(Attributes):
         owner = getattr(function, "__objclass__", None)
         if owner is not None:
             return self._call_descriptor(site, owner, name, arguments)
+        if name == "__new__" and arguments.positional and isinstance(arguments.positional[0].known, type):
+            made = self.make_mapping(site, {}, arguments.positional[0].known)
+            return Value(MISSING, made.places | reachable(arguments.all()), made.cls)
         if arguments.rest is None:
             operator = operator_of_function(function)
             if operator is not None:
@@ -165,9 +196,7 @@ class Calls(Attributes):
             self.write(first, f"{name} writes its object")
             return Value(None)
         if issubclass(torch.Tensor, owner):
-            return self._method_by_name(site, first, name, others)
-        if owner is torch._C._FunctionBase and name == "apply":
-            return self._apply_autograd_function(site, first, others)
+            return self._method_by_name(site, first, name, others, look_in_python=False)
         self.give_up(f"calls {owner.__name__}.{name}, of which only compiled code is there")
 
     def _apply_autograd_function(self, site: Any, cls: Value, arguments: Arguments) -> Value:
@@ -203,14 +232,16 @@ class Calls(Attributes):
             return self._method_by_name(site, owner, name, arguments)
         self.give_up(f"calls {type(owner.known).__name__}.{name}")
 
-    def _method_by_name(self, site: Any, owner: Value, name: str, arguments: Arguments) -> Value:
+    def _method_by_name(
+        self, site: Any, owner: Value, name: str, arguments: Arguments, look_in_python: bool = True
+    ) -> Value:
         """A method of a value of unknown class, taken for a tensor where tensors have such a method."""
         if is_in_place_name(name):
             for value in arguments.all() or [Value()]:
                 self.store(owner, value, f"{name} writes its object")
             return owner
         method = getattr(torch.Tensor, name, None)
-        if isinstance(method, types.FunctionType):
+        if look_in_python and isinstance(method, types.FunctionType):
             return self.call(site, Value(method), arguments.with_receiver(owner))
         operator = operator_of_method(name)
         if method is not None and operator is not None:
@@ -220,20 +251,36 @@ class Calls(Attributes):
             return self.make(site, [owner, *arguments.all()])
         if method is None and operator is not None:
             return call_container_method(self, site, owner, list, name, arguments)
+        for cls in torch.Tensor.__subclasses__() if method is None else ():
+            found = vars(cls).get(name)
+            if isinstance(found, types.FunctionType) and cls.__module__.startswith("torch."):
+                return self.call(site, Value(found), arguments.with_receiver(owner))
         self.give_up(f"calls the method {name} of a value of unknown class")
 
     # ---- classes ----
 
     def _construct(self, site: Any, cls: type, arguments: Arguments) -> Value:
+        if cls is functools.partial and arguments.positional and arguments.rest is None:
+            function, *fixed = arguments.positional
+            return Value(Partial(function, tuple(fixed), arguments.keyword), reachable(arguments.all()))
         if not is_python_class(cls):
             return self._construct_in_c(site, cls, arguments)
         if issubclass(cls, BaseException):
             return self.make(site, arguments.all(), cls)
         if issubclass(cls, tuple) and hasattr(cls, "_fields"):
             return self.make_sequence(site, arguments.all(), cls)
-        if type(cls).__call__ is not type.__call__ or not _has_plain_new(cls):
-            self.give_up(f"makes a {cls.__name__}, whose making is not plain")
-        instance = self.make_mapping(site, {}, cls)
+        if issubclass(cls, torch.Tensor) and _has_plain_new(cls):
+            # A tensor made of a tensor shares its memory.
+            made = self.make(site, arguments.all())
+            return Value(MISSING, made.places | reachable(arguments.all()), torch.Tensor)
+        if type(cls).__call__ is not type.__call__:
+            self.give_up(f"makes a {cls.__name__}, whose class decides how")
+        if _has_plain_new(cls):
+            instance = self.make_mapping(site, {}, cls)
+        else:
+            instance = self.call((site, "new"), Value(cls.__new__), arguments.with_receiver(Value(cls)))
+            if instance.cls is not cls:
+                return instance
         local = contents(instance)
         initialize = self._find_in_class(cls, "__init__")
         if dataclasses.is_dataclass(cls) and _is_generated(initialize):
@@ -249,7 +296,8 @@ class Calls(Attributes):
         if issubclass(cls, BaseException):
             return self.make(site, arguments.all(), cls)
         if cls.__module__ in ("torch", "collections", "functools", "types", "torch._C"):
-            return self.make(site, arguments.all(), cls if cls in _BUILTIN_TYPES else None)
+            made = self.make(site, arguments.all(), cls if cls in _BUILTIN_TYPES else None)
+            return Value(MISSING, made.places | reachable(arguments.all()), made.cls)
         result = call_builtin(self, site, cls, arguments)
         if result is None:
             self.give_up(f"makes a {cls.__name__}")
@@ -275,8 +323,9 @@ class Calls(Attributes):
 
     def call_module(self, site: Any, callee: Value, arguments: Arguments) -> Value:
         module = callee.known
-        if getattr(module, "_is_impure", False):
+        if self.read_attribute(site, callee, "_is_impure").known is True:
             self.write_outside("the module is marked _is_impure")
+        self.module_reads.append((module, ModuleRead.CLASS, type(module)))
         # Only a captured program has both; asking any module for `graph` might run a property of the user's.
         graph = module.graph if hasattr(type(module), "recompile") and hasattr(type(module), "graph") else None
         if isinstance(module, torch.jit.ScriptModule):
@@ -284,6 +333,7 @@ class Calls(Attributes):
         if type(module).__call__ is not torch.nn.Module.__call__ and graph is None:
             return self._call_object(site, callee, arguments)
         inner = torch.nn.modules.module
+        self.module_reads.append((module, ModuleRead.HOOKS, False))
         for hook in (*inner._global_forward_pre_hooks.values(), *module._forward_pre_hooks.values()):
             arguments = self._run_hook(site, hook, callee, arguments)
         if graph is not None and hasattr(graph, "owning_module"):
@@ -304,6 +354,7 @@ class Calls(Attributes):
 
     def _call_graph(self, site: Any, callee: Value, graph: Any, arguments: Arguments) -> Value:
         """Read a captured program node by node."""
+        self.cacheable = False
         values: dict[Any, Value] = {}
         inputs = list(arguments.positional)
         result = Value()
@@ -355,6 +406,12 @@ class Calls(Attributes):
             parts = [self.argument_value((site, i), part, values) for i, part in enumerate(_slice_parts(argument))]
             return Value(argument) if all(part.is_known for part in parts) else Value()
         return lift(argument, OUTSIDE)
+
+
+def _complete(partial: Partial, arguments: Arguments) -> Arguments:
+    return Arguments(
+        [*partial.positional, *arguments.positional], {**partial.keyword, **arguments.keyword}, arguments.rest
+    )
 
 
 def _slice_parts(value: slice) -> tuple[Any, Any, Any]:

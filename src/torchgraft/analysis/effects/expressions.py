@@ -18,9 +18,8 @@ from torchgraft.analysis.effects.machine import STEP_LIMIT, Arguments
 from torchgraft.analysis.effects.values import (
     MISSING,
     OUTSIDE,
-    Bound,
+    WRAPPERS,
     Closure,
-    OneOf,
     Super,
     Value,
     contents,
@@ -47,7 +46,6 @@ _COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
     ast.Gt: operator.gt,
     ast.GtE: operator.ge,
 }
-_WRAPPERS = (OneOf, Bound, Closure, Super)
 
 
 class Scope:
@@ -104,11 +102,10 @@ class Expressions:
         machine.steps += 1
         if machine.steps > STEP_LIMIT:
             machine.give_up("there is too much code to read")
-        method = getattr(self, "read_" + type(tree).__name__, None)
-        if method is None:
+        reader = _READERS.get(type(tree))
+        if reader is None:
             machine.give_up(f"line {tree.lineno}: {type(tree).__name__} is not understood")
-        result: Value = method(tree)
-        return result
+        return reader(self, tree)
 
     def site(self, tree: ast.AST) -> Any:
         return (self.path, tree)
@@ -145,7 +142,11 @@ class Expressions:
             return bool(known)
         if isinstance(known, list | dict | tuple | set):
             return self.machine.length_of(value) != 0
-        if callable(known) and not isinstance(known, torch.nn.Module) and isinstance(known, type | type(len) | type(_name)):
+        if (
+            callable(known)
+            and not isinstance(known, torch.nn.Module)
+            and isinstance(known, type | type(len) | type(_name))
+        ):
             return True
         return None
 
@@ -184,7 +185,9 @@ class Expressions:
                 items.append(self.evaluate(element))
         if not certain:
             return self.machine.make(self.site(tree), items, cls)
-        if cls is tuple and all(item.is_known and not item.places and not isinstance(item.known, _WRAPPERS) for item in items):
+        if cls is tuple and all(
+            item.is_known and not item.places and not isinstance(item.known, WRAPPERS) for item in items
+        ):
             return Value(tuple(item.known for item in items))
         return self.machine.make_sequence(self.site(tree), items, cls)
 
@@ -235,7 +238,8 @@ class Expressions:
         value = self.evaluate(tree.operand)
         if isinstance(tree.op, ast.USub) and type(value.known) in (int, float):
             return Value(-value.known)
-        return self.result_of_operator(tree, value)
+        # `+x` of a tensor is the tensor.
+        return value if isinstance(tree.op, ast.UAdd) else self.result_of_operator(tree, value)
 
     def read_BinOp(self, tree: ast.BinOp) -> Value:
         left, right = self.evaluate(tree.left), self.evaluate(tree.right)
@@ -258,7 +262,9 @@ class Expressions:
             cls = type(operand.known) if operand.is_known else operand.cls
             method = None if cls is None else self._operator_method(cls)
             if method is not None:
-                self.machine.give_up(f"line {getattr(tree, 'lineno', 0)}: operator of {cls.__name__ if cls else number}")
+                self.machine.give_up(
+                    f"line {getattr(tree, 'lineno', 0)}: operator of {cls.__name__ if cls else number}"
+                )
         if not any(operand.places for operand in operands):
             return Value()
         return self.machine.make(self.site(tree), operands)
@@ -268,7 +274,9 @@ class Expressions:
         # Operators that a class of the user's defines in Python could do anything; tensors and builtins cannot.
         if cls.__module__ == "builtins" or issubclass(cls, torch.Tensor) or not cls.__flags__ & (1 << 9):
             return None
-        return next((m for name in ("__add__", "__mul__", "__or__", "__truediv__") if (m := getattr(cls, name, None))), None)
+        return next(
+            (m for name in ("__add__", "__mul__", "__or__", "__truediv__") if (m := getattr(cls, name, None))), None
+        )
 
     def read_Compare(self, tree: ast.Compare) -> Value:
         left = self.evaluate(tree.left)
@@ -438,14 +446,25 @@ class Expressions:
         raise NotImplementedError
 
 
+_READERS: dict[type[ast.AST], Callable[[Expressions, Any], Value]] = {
+    getattr(ast, name.removeprefix("read_")): method
+    for name, method in vars(Expressions).items()
+    if name.startswith("read_")
+}
+
+
 def _is_same(left: Value, right: Value) -> bool | None:
     if left.is_known and right.is_known:
-        if isinstance(left.known, _WRAPPERS) or isinstance(right.known, _WRAPPERS):
+        if isinstance(left.known, WRAPPERS) or isinstance(right.known, WRAPPERS):
             return None
         if left.known is right.known:
             return True
         # Equal numbers and texts may or may not be one object.
-        return None if type(left.known) is type(right.known) and is_plain_data(left.known) and left.known == right.known else False
+        return (
+            None
+            if type(left.known) is type(right.known) and is_plain_data(left.known) and left.known == right.known
+            else False
+        )
     one, other = (left, right) if left.is_known else (right, left)
     if one.is_known and one.known is None and other.cls is not None:
         return False

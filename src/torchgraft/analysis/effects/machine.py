@@ -31,14 +31,22 @@ class Arguments:
         return Arguments([receiver, *self.positional], self.keyword, self.rest)
 
 
+class ModuleRead:
+    """Questions about a module that are no attribute, under names that no attribute has."""
+
+    HOOKS = "<hooks>"
+    CHILDREN = "<children>"
+    CLASS = "<class>"
+
+
 class Machine(Findings, ABC):
     """One analysis of one call."""
 
     def __init__(self) -> None:
         super().__init__()
         self.steps = 0
-        # Code objects of the functions being read, innermost last.
-        self.active: list[Any] = []
+        # The functions being read and the values of their parameters, innermost last.
+        self.active: list[tuple[Any, dict[str, Value]]] = []
 
     @abstractmethod
     def call(self, site: Any, callee: Value, arguments: Arguments) -> Value:
@@ -67,4 +75,3 @@ class Machine(Findings, ABC):
     def unknown_result(self, values: Iterable[Value]) -> Value:
         """The result of something that may have kept or handed back anything."""
         return Value(places=reachable(values) | {OUTSIDE})
-

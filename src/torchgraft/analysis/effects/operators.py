@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from torchgraft.analysis.effects.values import Findings, Value, reachable
+from torchgraft.analysis.effects.values import Findings, Place, Value, reachable
 
 # The Python names under which torch binds operators. In them an operator writes only what its schema marks, or, where it
 # has no schema (from_numpy, asarray), what a trailing underscore or `out=` announces.
@@ -78,6 +78,12 @@ class Operator:
         """Whether no call has an effect, except through `out=`."""
         return all(signature.is_plain for signature in self.signatures) and not _announces_write(self.name)
 
+    @property
+    def written_keywords(self) -> frozenset[str]:
+        """Keyword arguments that are written if they are given."""
+        parameters = [parameter for signature in self.signatures for parameter in signature.parameters]
+        return frozenset({"out"} | {p.name for p in parameters if p.written and p.keyword_only})
+
     def call(
         self, findings: Findings, site: Any, args: Sequence[Value], kwargs: Mapping[str, Value] = _NO_KEYWORDS
     ) -> Value:
@@ -100,14 +106,14 @@ class Operator:
             if not parameter.written or (parameter.keyword_only and parameter.name not in kwargs):
                 continue
             value = bound.get(parameter.name)
-            written = list(bound.values()) if value is None else [] if value.known is None else [value]
-            findings.write_places(reachable(written), f"{self.name} writes its argument '{parameter.name}'")
+            places = reachable(bound.values()) if value is None else _memory(value, parameter.kind)
+            findings.write_places(places, f"{self.name} writes its argument '{parameter.name}'")
         if signature.nothing_returned:
             findings.write_outside(f"{self.name} returns nothing, so it is called for its effect")
         if signature.communicates:
             findings.write_outside(f"{self.name} talks to other processes")
         if signature.updates_statistics and not _switched_off(bound, _TRAINING_FLAGS):
-            running = [v for name, v in bound.items() if name.startswith("running_") and v.known is not None]
+            running = [value for name, value in bound.items() if name.startswith("running_")]
             findings.write_places(reachable(running), f"{self.name} updates running statistics")
         if signature.random and not self._draws_nothing(signature, bound):
             findings.draw(f"{self.name} draws random numbers")
@@ -136,15 +142,14 @@ class Operator:
         returns = {signature.returns for signature, _ in calls}
         if returns == {"number"}:
             return Value()
-        shared: list[Value] = [kwargs["out"]] if "out" in kwargs else []
+        shared: set[Place] = set(reachable([kwargs["out"]])) if "out" in kwargs else set()
         for signature, bound in calls:
-            if signature.passes_through:
-                shared += bound.values()
-            else:
-                shared += [bound[p.name] for p in signature.parameters if p.shared and p.name in bound]
+            for parameter in signature.parameters:
+                if parameter.name in bound and (parameter.shared or signature.passes_through):
+                    shared |= _memory(bound[parameter.name], parameter.kind)
         if not calls:
-            shared += [*args, *kwargs.values()]
-        places = reachable(shared)
+            shared |= reachable([*args, *kwargs.values()])
+        places = frozenset(shared)
         if places and returns == {"tensor"}:
             return Value(places=places, cls=torch.Tensor)
         result = findings.make(site, [Value(places=places)], torch.Tensor if returns == {"tensor"} else None)
@@ -161,6 +166,11 @@ def _switched_off(bound: Mapping[str, Value], flags: Any, default_off: bool = Fa
     if not values:
         return default_off
     return all(value.known is False for value in values)
+
+
+def _memory(value: Value, kind: str) -> frozenset[Place]:
+    """The memory of an argument: a tensor's own, or that of all tensors in a list."""
+    return value.places if kind in ("Tensor", "Optional[Tensor]") else reachable((value,))
 
 
 def _is_zero(value: Value | None) -> bool:
@@ -195,15 +205,13 @@ def operator_of_function(function: Any) -> Operator | None:
 
 @functools.cache
 def operator_of_method(name: str) -> Operator | None:
-    """The operator behind a method of Tensor that is written in C, or behind a TorchScript container's method."""
-    method = getattr(torch.Tensor, name, None)
+    """The operator behind a method that tensors have from C, or behind a method of TorchScript's containers."""
+    method = getattr(torch._C.TensorBase, name, None)
+    has_schema = bool(_schemas(f"aten::{name}"))
     if method is None:
-        return _operator_named(name) if _schemas(f"aten::{name}") else None
-    if not callable(method) or hasattr(method, "__code__"):
-        return None
-    if name.startswith("_") and not name.endswith("__") and not _schemas(f"aten::{name}"):
-        return None
-    return _operator_named(name)
+        return _operator_named(name) if has_schema else None
+    is_private = name.startswith("_") and not name.endswith("__")
+    return None if not callable(method) or (is_private and not has_schema) else _operator_named(name)
 
 
 @functools.cache
@@ -224,7 +232,9 @@ def operator_of_packet(packet: torch._ops.OpOverloadPacket) -> Operator:
 @functools.cache
 def _operator_named(name: str) -> Operator:
     packet = getattr(torch.ops.aten, name, None)
-    overloads = {schema.overload_name: getattr(packet, schema.overload_name or "default") for schema in _schemas(f"aten::{name}")}
+    overloads = {
+        schema.overload_name: getattr(packet, schema.overload_name or "default") for schema in _schemas(f"aten::{name}")
+    }
     registered = [overload for overload in overloads.values() if _is_dispatched(overload)]
     # TorchScript gives Python's containers methods of the same names (list.sort); a tensor never reaches those.
     chosen = registered or list(overloads.values())
@@ -254,12 +264,20 @@ def _signature(schema: Any, overload: Any, siblings: list[Any]) -> _Signature:
     return _Signature(
         parameters,
         random=any(_is_random(sibling) for sibling in (overload, *siblings)),
-        nothing_returned=not schema.returns or _is_registered_effect(overload),
-        returns="tensor" if kinds == {"Tensor"} and len(schema.returns) == 1 else "number" if kinds <= _NUMBERS else "other",
+        nothing_returned=(not schema.returns and not _is_out_variant(parameters)) or _is_registered_effect(overload),
+        returns="tensor"
+        if kinds == {"Tensor"} and len(schema.returns) == 1
+        else "number"
+        if kinds <= _NUMBERS
+        else "other",
         passes_through=_may_pass_through(overload, schema),
         updates_statistics=_updates_statistics(schema, overload),
         communicates=any(p.name in ("group_name", "process_group") for p in parameters),
     )
+
+
+def _is_out_variant(parameters: tuple[_Parameter, ...]) -> bool:
+    return any(parameter.written and parameter.keyword_only for parameter in parameters)
 
 
 _NUMBERS = frozenset({"int", "float", "bool", "number", "Scalar", "SymInt", "Device", "Layout", "ScalarType"})
@@ -295,6 +313,9 @@ def _may_pass_through(overload: Any, schema: Any) -> bool:
         return True
     marked = any(argument.alias_info is not None for argument in schema.arguments)
     name = overload.name()
+    if "unsafe_" in name:
+        # torch's word for a view that is declared to be none.
+        return True
     return not marked and (
         not torch._C._dispatch_has_kernel(name)
         or torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd")

@@ -24,6 +24,7 @@ from torchgraft.analysis.effects.values import (
     Closure,
     Value,
     contents,
+    covers,
     element_of,
     is_plain_data,
     join,
@@ -373,13 +374,17 @@ class Analysis(Calls):
         defaults: list[Value],
         named: dict[str, Value],
     ) -> Value:
-        if len(self.active) >= DEPTH_LIMIT or self.active.count(code) >= 3:
-            self.give_up("calls itself, or nests too deep to follow")
         path = (site, code)
         if not self._bind_parameters(path, tree.args, scope, arguments, defaults, named):
             self.give_up("the arguments do not fit the function")
+        for active, names in self.active:
+            if active is code and all(covers(names.get(name, Value(None)), value) for name, value in scope.names.items()):
+                # The body is being read with arguments like these already; reading it again would find nothing new.
+                return self.unknown_result(scope.names.values())
+        if len(self.active) >= DEPTH_LIMIT:
+            self.give_up("calls nest too deep to follow")
         body = Body(self, scope, path)
-        self.active.append(code)
+        self.active.append((code, dict(scope.names)))
         try:
             if isinstance(tree, ast.Lambda):
                 return body.evaluate(tree.body)
@@ -442,10 +447,16 @@ class Analysis(Calls):
             return False
         if parameters.vararg is not None:
             key = (path, "args")
-            star = self.make(key, [*surplus, rest], tuple) if rest is not None else self.make_sequence(key, surplus, tuple)
+            star = (
+                self.make(key, [*surplus, rest], tuple) if rest is not None else self.make_sequence(key, surplus, tuple)
+            )
             scope.names[parameters.vararg.arg] = star
         if parameters.kwarg is not None:
             key = (path, "kwargs")
-            named = self.make(key, [*extra.values(), rest], dict) if rest is not None else self.make_mapping(key, extra, dict)
+            named = (
+                self.make(key, [*extra.values(), rest], dict)
+                if rest is not None
+                else self.make_mapping(key, extra, dict)
+            )
             scope.names[parameters.kwarg.arg] = named
         return True

@@ -23,7 +23,6 @@ class _Missing:
 MISSING: Final = _Missing()
 
 
-
 class Local:
     """An object made by the analysed code: what can be reached through it, and its contents where they are certain."""
 
@@ -73,6 +72,15 @@ class Bound:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Partial:
+    """A `functools.partial` made by the analysed code."""
+
+    function: Value
+    positional: tuple[Value, ...]
+    keyword: dict[str, Value]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Super:
     """`super()` inside a method of `cls`."""
 
@@ -104,6 +112,7 @@ class Findings:
         self.reasons: list[str] = []
         # (namespace, name, object found there): the answer holds as long as all are still the same.
         self.reads: list[tuple[dict[str, Any], str, Any]] = []
+        self.module_reads: list[tuple[torch.nn.Module, str, Any]] = []
         self.cacheable = True
         self._sites: dict[Any, Local] = {}
         # Grows whenever a local object changes, so that loops know when they have settled.
@@ -216,6 +225,10 @@ class Findings:
             self.version += 1
 
 
+# What stands in `Value.known` for objects that do not exist yet.
+WRAPPERS = (OneOf, Bound, Partial, Super, Closure)
+
+
 def reachable(values: Iterable[Value]) -> frozenset[Place]:
     """All memory that can be reached from the values."""
     result: set[Place] = set()
@@ -243,6 +256,24 @@ def contents(value: Value) -> Local | None:
     return None
 
 
+def covers(general: Value, special: Value) -> bool:
+    """Whether everything that can happen with `special` can happen with `general`."""
+    if general.is_known and not _same_object(general.known, special.known):
+        return False
+    if not special.is_known and general.is_known:
+        return False
+    local = contents(special)
+    if local is not None:
+        held = [*(local.items or ()), *(local.entries or {}).values()]
+        if any(value.is_known and not is_plain_data(value.known) for value in held):
+            return False
+    return _effective(special) <= _effective(general)
+
+
+def _effective(value: Value) -> frozenset[Place]:
+    return frozenset(place for place in reachable((value,)) if not isinstance(place, Local))
+
+
 def join(first: Value, second: Value) -> Value:
     """What is true of both."""
     if first is second or first.same_as(second):
@@ -251,10 +282,14 @@ def join(first: Value, second: Value) -> Value:
     if _same_object(first.known, second.known):
         return Value(first.known, places)
     choices = _choices(first) + _choices(second)
-    if first.is_known and second.is_known and len(choices) <= 16 and all(callable(c.known) for c in choices):
+    if first.is_known and second.is_known and len(choices) <= 16 and all(_is_callable(c.known) for c in choices):
         return Value(OneOf(choices), places)
     cls = first.cls if first.cls is second.cls else None
     return Value(MISSING, places, cls)
+
+
+def _is_callable(known: Any) -> bool:
+    return callable(known) or isinstance(known, Bound | Partial | Closure)
 
 
 def _choices(value: Value) -> tuple[Value, ...]:
@@ -277,7 +312,9 @@ def lift(known: Any, place: Place) -> Value:
     return Value(known, frozenset((place,)))
 
 
-_SIMPLE: Final = frozenset({int, float, bool, complex, str, bytes, type(None), type(Ellipsis), type(NotImplemented), range})
+_SIMPLE: Final = frozenset(
+    {int, float, bool, complex, str, bytes, type(None), type(Ellipsis), type(NotImplemented), range}
+)
 _SIMPLE_TORCH = (torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size, enum.Enum)
 # Objects without memory worth tracking: calling them is analysed, setting an attribute on them is a write outside.
 _FIXED = (

@@ -1,0 +1,28 @@
+"""Taking call arguments apart into the leaves a program was captured with; generated code calls this as `fx_pytree`.
+Everything else about trees of values is torch's own pytree.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.utils import _pytree as pytree
+
+
+def children_of(spec: Any) -> list[Any]:
+    """The child specs of a tree spec; a method in some versions of torch, an attribute in others."""
+    return spec.children() if callable(spec.children) else spec.children
+
+
+def tree_flatten_spec(values: list[Any], spec: Any) -> list[Any]:
+    """The leaves of call arguments, which must have the structure the program was captured with."""
+    leaves: list[Any] = []
+    for position, (value, child) in enumerate(zip(values, children_of(spec), strict=True)):
+        try:
+            leaves += child.flatten_up_to(value)
+        except ValueError as error:
+            raise ValueError(
+                f"argument {position} does not have the structure the program was captured with: "
+                f"expected {child}, found {pytree.tree_structure(value)}; capture again with such an argument"
+            ) from error
+    return leaves
