@@ -5,5 +5,6 @@ from torchgraft.capture.proxy import ParameterProxy as ParameterProxy
 from torchgraft.capture.proxy import Proxy as Proxy
 from torchgraft.capture.tracer_base import GraphAppendingTracer as GraphAppendingTracer
 from torchgraft.capture.tracer_base import Scope as Scope
+from torchgraft.capture.tracer_base import ScopeContextManager as ScopeContextManager
 from torchgraft.capture.tracer_base import TracerBase as TracerBase
 from torchgraft.errors import TraceError as TraceError

@@ -96,6 +96,25 @@ def attributes_and_shapes(fx):
 
 
 @program
+def arithmetic_of_shapes(fx):
+    def forward(x):
+        y = x.view(x.shape[:-1] + (2, -1)).expand((5,) + x.shape)  # noqa: RUF005
+        return y.reshape([x.size(0) * 2, *(3, 4)]), x.new_zeros(x.shape), torch.arange(x.shape[-1])
+
+    return fx.symbolic_trace(forward)
+
+
+@program
+def questions_that_are_not_about_values(fx):
+    def forward(x):
+        if torch.jit.is_scripting() or torch.jit.is_tracing() or torch.is_tensor(x):
+            return -x
+        return x.to(torch.get_default_dtype()).masked_fill(x > 0, torch.finfo(torch.float32).min)
+
+    return fx.symbolic_trace(forward)
+
+
+@program
 def slices_and_indices(fx):
     return fx.symbolic_trace(lambda x, n: (x[0], x[:, 1:n, ::2], x[..., None], x[[0, 1]], x["key"], x[n], x[:, n - 1]))
 
@@ -319,7 +338,7 @@ def annotations_of_classes(fx):
 @program
 def tensor_constants(fx):
     one, two = torch.ones(2), torch.zeros(2)
-    return fx.symbolic_trace(lambda x: x + one - two * one)
+    return fx.symbolic_trace(lambda x: (x + one - two) * one)
 
 
 @program

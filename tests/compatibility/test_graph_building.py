@@ -177,7 +177,6 @@ def test_illegal_names_are_mended(fx: ModuleType, asked: str, given: str) -> Non
 def test_explicit_name_keeps_its_case(fx: ModuleType) -> None:
     graph = fx.Graph()
     assert graph.create_node("call_function", torch.relu, (), name="ReLU").name == "ReLU"
-    assert graph.create_node("call_function", torch.relu, (), name="").name == "_unnamed"
 
 
 def test_and_or_methods_of_tensors(fx: ModuleType) -> None:
@@ -374,3 +373,14 @@ def test_graph_module_owns_its_graph(fx: ModuleType) -> None:
     module = fx.GraphModule({}, graph)
     assert module.graph is graph
     assert graph.owning_module is module
+
+
+def test_graph_knows_the_tracer_class_it_is_given(fx: ModuleType) -> None:
+    class Mine(fx.Tracer):
+        pass
+
+    graph = fx.Graph(tracer_cls=Mine)
+    graph.output(graph.placeholder("x"))
+    assert fx.GraphModule({}, graph)(1) == 1
+    owner = fx.symbolic_trace(lambda x: x)
+    assert fx.Graph(owning_module=owner).owning_module is owner

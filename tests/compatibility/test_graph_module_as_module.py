@@ -4,9 +4,13 @@ How one is made and edited is examined in test_graph_module.
 """
 
 import copy
+import importlib
 import io
 import pickle
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -192,6 +196,30 @@ def test_duplicates_can_be_edited(fx: ModuleType, duplicate) -> None:
 class Negating(nn.Module):
     def forward(self, x):
         return torch.neg(x)
+
+
+def test_long_programs_can_be_duplicated(fx: ModuleType, duplicate) -> None:
+    graph = fx.Graph()
+    value = graph.placeholder("x")
+    for _ in range(2000):
+        value = graph.call_function(torch.neg, (value,))
+    graph.output(value)
+    other = duplicate(fx.GraphModule({}, graph))
+    assert len(other.graph.nodes) == 2002
+    assert other(torch.tensor(2.0)).item() == 2.0
+
+
+def test_pickle_is_read_by_another_process(fx: ModuleType, tmp_path: Path) -> None:
+    traced = fx.symbolic_trace(nn.Sequential(nn.Linear(2, 2), nn.ReLU())).eval()
+    path = tmp_path / "module.pickle"
+    path.write_bytes(pickle.dumps(traced))
+    source = str(Path(importlib.import_module("torchgraft").__file__).parent.parent)
+    program = (
+        f"import pickle, sys, torch; sys.path.insert(0, {source!r}); "
+        f"module = pickle.load(open({str(path)!r}, 'rb')); print(module(torch.ones(1, 2)).tolist())"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == str(traced(torch.ones(1, 2)).tolist())
 
 
 def test_shared_submodules_stay_shared(fx: ModuleType, duplicate) -> None:

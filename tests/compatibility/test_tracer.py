@@ -146,6 +146,33 @@ def test_create_proxy_with_the_short_signature(fx: ModuleType) -> None:
     assert torch.equal(trace_with(fx, Old(), model)(x), model(x))
 
 
+def test_create_proxy_that_ignores_what_follows(fx: ModuleType) -> None:
+    class Qualified(fx.Tracer):
+        def __init__(self) -> None:
+            super().__init__()
+            self.paths = {}
+            self.current = ""
+
+        def call_module(self, m, forward, args, kwargs):
+            before, self.current = self.current, self.path_of_module(m)
+            try:
+                return super().call_module(m, forward, args, kwargs)
+            finally:
+                self.current = before
+
+        def create_proxy(self, kind, target, args, kwargs, name=None, type_expr=None, *_):
+            proxy = super().create_proxy(kind, target, args, kwargs, name, type_expr)
+            self.paths[proxy.node.name] = self.current
+            return proxy
+
+    tracer = Qualified()
+    tracer.trace(Network())
+    assert tracer.paths["relu"] == "first"
+    assert tracer.paths["first_linear"] == "first.linear"
+    assert tracer.paths["second_1"] == "second.1"
+    assert tracer.paths["weight"] == ""
+
+
 def test_create_node_sees_every_node(fx: ModuleType) -> None:
     class Recording(fx.Tracer):
         def __init__(self) -> None:

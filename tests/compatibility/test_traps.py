@@ -3,6 +3,7 @@
 Traps of graphs and modules are in test_traps_of_graphs, programs torch.fx refuses in test_traps_of_programs.
 """
 
+import random
 import threading
 from collections.abc import Callable
 from types import ModuleType
@@ -46,6 +47,37 @@ def test_random_draw_without_a_traced_input_is_recorded(graft: ModuleType, draw:
     assert_same_as_eager(traced, forward, x)
     draws = {tuple(traced(x).tolist()) for _ in range(20)}
     assert len(draws) > 1
+
+
+def seeded(x):
+    torch.manual_seed(3)
+    return x + torch.rand(3)
+
+
+def forked(x):
+    with torch.random.fork_rng():
+        y = torch.rand(3)
+    return x + y + torch.rand(3)
+
+
+def python_random(x):
+    return x + random.random()
+
+
+@pytest.mark.parametrize("function", [seeded, forked, python_random], ids=lambda function: function.__name__)
+def test_other_uses_of_random_state_are_recorded_or_refused(graft: ModuleType, function: Callable) -> None:
+    try:
+        traced = graft.symbolic_trace(function)
+    except graft.TraceError:
+        return
+    x = torch.zeros(3)
+    for _ in range(2):
+        torch.manual_seed(7), random.seed(7)
+        expected = function(x), torch.rand(1)
+        torch.manual_seed(7), random.seed(7)
+        answer = traced(x), torch.rand(1)
+        assert torch.equal(answer[0], expected[0])
+        assert torch.equal(answer[1], expected[1]), "the random state afterwards is that of eager"
 
 
 def test_no_grad_region_is_recorded(graft: ModuleType) -> None:
@@ -144,6 +176,19 @@ def test_store_into_a_traced_value_is_recorded(graft: ModuleType, store: Callabl
         return y
 
     assert_same_as_eager(graft.symbolic_trace(forward), forward, torch.tensor([-1.0, 2.0, 3.0]))
+
+
+def test_store_to_an_attribute_of_a_traced_value_is_recorded_or_refused(graft: ModuleType) -> None:
+    def forward(x):
+        y = x * 1
+        y.data = torch.zeros(2)
+        return y
+
+    try:
+        traced = graft.symbolic_trace(forward)
+    except graft.TraceError:
+        return
+    assert_same_as_eager(traced, forward, torch.ones(2))
 
 
 def test_plain_store_statement_is_recorded(graft: ModuleType) -> None:

@@ -351,6 +351,7 @@ def test_pickling_keeps_node_names(graft: ModuleType) -> None:
     assert [node.name for node in loaded.graph.nodes] == ["x", "chosen", "output"]
 
 
+@pytest.mark.filterwarnings("ignore::FutureWarning")
 def test_pickling_keeps_structured_inputs(graft: ModuleType) -> None:
     traced = graft.symbolic_trace(lambda pair: [pair[0] + pair[1]], concrete_args={"pair": (graft.PH, graft.PH)})
     assert pickle.loads(pickle.dumps(traced))((1, 2)) == [3]

@@ -211,7 +211,7 @@ def test_wrap_inside_a_function_is_refused(port) -> None:
 
 
 def test_wrap_of_something_else_is_refused(port) -> None:
-    with pytest.raises(RuntimeError, match="(?i)unsupported type"):
+    with pytest.raises(RuntimeError):
         port("""
             import torch.fx
 

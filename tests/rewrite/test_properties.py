@@ -34,7 +34,8 @@ def as_function(lines):
     def program(x, y):
         values = [x, y]
         for call, is_binary, first, second in lines:
-            result = call(values[first], values[second]) if is_binary else call(values[first])
+            operands = [values[index % len(values)] for index in ((first, second) if is_binary else (first,))]
+            result = call(*operands)
             if result is not None:
                 values.append(result)
         return values[-1], values[len(values) // 2]

@@ -6,6 +6,7 @@ threads may trace or run eager models meanwhile. What the patches record is deci
 from __future__ import annotations
 
 import builtins
+import gc
 import threading
 from collections.abc import Callable
 from types import FunctionType
@@ -20,6 +21,31 @@ class _Active(threading.local):
 
 
 active = _Active()
+
+
+class _PausedCollection:
+    """Keeps the garbage collector off while anybody traces: a trace makes only objects that stay, a hundred thousand of
+    them for a large model, and looking through them again and again would take longer than making them."""
+
+    def __init__(self) -> None:
+        self._users = 0
+        self._was_enabled = False
+
+    def __enter__(self) -> None:
+        with _lock:
+            if self._users == 0:
+                self._was_enabled = gc.isenabled()
+                gc.disable()
+            self._users += 1
+
+    def __exit__(self, *details: object) -> None:
+        with _lock:
+            self._users -= 1
+            if self._users == 0 and self._was_enabled:
+                gc.enable()
+
+
+paused_collection = _PausedCollection()
 
 
 class Patch:
@@ -70,38 +96,45 @@ class CodePatch:
     """A Python function made to do something else while at least one tracer needs it.
 
     Replacing a method on `torch.nn.Module` makes Python visit every subclass (0.4 ms for `__getattr__`, a third of the time
-    it takes to trace a ResNet-50); replacing the code inside the method costs nothing. `original` does what the function
-    did before.
+    it takes to trace a ResNet-50); replacing the code inside the method costs nothing. `original` is a function that does
+    what the patched one did before.
     """
 
     __slots__ = ("_code", "_lent", "function", "original", "users")
 
-    def __init__(self, function: FunctionType, parameters: str, replacement: Callable[..., Any]) -> None:
-        code = function.__code__
+    def __init__(self, function: FunctionType) -> None:
         self.function = function
+        self._code = function.__code__
         self.original = FunctionType(
-            code, function.__globals__, function.__name__, function.__defaults__, function.__closure__
+            self._code, function.__globals__, function.__name__, function.__defaults__, function.__closure__
         )
-        name = f"_torchgraft_{function.__name__}"
-        # The new code sees the function's own globals. The name stays there: another thread may be inside the new code
-        # when the old one is put back.
-        function.__globals__[name] = replacement
-        scope: dict[str, Any] = {}
-        source = f"def {function.__name__}({parameters}): return {name}({parameters})"
-        exec(compile(source, __file__, "exec"), scope)
-        self._code = code
-        self._lent = scope[function.__name__].__code__
         self.users = 0
 
+    def lend(self, replacement: FunctionType) -> None:
+        """Say what the function does meanwhile.
+
+        Its code will see the globals of the patched function, so the names it needs that start with `_torchgraft_` are
+        copied there. They stay: another thread may be inside the lent code when the old code is put back.
+        """
+        self._lent = replacement.__code__
+        if self._lent.co_freevars != self._code.co_freevars:
+            raise TypeError(
+                f"{replacement.__name__} closes over {self._lent.co_freevars}, but {self.function.__qualname__} over "
+                f"{self._code.co_freevars}; Python swaps codes only where these agree"
+            )
+        for name in self._lent.co_names:
+            if name.startswith("_torchgraft_"):
+                self.function.__globals__[name] = replacement.__globals__[name]
+
     def acquire(self) -> None:
-        """Put the new code in place if it is not."""
+        """Put the lent code in place if it is not."""
         with _lock:
             self.users += 1
             if self.users == 1:
                 self.function.__code__ = self._lent
 
     def release(self) -> None:
-        """Put the old code back once nobody needs the new one."""
+        """Put the old code back once nobody needs the lent one."""
         with _lock:
             self.users -= 1
             if self.users == 0:

@@ -1,46 +1,58 @@
-"""What tracing must not change: the Python attributes of a model, compared before and after, and put back.
+"""What tracing must not change: the Python attributes of a model. Writes are refused before they happen, and what gets past
+that (a list appended to, a `__dict__` edited) is found by comparing before and after, put back, and refused then.
 Tensors need no watching, because calls that would write into them are recorded instead of run.
 """
 
 from __future__ import annotations
 
 import dis
-from itertools import islice
+import sys
 from operator import is_
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
 from torchgraft.errors import TraceError
-from torchgraft.ir.origin import SourceLine
+from torchgraft.ir.origin import SourceLine, current_source_line, is_user_code
 from torchgraft.ir.origin import source_line as line_of
 
 _CONTAINERS = frozenset({list, dict, set})
-_STANDARD = list(torch.nn.Module().__dict__)
 
 
 class ModelState:
-    """A shallow picture of every module of a model: its attributes, its buffers, and what lists, dicts and sets hold."""
+    """A shallow picture of every module whose forward was entered: its attributes, and what lists, dicts and sets hold."""
 
-    def __init__(self, modules: dict[torch.nn.Module, str]) -> None:
-        self._paths = modules
-        self._attributes: list[tuple[torch.nn.Module, dict[str, Any]]] = []
+    def __init__(self, paths: dict[torch.nn.Module, str]) -> None:
+        self._paths = paths
+        self._attributes: dict[torch.nn.Module, dict[str, Any]] = {}
         self._contents: list[tuple[torch.nn.Module, str, Any, Any]] = []
-        for module in modules:
-            before = module.__dict__.copy()
-            self._attributes.append((module, before))
-            buffers = before["_buffers"]
-            if buffers:
-                self._contents.append((module, "_buffers", buffers, buffers.copy()))
-            if len(before) > len(_STANDARD):
-                for name, value in _own_attributes(before):
-                    if type(value) in _CONTAINERS:
-                        self._contents.append((module, name, value, value.copy()))
+
+    def watch(self, module: torch.nn.Module) -> None:
+        """Remember a module as it is now."""
+        if module in self._attributes:
+            return
+        self._attributes[module] = before = module.__dict__.copy()
+        for name, value in before.items():
+            if type(value) in _CONTAINERS:
+                self._contents.append((module, name, value, value.copy()))
+
+    def before_write(self, module: torch.nn.Module, name: str, value: Any, tracer: Any) -> None:
+        """Refuse an attribute to be changed; writing the value that is there already is no change."""
+        if module not in self._paths:
+            return
+        if _writer() is tracer:  # an overridden method of the tracer edits the model on purpose
+            self._attributes.pop(module, None)
+            self._contents = [entry for entry in self._contents if entry[0] is not module]
+            return
+        for table in (module.__dict__, module._parameters, module._buffers, module._modules):
+            if name in table and _is_equal(value, table[name]):  # type: ignore[operator]
+                return
+        self._refuse(module, name, current_source_line())
 
     def restore(self) -> list[tuple[torch.nn.Module, str]]:
         """Put everything back and return what had been changed."""
         changed: list[tuple[torch.nn.Module, str]] = []
-        for module, before in self._attributes:
+        for module, before in self._attributes.items():
             now = module.__dict__
             if len(now) == len(before) and all(map(is_, now.values(), before.values())):
                 continue
@@ -52,11 +64,7 @@ class ModelState:
         for module, name, container, content in self._contents:
             if _same_content(container, content):
                 continue
-            if name == "_buffers":
-                names = [key for key in container.keys() | content.keys() if container.get(key) is not content.get(key)]
-                changed += [(module, key) for key in names]
-            else:
-                changed.append((module, name))
+            changed.append((module, name))
             if type(container) is list:
                 container[:] = content
             else:
@@ -64,29 +72,32 @@ class ModelState:
                 container.update(content)
         return changed
 
-    def refuse(self, changed: list[tuple[torch.nn.Module, str]]) -> None:
-        """Raise for attributes that a forward changed."""
-        module, name = changed[0]
+    def refuse_changes(self, changed: list[tuple[torch.nn.Module, str]]) -> None:
+        """Raise if anything had been changed."""
+        if changed:
+            module, name = changed[0]
+            self._refuse(module, name, _writing_line(module, name))
+
+    def _refuse(self, module: torch.nn.Module, name: str, line: SourceLine | None) -> NoReturn:
         path = ".".join(filter(None, ["self", self._paths.get(module, "")]))
-        line = _writing_line(module, name)
-        others = f" (and {len(changed) - 1} more)" if len(changed) > 1 else ""
         raise TraceError(
-            f"cannot trace a forward that changes the model: it writes {path}.{name}{others}"
-            f"{f' at {line}' if line else ''}; the traced program would not do it again when it runs. "
-            "The model was put back as it was; keep the value in a buffer and write it in place, return it as an output, "
-            "or keep the module as a leaf (Tracer.is_leaf_module)"
+            f"cannot trace a forward that changes the model: it writes {path}.{name}"
+            f"{f' at {line}' if line else ''}, and the traced program would not do that again when it runs; "
+            "keep the value in a buffer and write it in place (self.buffer.copy_(value)), return it as an output, "
+            "or keep the module as a leaf (Tracer.is_leaf_module). The model is left as it was"
         )
 
 
-def _own_attributes(attributes: dict[str, Any]) -> Any:
-    """What is there beside the tables every module has; these come first, because Module.__init__ makes them first."""
-    if next(islice(attributes, len(_STANDARD) - 1, None)) == _STANDARD[-1]:
-        return islice(attributes.items(), len(_STANDARD), None)
-    return [(name, value) for name, value in attributes.items() if name not in _STANDARD]
+def _writer() -> Any:
+    """The `self` of the user's function that is running."""
+    frame = sys._getframe(2)
+    while frame is not None and not is_user_code(frame.f_code):
+        frame = frame.f_back  # type: ignore[assignment]
+    return None if frame is None else frame.f_locals.get("self")
 
 
 def _is_equal(now: Any, before: Any) -> bool:
-    """Writing the value that was there already is no change; only plain values are compared."""
+    """Only plain values are compared by value."""
     if now is before:
         return True
     return type(now) is type(before) and isinstance(now, (int, float, str, bool, bytes)) and now == before
@@ -103,13 +114,11 @@ def _same_content(container: Any, content: Any) -> bool:
 
 
 def _writing_line(module: torch.nn.Module, name: str) -> SourceLine | None:
-    """The line that most likely wrote an attribute: the first in the class's methods that stores to, or loads, that name."""
+    """The line that most likely changed an attribute: the first in the class's own methods that mentions it."""
     functions = [value for cls in type(module).__mro__ for value in vars(cls).values() if hasattr(value, "__code__")]
-    for opname in ("STORE_ATTR", "LOAD_ATTR"):
-        for function in sorted(functions, key=lambda item: item.__name__ == "__init__"):
-            if function.__module__.startswith("torch.nn"):
-                continue
+    for function in sorted(functions, key=lambda item: item.__name__ == "__init__"):
+        if not function.__module__.startswith("torch.nn"):
             for item in dis.get_instructions(function):
-                if item.opname == opname and item.argval == name:
+                if item.opname in ("STORE_ATTR", "LOAD_ATTR", "LOAD_METHOD") and item.argval == name:
                     return line_of(function.__code__, item.offset)
     return None

@@ -96,6 +96,9 @@ class Proxy:
     def __hash__(self) -> int:
         return id(self)
 
+    def _assign(self, name: str, value: Any) -> None:
+        self.tracer.create_proxy("call_function", setattr, (self, name, value), {})
+
     @classmethod
     def __torch_function__(cls, orig_method: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -206,21 +209,28 @@ def find_proxy(value: Any) -> Proxy | None:
     return None
 
 
+# How calls of a torch function are recorded: as (opcode, target). Methods are reported as the functions behind them.
+_opcodes: dict[Any, tuple[str, Any]] = {}
+
+
 def record_torch_call(tracer: TracerBase, function: Any, args: Any, kwargs: Any) -> Any:
     """Record a call that torch's override protocol reported."""
+    known = _opcodes.get(function)
+    if known is not None:
+        return tracer.create_proxy(*known, args, kwargs)
     if isinstance(function, torch._C.ScriptMethod):
         return tracer.create_proxy("call_method", function.name, (function.owner, *args), kwargs)
+    name = getattr(function, "__name__", None)
     if torch.overrides.is_tensor_method_or_property(function):
-        if function.__name__ == "__get__":
+        if name == "__get__":
             # Property descriptors carry the attribute's name only through the getter they belong to.
             return getattr(args[0], function.__self__.__name__)
-        return tracer.create_proxy("call_method", function.__name__, args, kwargs)
-    return tracer.create_proxy("call_function", function, args, kwargs, name=_call_name(tracer, function))
-
-
-def _call_name(tracer: TracerBase, function: Any) -> str | None:
-    name = getattr(function, "__name__", None)
-    return None if name is None else tracer.graph._target_to_str(name)
+        known = "call_method", name
+    else:
+        known = "call_function", function
+    if len(_opcodes) < 20_000:
+        _opcodes[function] = known
+    return tracer.create_proxy(*known, args, kwargs)
 
 
 def _add_operator(name: str, reflected: bool = False) -> None:
@@ -242,6 +252,17 @@ def _add_operator(name: str, reflected: bool = False) -> None:
     setattr(Proxy, python_name, method)
 
 
+def _add_writable_attribute(name: str) -> None:
+    """Reading it is like reading any attribute; writing it writes into the tensor, which must happen in the program too."""
+    setattr(
+        Proxy,
+        name,
+        property(lambda self: Attribute(self, name), lambda self, value: self._assign(name, value)),
+    )
+
+
+for _name in ("data", "grad", "requires_grad", "real", "imag"):
+    _add_writable_attribute(_name)
 for _name in (*ARITHMETIC, *COMPARISONS, *UNARY):
     _add_operator(_name)
 for _name in ARITHMETIC:

@@ -34,9 +34,8 @@ class RecordingMode(TorchFunctionMode):
         tracer = self.tracer
         if tracer._switching:
             return function(*args, **kwargs)
-        for cls in types:
-            if issubclass(cls, Proxy):
-                return self._on_proxies(function, args, kwargs)
+        if Proxy in types:
+            return self._on_proxies(function, args, kwargs)
         if find_proxy((args, kwargs)) is not None:
             return self._on_proxies(function, args, kwargs)
         if getattr(function, "__name__", "") == "_set_grad_enabled":
@@ -45,10 +44,10 @@ class RecordingMode(TorchFunctionMode):
         return self.values.call(function, args, kwargs)
 
     def _on_proxies(self, function: Any, args: Any, kwargs: Any) -> Any:
-        proxy = find_proxy((args, kwargs))
-        tracer = self.tracer if proxy is None else proxy.tracer
-        self.values.written(function, args, kwargs)
-        return record_torch_call(tracer, function, args, kwargs)
+        proxy = args[0] if args and type(args[0]) is Proxy else find_proxy((args, kwargs))
+        if self.values.any_made:
+            self.values.written(function, args, kwargs)
+        return record_torch_call(proxy.tracer, function, args, kwargs)
 
 
 class RealValues:
@@ -63,6 +62,11 @@ class RealValues:
         self.tracer = tracer
         self._made: dict[int, tuple[torch.Tensor, Node]] = {}
         self._written_storages: set[int] = set()
+
+    @property
+    def any_made(self) -> bool:
+        """Whether the trace has made constants that could be written into."""
+        return bool(self._made)
 
     def node_of(self, tensor: torch.Tensor) -> Node | None:
         """The node that makes a tensor of this trace."""
@@ -87,8 +91,6 @@ class RealValues:
 
     def written(self, function: Any, args: Any, kwargs: Any) -> None:
         """A traced value may have been written into a constant, whose content is then unknown."""
-        if not self._made:
-            return
         name = getattr(function, "__name__", "")
         if name.endswith("_") or name == "__setitem__" or "out" in kwargs or name.startswith("__i"):
             for tensor in _tensors((args, kwargs)):

@@ -15,63 +15,30 @@ from typing import Any
 
 import torch
 
-from torchgraft.capture.active import CodePatch, Patch, active, shared_patch
+from torchgraft.capture.active import active, paused_collection
 from torchgraft.capture.inplace import simplify_in_place
 from torchgraft.capture.inputs import create_inputs
 from torchgraft.capture.model_state import ModelState
-from torchgraft.capture.proxy import ParameterProxy, Proxy, _proxyable_classes, find_proxy
+from torchgraft.capture.module_patches import MODULE_PATCHES, read_attribute
+from torchgraft.capture.proxy import ParameterProxy, Proxy, _proxyable_classes
 from torchgraft.capture.recording import RecordingMode
-from torchgraft.capture.regions import REGION_PATCHES, remove_empty_regions
+from torchgraft.capture.regions import remove_empty_regions
 from torchgraft.capture.tracer_base import UNCHANGED_TYPES, Scope, TracerBase, UnsupportedArgument
-from torchgraft.capture.wrapping import Autowrap, recorded_call, wrapped_patches
+from torchgraft.capture.wrapping import Autowrap, wrapped_patches
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import TraceError, UnknownModuleError
 from torchgraft.ir.graph import Graph
 from torchgraft.ir.guards import check_training
-from torchgraft.ir.names import snake_case
 from torchgraft.ir.node import Argument, Node
 from torchgraft.ir.origin import current_source_line
 
-_original_apply = torch.autograd.Function.__dict__["apply"]
-
-# Factories that take sizes one by one refuse a proxy before torch's override protocol is asked.
-_SIZE_FACTORIES = ("zeros", "ones", "empty", "rand", "randn")
-
-
-class TrainingFlag:
-    """`self.training` while tracing: handed on it stays a question asked when the program runs; branched on, a guard."""
-
-    __slots__ = ("_module", "_tracer")
-
-    def __init__(self, module: torch.nn.Module, tracer: Tracer) -> None:
-        self._module = module
-        self._tracer = tracer
-
-    def __bool__(self) -> bool:
-        return self._tracer._training_decides(self._module)
-
-    def __fx_create_arg__(self, tracer: Any) -> Argument:
-        return self._tracer._training_node(self._module)
-
-    def __eq__(self, other: object) -> bool:
-        return bool(self) == other
-
-    def __hash__(self) -> int:
-        return hash(bool(self))
-
-    def __int__(self) -> int:
-        return int(bool(self))
-
-    __index__ = __int__
-
-    def __repr__(self) -> str:
-        return repr(self._module.__dict__["training"])
 
 
 class Tracer(TracerBase):
     """Symbolic tracing. Subclass it and override methods to change what is kept whole, recorded or refused."""
 
     record_stack_traces = True
+    root: torch.nn.Module
 
     def __init__(
         self,
@@ -82,7 +49,6 @@ class Tracer(TracerBase):
         super().__init__()
         self._autowrap = Autowrap(autowrap_modules, autowrap_functions)
         self.param_shapes_constant = param_shapes_constant
-        self.root: torch.nn.Module = torch.nn.Module()
         self.submodule_paths: dict[torch.nn.Module, str] | None = None
         self._begin()
 
@@ -99,6 +65,7 @@ class Tracer(TracerBase):
         self._handed_out: dict[int, Any] = {}
         self._qualname_counter: dict[str, int] = defaultdict(int)
         self._held: list[Any] = []
+        self._entered: set[type] = set()
         for name in ("_parameter_paths", "_buffer_paths", "_tensor_paths", "tensor_attrs"):
             self.__dict__.pop(name, None)
 
@@ -129,9 +96,7 @@ class Tracer(TracerBase):
         """Record a call of a leaf module, or run the forward of any other with the traced values."""
         path = self.path_of_module(m)
         outer = self._scope_chain
-        calls = self._calls
-        count = calls.get(path, 0)
-        calls[path] = count + 1
+        count = self._calls[path] = self._calls.get(path, -1) + 1
         self._scope_chain = (outer, f"{path}@{count}" if count else path, path, type(m))
         try:
             if self.is_leaf_module(m, path) or _has_hooks(m):
@@ -243,39 +208,54 @@ class Tracer(TracerBase):
     def trace(self, root: torch.nn.Module | Callable[..., Any], concrete_args: Any = None) -> Graph:
         """Run `root` with proxies and return the graph of what it did. The model is left exactly as it was."""
         function, is_module = self._prepare(root)
-        state = ModelState(self.submodule_paths or {})
+        self._state.watch(self.root)
         previous, previous_scope = active.tracer, self._scope_chain
-        self._hold([*_PATCHES, *wrapped_patches(), *self._autowrap.library_patches()])
+        self._hold([*MODULE_PATCHES, *wrapped_patches(), *self._autowrap.library_patches()])
         self._hold(self._autowrap.patches(getattr(inspect.unwrap(function), "__globals__", {})))
         active.tracer = self
         try:
-            with RecordingMode(self) as self._mode:
+            with paused_collection, RecordingMode(self) as self._mode:
                 call, args = self.create_args_for_root(function, is_module, concrete_args)
                 result = self.create_arg(call(*args))
                 annotation = getattr(inspect.unwrap(function), "__annotations__", {}).get("return")
                 self.create_node("output", "output", (result,), {}, type_expr=annotation)
-        except BaseException as error:
-            state.restore()
-            _explain_assignment(error)
+        except BaseException:
+            self._state.restore()
             raise
         finally:
             active.tracer = previous
             for patch in reversed(self._held):
                 patch.release()
-            self._autowrap.forget()
             constants = self._mode.values.constant_nodes() if self._mode is not None else []
             self._mode, self._scope_chain, self.submodule_paths = None, previous_scope, None
-        changed = state.restore()
-        if changed:
-            state.refuse(changed)
+            self._autowrap.forget()
+        self._state.refuse_changes(self._state.restore())
         self._tidy(constants)
         return self.graph
 
-    def _enter_module(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        scope = getattr(type(module).forward, "__globals__", None)
-        if scope is not None and not self._autowrap.has_seen(scope):
-            self._hold(self._autowrap.patches(scope))
-        return self.call_module(module, functools.partial(_original_call, module), args, kwargs)
+    def _enter_module(self, module: torch.nn.Module) -> None:
+        """The forward of a module is about to run."""
+        self._state.watch(module)
+        cls = type(module)
+        if cls not in self._entered:
+            self._entered.add(cls)
+            self._hold(self._autowrap.patches(getattr(cls.forward, "__globals__", {})))
+
+    def _read_attribute(self, module: torch.nn.Module, name: str) -> Any:
+        """A parameter, buffer or submodule, as `Tracer.getattr` hands it out."""
+        if type(self).getattr is Tracer.getattr:
+            modules = module.__dict__.get("_modules")
+            if modules is not None and name in modules:
+                return modules[name]
+            return self.getattr(name, read_attribute(module, name), self._parameter_cache)
+        value = self.getattr(name, read_attribute(module, name), self._parameter_cache)
+        if isinstance(value, torch.Tensor):
+            self._handed_out[id(value)] = value
+        return value
+
+    def _before_write(self, module: torch.nn.Module, name: str, value: Any) -> None:
+        if not self._switching:
+            self._state.before_write(module, name, value, self)
 
     def _hold(self, patches: list[Any]) -> None:
         for patch in patches:
@@ -306,13 +286,18 @@ class Tracer(TracerBase):
             function = root.__call__
         self._begin()
         self.submodule_paths = _paths_of_modules(self.root)
+        self._state = ModelState(self.submodule_paths)
         return function, is_module
 
     def _tidy(self, constants: list[Node]) -> None:
         """Drop constants that only Python looked at, and in-place operators that nothing can notice."""
         for node in reversed(constants):
             if not node._erased and not node.users:
+                fetched = [source for source in node._inputs if source._op == "get_attr"]
                 self.graph.erase_node(node)
+                for source in fetched:
+                    if not source.users:
+                        self.graph.erase_node(source)
         remove_empty_regions(self.graph)
         simplify_in_place(self.graph, self.root)
 
@@ -392,72 +377,6 @@ def _refuse_root_hooks(root: torch.nn.Module) -> None:
         )
 
 
-def _explain_assignment(error: BaseException) -> None:
-    if isinstance(error, TypeError) and str(error).startswith("cannot assign") and "Proxy" in str(error):
-        raise TraceError(
-            f"cannot trace a forward that assigns a traced value to a buffer or parameter{_at_current_line()}: {error}; "
-            "write into it in place (self.buffer.copy_(value)), return the value, or keep the module as a leaf"
-        ) from error
-
-
-# ---- process-wide patches, each asking for the tracer of its own thread ----
-
-
-def _call(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-    tracer = active.tracer
-    if tracer is None:
-        return _original_call(module, *args, **kwargs)
-    return tracer._enter_module(module, args, kwargs)
-
-
-def _getattr(module: torch.nn.Module, name: str) -> Any:
-    tracer = active.tracer
-    if tracer is None:
-        return _original_getattr(module, name)
-    if type(tracer).getattr is Tracer.getattr:
-        modules = module.__dict__.get("_modules")
-        if modules is not None and name in modules:
-            return modules[name]
-        return tracer.getattr(name, _original_getattr(module, name), tracer._parameter_cache)
-    value = tracer.getattr(name, _original_getattr(module, name), tracer._parameter_cache)
-    if isinstance(value, torch.Tensor):
-        tracer._handed_out[id(value)] = value
-    return value
-
-
-def _read_training(module: torch.nn.Module) -> Any:
-    tracer = active.tracer
-    if tracer is None or tracer._switching:
-        return module.__dict__["training"]
-    return TrainingFlag(module, tracer)
-
-
-def _write_training(module: torch.nn.Module, value: bool) -> None:
-    module.__dict__["training"] = bool(value) if isinstance(value, TrainingFlag) else value
-
-
-def _apply(cls: type, *args: Any, **kwargs: Any) -> Any:
-    proxy = find_proxy((args, kwargs)) if active.tracer is not None else None
-    if proxy is None:
-        return _original_apply.__get__(None, cls)(*args, **kwargs)
-    # One node for the whole function, so that its own backward runs.
-    return proxy.tracer.create_proxy("call_function", cls.apply, args, kwargs, name=snake_case(cls.__name__))  # type: ignore[attr-defined]
-
-
-_module_call = CodePatch(torch.nn.Module.__call__, "self, *args, **kwargs", _call)  # type: ignore[arg-type]
-_module_getattr = CodePatch(torch.nn.Module.__getattr__, "self, name", _getattr)  # type: ignore[arg-type]
-_original_call, _original_getattr = _module_call.original, _module_getattr.original
-
-_PATCHES = [
-    _module_call,
-    _module_getattr,
-    Patch(torch.nn.Module, "training", property(_read_training, _write_training)),  # type: ignore[arg-type]
-    Patch(torch.autograd.Function, "apply", classmethod(_apply)),  # type: ignore[arg-type]
-    *REGION_PATCHES,
-    *[patch for name in _SIZE_FACTORIES if (patch := shared_patch(torch, name, recorded_call)) is not None],
-]
-
-
 def symbolic_trace(
     root: torch.nn.Module | Callable[..., Any], concrete_args: dict[str, Any] | None = None
 ) -> GraphModule:
@@ -473,4 +392,4 @@ def symbolic_trace(
     return GraphModule(tracer.root, graph, name)
 
 
-__all__ = ["Scope", "Tracer", "TrainingFlag", "UnsupportedArgument", "symbolic_trace"]
+__all__ = ["Scope", "Tracer", "UnsupportedArgument", "symbolic_trace"]

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable
 from types import FunctionType, ModuleType
 from typing import Any
 
+import torch
+
 from torchgraft.capture.active import NamespacePatch, Patch, active, shared_patch
 from torchgraft.capture.proxy import find_proxy
 from torchgraft.codegen.graph_module import GENERATED_MODULE
@@ -20,6 +22,9 @@ from torchgraft.errors import TraceError
 _wrapped: dict[tuple[int, str], tuple[dict[str, Any], str]] = {}
 
 _MARKS = "__torchgraft_wrapped__"
+
+# Functions that set or read torch's random state; what they do concerns every later draw of the program.
+_TORCH_RANDOM = ("manual_seed", "seed", "get_rng_state", "set_rng_state", "initial_seed")
 
 _PYTHON_RANDOM = {
     id(function): function
@@ -149,13 +154,19 @@ class Autowrap:
         for module in self.modules:
             patch = _library_patch(module, recorded_leaf, _public_functions(module))
             self._functions.update({id(function): function for function in patch.originals.values()})
-        self._random = _library_patch(random, _recorded_always, _PYTHON_RANDOM.values())
+        self._random = [
+            _library_patch(random, _recorded_always, _PYTHON_RANDOM.values()),
+            *[
+                _library_patch(module, _recorded_always, [getattr(torch, name) for name in _TORCH_RANDOM])
+                for module in (torch, torch.random)
+            ],
+        ]
         self._wanted = self._functions.keys() | _PYTHON_RANDOM.keys() | _originals.keys()
         self._seen: dict[int, dict[str, Any]] = {}
 
     def library_patches(self) -> list[NamespacePatch]:
         """Patches in the autowrapped modules themselves, and of Python's random numbers."""
-        return [*[_library[module] for module in self.modules], self._random]
+        return [*[_library[module] for module in self.modules], *self._random]
 
     def patches(self, scope: dict[str, Any]) -> list[Patch]:
         """Patches for the leaf functions named in a namespace not seen before."""

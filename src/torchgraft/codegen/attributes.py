@@ -11,29 +11,57 @@ import torch
 from torchgraft.errors import GraphAttributeError
 from torchgraft.ir.verify import find_attribute
 
+_MISSING: Any = object()
 
-def adopt_attribute(source: torch.nn.Module, destination: torch.nn.Module, path: str) -> None:
-    """Make `destination.path` be `source.path`, with empty modules where the way is not there yet."""
-    value, reason = find_attribute(source, path)
-    if reason is not None:
+
+class Adoption:
+    """Makes attributes of one module attributes of another, with empty modules where the way is not there yet."""
+
+    def __init__(self, source: torch.nn.Module, destination: torch.nn.Module) -> None:
+        self._source = source
+        # For each path the module there in the model, and the one that stands for it (None if it came along whole).
+        self._containers: dict[str, tuple[Any, torch.nn.Module | None]] = {"": (source, destination)}
+
+    def adopt(self, path: str) -> None:
+        """Make the attribute at `path` available under the same path."""
+        prefix, _, name = path.rpartition(".")
+        original, holder = self._containers.get(prefix) or self._container(prefix, path)
+        if holder is None:
+            return  # a module of the model was adopted whole, and everything in it came along
+        if isinstance(original, torch.nn.Module):
+            module = original._modules.get(name)
+            if module is not None and not hasattr(type(holder), name):
+                holder._modules[name] = module
+                self._containers[path] = (module, None)
+                return
+        value = getattr(original, name, _MISSING)
+        if value is _MISSING:
+            self._refuse(path)
+        persistent = isinstance(original, torch.nn.Module) and _is_persistent_buffer(original, name)
+        place_attribute(holder, name, value, persistent)
+
+    def _container(self, prefix: str, path: str) -> tuple[Any, torch.nn.Module | None]:
+        outer, _, name = prefix.rpartition(".")
+        original, holder = self._containers.get(outer) or self._container(outer, path)
+        original = getattr(original, name, _MISSING)
+        if original is _MISSING:
+            self._refuse(path)
+        if holder is not None:
+            inner = getattr(holder, name, None)
+            if inner is None:
+                inner = torch.nn.Module()
+                if isinstance(original, torch.nn.Module):
+                    inner.training = original.training
+                setattr(holder, name, inner)
+            holder = None if inner is original else inner
+        self._containers[prefix] = (original, holder)
+        return original, holder
+
+    def _refuse(self, path: str) -> None:
+        reason = find_attribute(self._source, path)[1]
         raise GraphAttributeError(
             f"the program refers to '{path}', but {reason}; add the attribute to the module that the graph module is made of"
         )
-    *containers, name = path.split(".")
-    holder, original = destination, source
-    for part in containers:
-        original = getattr(original, part)
-        inner = getattr(holder, part, None)
-        if inner is original:
-            return  # a module of the model was adopted whole, and everything in it came along
-        if inner is None:
-            inner = torch.nn.Module()
-            if isinstance(original, torch.nn.Module):
-                inner.training = original.training
-            setattr(holder, part, inner)
-        holder = inner
-    persistent = isinstance(original, torch.nn.Module) and _is_persistent_buffer(original, name)
-    place_attribute(holder, name, value, persistent)
 
 
 def assign_attribute(destination: torch.nn.Module, path: str, value: Any) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from torchgraft.codegen.attributes import adopt_attribute, assign_attribute
+from torchgraft.codegen.attributes import Adoption, assign_attribute, place_attribute
 from torchgraft.codegen.source import PyTreeCodeGen, PythonCode
 from torchgraft.errors import GraphError
 from torchgraft.ir.graph import EditHooks, Graph
@@ -31,13 +31,13 @@ _numbers = itertools.count()
 
 
 class _PendingForward:
-    """Stands where `forward` belongs while the code is out of date; looking at it generates the code."""
+    """Stands where `forward` belongs until it is needed; looking at it compiles the code of the graph as it is then."""
 
     def __get__(self, instance: Any, owner: type) -> Any:
         module = instance if instance is not None else owner._instance()  # type: ignore[attr-defined]
         if module is None:
             return self
-        module.recompile()
+        module._compile()
         return module.forward if instance is not None else owner.forward  # type: ignore[attr-defined]
 
 
@@ -63,13 +63,14 @@ class GraphModule(torch.nn.Module):
     """
 
     _instance: Any = staticmethod(lambda: None)
+    _python_code: Any = None
     # TorchScript compiles every property it is not told to leave alone.
     __jit_unused_properties__ = ["code", "graph"]  # noqa: RUF012 (TorchScript looks for a list)
 
     def __new__(cls, *args: Any, **kwargs: Any) -> GraphModule:
         # `forward` must be found on the class (by torch.jit, copies and super()), so each instance has a class of its own.
         base = cls.__dict__.get("_shared_class", cls)
-        own = type(base.__name__, (base,), {"_shared_class": base, "__module__": base.__module__, "forward": _PENDING})
+        own = type(base.__name__, (base,), {"_shared_class": base, "__module__": base.__module__, "_python_code": None, "forward": _PENDING})
         instance = super().__new__(own)
         own._instance = weakref.ref(instance)  # type: ignore[attr-defined]
         return instance
@@ -91,13 +92,12 @@ class GraphModule(torch.nn.Module):
 
     def _adopt(self, root: torch.nn.Module, graph: Graph) -> None:
         constants = graph._constants
+        adoption = Adoption(root, self)
         for path in _referenced_paths(graph):
             if path in constants:
-                self.register_buffer(path, constants[path], persistent=False) if isinstance(
-                    constants[path], torch.Tensor
-                ) else assign_attribute(self, path, constants[path])
+                place_attribute(self, path, constants[path], persistent=False)
             else:
-                adopt_attribute(root, self, path)
+                adoption.adopt(path)
 
     def _adopt_values(self, root: dict[str, Any], graph: Graph) -> None:
         values = {**graph._constants, **root}
@@ -133,28 +133,35 @@ class GraphModule(torch.nn.Module):
         self._graph_changed()
 
     def _graph_changed(self) -> None:
-        type(self).forward = _PENDING  # type: ignore[assignment,method-assign]
+        cls = type(self)
+        cls._python_code = None
+        cls.forward = _PENDING  # type: ignore[assignment,method-assign]
 
     def recompile(self) -> PythonCode:
-        """Generate and install the code now. Calling this is never necessary."""
-        graph = self._graph
+        """Generate the code now; Python compiles it when it is first run. Calling this is never necessary."""
+        graph, cls = self._graph, type(self)
         code = graph.python_code(root_module="self")
         codegen = graph._codegen
         if isinstance(codegen, PyTreeCodeGen):
             self._in_spec, self._out_spec = codegen.in_spec, codegen.out_spec
-        cls = type(self)
-        function = compile_function(code, cls.__name__, codegen._func_name)
-        cls._python_code = code  # type: ignore[attr-defined]
-        cls.forward = function  # type: ignore[method-assign]
+        cls._python_code = code
+        cls.forward = _PENDING  # type: ignore[assignment,method-assign]
         graph._fresh = True
         return code
+
+    def _generated(self) -> PythonCode:
+        code = type(self)._python_code
+        return self.recompile() if code is None else code
+
+    def _compile(self) -> None:
+        code = self._generated()
+        cls = type(self)
+        cls.forward = compile_function(code, cls.__name__, self._graph._codegen._func_name)  # type: ignore[method-assign]
 
     @property
     def code(self) -> str:
         """The generated Python source; this text is what runs."""
-        if isinstance(type(self).__dict__["forward"], _PendingForward):
-            self.recompile()
-        return type(self)._python_code.src  # type: ignore[attr-defined]
+        return self._generated().src
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the program; an error inside it is annotated with the generated line and the user's."""
@@ -347,7 +354,7 @@ def _annotate(error: Exception, module: GraphModule) -> None:
         trace = trace.tb_next
     if trace is None or code is None:
         return
-    python_code = type(module)._python_code  # type: ignore[attr-defined]
+    python_code = module._generated()
     line = trace.tb_lineno
     lines = python_code.src.splitlines()
     note = f"in line {line} of the code generated for {type(module).__name__}: {lines[line - 1].strip()}"

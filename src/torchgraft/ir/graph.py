@@ -112,6 +112,7 @@ class Graph:
         tracer_extras: dict[str, Any] | None = None,
     ) -> None:
         root = Node(self, "", "root", "")
+        root._prev = root._next = root
         self._root = root
         self._length = 0
         self._anchor = root
@@ -203,10 +204,16 @@ class Graph:
             raise GraphError(f"cannot create a {op} node: args must be a tuple, not {type(args).__name__}")
         if kwargs is not None and not isinstance(kwargs, dict):
             raise GraphError(f"cannot create a {op} node: kwargs must be a dict, not {type(kwargs).__name__}")
-        if name is None:
-            name = self._target_to_str(target)
-        node = Node(self, name, op, target, args or (), kwargs, type_expr)
-        node._name = self._graph_namespace.create_name(name)
+        if isinstance(target, str) is (op == "call_function") or (op == "call_function" and not callable(target)):
+            wanted = "a function" if op == "call_function" else "a name"
+            raise GraphError(f"cannot create a {op} node with target {target!r}: the target must be {wanted}")
+        return self._make_node(op, target, args or (), kwargs or EMPTY_DICT, name or self._target_to_str(target), type_expr)
+
+    def _make_node(
+        self, op: str, target: Target, args: tuple[Argument, ...], kwargs: dict[str, Argument], wish: str, type_expr: Any
+    ) -> Node:
+        """`create_node` for callers whose arguments are known to be right."""
+        node = Node(self, self._graph_namespace.create_name(wish), op, target, args, kwargs, type_expr)
         if self._fresh:
             self._invalidate()
         anchor = self._anchor

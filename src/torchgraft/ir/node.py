@@ -96,17 +96,25 @@ class Node:
         self._op = op
         self._target = target
         self._type = return_type
-        self._args = ()
-        self._kwargs = EMPTY_DICT
-        self._inputs = ()
         self.users = {}
-        self._prev = self._next = self
         self._order = 0
         self._erased = False
-        self._meta = None
-        self._origin = None
-        if args or kwargs:
-            self._set_arguments(args, kwargs or EMPTY_DICT)
+        self._meta = self._origin = None
+        if not kwargs and len(args) == 1 and type(args[0]) is Node:
+            inputs: Any = args  # the commonest case by far; one tuple serves for both
+            self._args = args
+            self._kwargs = EMPTY_DICT
+        else:
+            inputs = {}
+            self._args = freeze_arguments(args, inputs) if args else ()
+            self._kwargs = _freeze(kwargs, inputs) if kwargs else EMPTY_DICT
+            inputs = tuple(inputs)
+        for source in inputs:
+            if source.graph is not graph or source._erased:
+                _refuse_input(self, source)
+        for source in inputs:
+            source.users[self] = None
+        self._inputs = inputs
 
     # ---- what a node is ----
 

@@ -52,6 +52,12 @@ def _classify(code: CodeType) -> bool:
     return result
 
 
+def is_user_code(code: CodeType) -> bool:
+    """Whether code belongs neither to torch nor to torchgraft."""
+    user = _is_user_code.get(code)
+    return _classify(code) if user is None else user
+
+
 def user_instruction(depth: int = 1) -> tuple[CodeType | None, int]:
     """The innermost instruction on the stack that belongs neither to torch nor to torchgraft."""
     frame = sys._getframe(depth)

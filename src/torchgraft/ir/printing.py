@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import builtins
 import inspect
+import sys
 import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -77,6 +78,9 @@ def _module_of(function: Callable[..., Any]) -> str:
     owner = getattr(function, "__self__", None)
     if isinstance(owner, types.ModuleType):
         return owner.__name__
+    home = sys.modules.get(type(owner).__module__)  # methods of a hidden instance, as random.random is one
+    if home is not None and getattr(home, name, None) == function:
+        return home.__name__
     objclass = getattr(function, "__objclass__", None)
     if objclass is not None:
         return f"{objclass.__module__}.{objclass.__qualname__}"

@@ -27,9 +27,21 @@ def eliminate_dead_code(graph: Any, is_impure_node: Callable[[Any], bool] | None
     # Walking backwards once is enough only where every node stands before its users.
     graph.lint()
     stays = is_impure if is_impure_node is None else is_impure_node
-    dead = 0
+    changed = False
     for node in reversed(graph.nodes):
         if not node.users and not stays(node):
             graph.erase_node(node)
-            dead += 1
-    return dead > 0
+            changed = True
+    for program in _programs_inside(graph):
+        changed = program.graph.eliminate_dead_code(is_impure_node) or changed
+    return changed
+
+
+def _programs_inside(graph: Any) -> list[Any]:
+    """The programs that the graph hands to operators such as `cond`; those it calls as modules are left to their owners."""
+    root = graph.owning_module
+    if root is None:
+        return []
+    paths = dict.fromkeys(node.target for node in graph.nodes if node.op == "get_attr")
+    modules = [root._modules.get(path) for path in paths]
+    return [module for module in modules if hasattr(type(module), "recompile") and hasattr(type(module), "graph")]

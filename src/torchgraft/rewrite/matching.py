@@ -92,13 +92,15 @@ class SubgraphMatcher:
         if not all(candidates):
             return []
         parts = [self._index_parts(number, candidates[number]) for number in range(1, len(candidates))]
+        if not all(found for _, found in parts):
+            return []
         sink = self.pattern.sinks[0]
         matches = []
         for node in candidates[0]:
             binding = None if node in self._claimed else self._match_cone(sink, node)
             if binding is None:
                 continue
-            for complete in self._completions(binding, parts):
+            for complete in self._completions(binding, parts) if parts else (binding,):
                 region = [complete[index] for index in self._operation_indices]
                 if not self._is_sound(complete, region):
                     continue
@@ -240,9 +242,6 @@ class SubgraphMatcher:
 
     def _completions(self, start: Binding, parts: list[PartIndex]) -> Iterator[Binding]:
         """`start` joined with every combination of matches of the other sinks that agrees with it, within reason."""
-        if not parts:
-            yield start
-            return
         patience = COMPLETIONS_TRIED * len(parts) + len(parts) ** 2
         partials = [start]
         choices = [self._choices(start, parts[0])]

@@ -45,7 +45,7 @@ class Remembered(Generic[Fact]):
 
 
 class Answers(Generic[Fact]):
-    """Facts by call: kept by target for functions that live in a module, and as long as the module lives for modules."""
+    """Facts by call: of functions that live in a Python module, and of neural modules for as long as those live."""
 
     def __init__(self) -> None:
         self._by_call: dict[Any, Remembered[Fact]] = {}
@@ -69,6 +69,11 @@ class Answers(Generic[Fact]):
             shelf[key] = Remembered(fact, names, attributes)
         return fact
 
+    def clear(self) -> None:
+        """Forget everything."""
+        self._by_call.clear()
+        self._by_module.clear()
+
     def _place(self, node: Any) -> tuple[dict[Any, Remembered[Fact]] | None, Any]:
         if node.op != "call_module":
             if node.op == "call_function" and not is_permanent(node.target):
@@ -85,9 +90,10 @@ def submodule(root: torch.nn.Module | None, path: str) -> torch.nn.Module | None
     """The module at a dotted path, without running anything."""
     module = root
     for name in path.split("."):
-        if module is None:
+        children = None if module is None else module.__dict__.get("_modules")
+        if not isinstance(children, dict):
             return None
-        module = module._modules.get(name)
+        module = children.get(name)
     return module
 
 

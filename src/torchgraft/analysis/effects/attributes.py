@@ -29,7 +29,7 @@ from torchgraft.analysis.effects.values import (
 )
 
 _BUILTIN_CONTAINERS = (list, tuple, dict, set, frozenset, range, str, bytes)
-_VIEWS = (type({}.keys()), type({}.values()), type({}.items()), types.MappingProxyType)
+_VIEWS: tuple[Any, ...] = (type({}.keys()), type({}.values()), type({}.items()), types.MappingProxyType)
 _ITEM_LIMIT = 512
 
 
@@ -190,7 +190,7 @@ class Attributes(Machine):
         if index.is_known and isinstance(known, _BUILTIN_CONTAINERS) and is_plain_data(index.known):
             self._depends_on_contents(known)
             try:
-                return _lift_inside(known[index.known], owner)
+                return _lift_inside(_item(known, index.known), owner)
             except (LookupError, TypeError):
                 return element_of(owner)
         if isinstance(known, type) or type(known).__module__ == "typing":
@@ -237,7 +237,7 @@ class Attributes(Machine):
     def items_of(self, value: Value) -> list[Value] | None:
         known = value.known
         if isinstance(known, torch.nn.Module):
-            iterate = type(known).__iter__ if hasattr(type(known), "__iter__") else None
+            iterate = getattr(type(known), "__iter__", None)
             if iterate in _MODULE_ITERATORS:
                 self._depends_on_children(known)
                 return [_lift_inside(child, value) for child in _MODULE_ITERATORS[iterate](known)]
@@ -286,6 +286,10 @@ def child_places(owner: Value, name: str) -> frozenset[Any]:
     return owner.places or frozenset((OUTSIDE,))
 
 
+def _item(container: Any, index: Any) -> Any:
+    return container[index]
+
+
 def _lift_inside(item: Any, owner: Value) -> Value:
     lifted = lift(item, OUTSIDE)
     return Value(item, owner.places or lifted.places) if lifted.places else lifted
@@ -298,7 +302,7 @@ def is_python_class(cls: type) -> bool:
 
 @functools.cache
 def _is_plain_tensor_attribute(name: str) -> bool:
-    """Whether an attribute of tensors is a number, a shape or the like, and not memory; found out on an empty tensor."""
+    """Whether an attribute of tensors is a number, a shape or the like, and not memory; an empty tensor tells."""
     try:
         found = getattr(torch.empty(0, 0), name)
     except (AttributeError, RuntimeError):

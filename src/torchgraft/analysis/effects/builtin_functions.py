@@ -83,7 +83,7 @@ def call_builtin(machine: Attributes, site: Any, function: Any, arguments: Argum
     if module == "_operator":
         return _call_operator(machine, site, name, arguments)
     if module == "builtins":
-        return None if name not in _PURE_BUILTINS else _call_pure(machine, site, function, arguments)
+        return None if function not in _PURE_BUILTINS else _call_pure(machine, site, function, arguments)
     if module in _STATELESS_MODULES:
         return _call_pure(machine, site, function, arguments)
     if module == "sys" and name.startswith(("get", "_get", "is", "exc_info")):
@@ -315,9 +315,29 @@ _HANDLERS: dict[Any, Handler] = {
 }
 # The builtins that only compute. Of the language's own functions there is no schema to ask; what is missing here
 # (print, open, exec, setattr, …) counts as an effect.
-_PURE_BUILTINS = frozenset(
-    """abs all any ascii bin bool bytes callable chr complex dir divmod filter float format frozenset hash hex id int
-    issubclass map max min object oct ord pow range repr round slice sorted str sum""".split()
+_PURE_BUILTINS: frozenset[Any] = frozenset(
+    {abs, all, any, ascii, bin, bool, bytes, callable, chr, complex, dir, divmod, filter, float, format, frozenset}
+    | {
+        hash,
+        hex,
+        id,
+        int,
+        issubclass,
+        map,
+        max,
+        min,
+        object,
+        oct,
+        ord,
+        pow,
+        range,
+        repr,
+        round,
+        slice,
+        sorted,
+        str,
+        sum,
+    }
 )
 _NUMERIC: frozenset[Any] = frozenset(
     {

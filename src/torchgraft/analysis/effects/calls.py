@@ -1,4 +1,4 @@
-"""Calling values: which code a call reaches (operator, builtin, Python function, class, module, graph) and what it does.
+"""Calling values: which code a call reaches (operator, builtin, function, class, module, program) and what it does.
 How the body of a Python function is read is said in `statements.py`.
 """
 
@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 import sys
 import types
 import weakref
@@ -52,15 +53,15 @@ _CALLABLE_IN_C = (
     types.MethodWrapperType,
 )
 
-# They raise or do nothing. Inside a function that is no effect, like an assertion; a node that calls one is kept because
-# it returns nothing.
+# They raise or do nothing. Inside a function that is no effect, as an assertion is none; a node that calls one stays
+# because it returns nothing.
 _CHECKS = frozenset(getattr(torch, name) for name in dir(torch) if name.startswith("_check"))
 
-_APPLY = torch.autograd.Function.apply.__func__
+_APPLY = inspect.getattr_static(torch.autograd.Function, "apply").__func__
 
 
 def is_declared_effect(target: Any) -> bool:
-    """Whether someone said that calls of `target` must stay: with `has_side_effect`, here or in torch.fx, or by attribute."""
+    """Whether someone said that calls of `target` must stay: by `has_side_effect` (torch.fx's too) or by attribute."""
     try:
         if target in _side_effectful_functions or target in _declared_to_torch():
             return True
@@ -77,7 +78,7 @@ def declared_effects() -> int:
 def _declared_to_torch() -> Any:
     # Libraries declare effects to torch.fx (the collectives of torch.distributed do); read where it is loaded anyway.
     module = sys.modules.get("torch.fx.node")
-    return getattr(module, "_side_effectful_functions", ())
+    return () if module is None else module.__dict__.get("_side_effectful_functions", ())
 
 
 class Calls(Attributes):
@@ -95,9 +96,19 @@ class Calls(Attributes):
             return self.call(site, known.function, _complete(known, arguments))
         if known is MISSING:
             return self._call_unknown(site, callee, arguments)
-        if is_declared_effect(known):
+        if not is_declared_effect(known):
+            return self._call_known(site, callee, arguments)
+        if isinstance(known, types.FunctionType):
             self.write_outside(f"{_name(known)} was declared to have an effect")
             return self.unknown_result(arguments.all())
+        found = len(self.writes)
+        result = self._call_known(site, callee, arguments)
+        if len(self.writes) == found:
+            self.write_outside(f"{_name(known)} was declared to have an effect")
+        return result
+
+    def _call_known(self, site: Any, callee: Value, arguments: Arguments) -> Value:
+        known = callee.known
         if isinstance(known, types.FunctionType):
             if known in _CHECKS:
                 return Value(None)
@@ -323,24 +334,27 @@ class Calls(Attributes):
 
     def call_module(self, site: Any, callee: Value, arguments: Arguments) -> Value:
         module = callee.known
+        if isinstance(module, torch.jit.ScriptModule):
+            self.give_up("calls a compiled module")
         if self.read_attribute(site, callee, "_is_impure").known is True:
             self.write_outside("the module is marked _is_impure")
         self.module_reads.append((module, ModuleRead.CLASS, type(module)))
         # Only a captured program has both; asking any module for `graph` might run a property of the user's.
         graph = module.graph if hasattr(type(module), "recompile") and hasattr(type(module), "graph") else None
-        if isinstance(module, torch.jit.ScriptModule):
-            self.give_up("calls a compiled module")
         if type(module).__call__ is not torch.nn.Module.__call__ and graph is None:
             return self._call_object(site, callee, arguments)
         inner = torch.nn.modules.module
-        self.module_reads.append((module, ModuleRead.HOOKS, False))
-        for hook in (*inner._global_forward_pre_hooks.values(), *module._forward_pre_hooks.values()):
+        before = [*inner._global_forward_pre_hooks.values(), *module._forward_pre_hooks.values()]
+        after = [*inner._global_forward_hooks.values(), *module._forward_hooks.values()]
+        self.module_reads.append((module, ModuleRead.HOOKS, bool(before or after)))
+        self.cacheable = self.cacheable and not before and not after
+        for hook in before:
             arguments = self._run_hook(site, hook, callee, arguments)
         if graph is not None and hasattr(graph, "owning_module"):
             result = self._call_graph(site, callee, graph, arguments)
         else:
             result = self.call(site, self.read_attribute(site, callee, "forward"), arguments)
-        for hook in (*inner._global_forward_hooks.values(), *module._forward_hooks.values()):
+        for hook in after:
             result = join(result, self._run_hook(site, hook, callee, arguments, result).rest or result)
         return result
 

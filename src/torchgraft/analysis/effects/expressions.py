@@ -8,6 +8,7 @@ import ast
 import builtins
 import functools
 import operator
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -74,7 +75,7 @@ class Scope:
                 content = self.cells[name].cell_contents
             except ValueError:
                 return Value(places=frozenset((OUTSIDE,)))
-            machine.cacheable = machine.cacheable and is_lasting(content)
+            machine.reads.append((_Cell(self.cells[name]), name, content))
             return lift(content, OUTSIDE)
         if name in self.namespace:
             machine.reads.append((self.namespace, name, self.namespace[name]))
@@ -84,9 +85,15 @@ class Scope:
         return Value(places=frozenset((OUTSIDE,)))
 
 
-def is_lasting(content: Any) -> bool:
-    """Whether a captured object may be remembered: constants and functions, whose memory nobody waits for."""
-    return is_plain_data(content) or callable(content) and not isinstance(content, torch.nn.Module)
+class _Cell(dict[str, Any]):
+    """A captured variable as a namespace, so that an answer that depends on it can be checked again."""
+
+    def __init__(self, cell: Any) -> None:
+        super().__init__()
+        self.cell = cell
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return self.cell.cell_contents
 
 
 class Expressions:
@@ -142,11 +149,7 @@ class Expressions:
             return bool(known)
         if isinstance(known, list | dict | tuple | set):
             return self.machine.length_of(value) != 0
-        if (
-            callable(known)
-            and not isinstance(known, torch.nn.Module)
-            and isinstance(known, type | type(len) | type(_name))
-        ):
+        if isinstance(known, type | types.FunctionType | types.BuiltinFunctionType):
             return True
         return None
 
@@ -406,7 +409,7 @@ class Expressions:
     def _comprehension(
         self, tree: ast.expr, generators: list[ast.comprehension], elements: list[ast.expr], cls: type
     ) -> Value:
-        """One round over every generator with an element of which nothing is known, or over the certain items of one."""
+        """One round over the generators with elements of which nothing is known, or over the certain items of one."""
         outer = self.scope.names
         self.scope.names = dict(outer)
         try:
@@ -469,7 +472,3 @@ def _is_same(left: Value, right: Value) -> bool | None:
     if one.is_known and one.known is None and other.cls is not None:
         return False
     return None
-
-
-def _name(known: Any) -> str:
-    return getattr(known, "__name__", "")

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from torchgraft.analysis.effects.answers import Answers
-from torchgraft.analysis.effects.calls import declared_effects, is_declared_effect
+from torchgraft.analysis.effects.answers import Answers, submodule
+from torchgraft.analysis.effects.calls import declared_effects
 from torchgraft.analysis.effects.operators import (
     Operator,
     operator_of_function,
@@ -107,8 +107,7 @@ def _effects_by_position(node: Any) -> Effects:
     if declared_effects() != _declared:
         _declared = declared_effects()
         _plain.clear()
-    if node.op == "call_function" and is_declared_effect(node.target):
-        return Effects(frozenset((OUTSIDE,)), reasons=(f"{node.target} was declared to have an effect",))
+        _answers.clear()
     effects = _answers.get(node, _find)
     if not effects:
         _remember_plain(node)
@@ -120,6 +119,12 @@ def _find(node: Any) -> tuple[Effects, Findings]:
     values = {source: Value(places=frozenset((i,))) for i, source in enumerate(_inputs(node))}
     root = node.graph.owning_module
     module = Value() if root is None else Value(root, frozenset(("",)))
+    for source, value in values.items():
+        # An operator on programs (cond, map, …) takes them from attributes.
+        program = submodule(root, source.target) if source.op == "get_attr" else None
+        if program is not None:
+            values[source] = Value(program, value.places)
+            analysis.cacheable = False
     try:
         result = analysis.run_node(("node",), node, module, values)
     except CannotTell:

@@ -1,5 +1,5 @@
 """The effects of torch operators, read off their schemas: written arguments, random draws, results that share memory.
-No operator is named here; where a schema keeps silent, the rules go by the names of arguments and by torch's naming laws.
+No operator is named here; where a schema is silent, the rules go by the names of arguments and by torch's naming laws.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import torch
 
 from torchgraft.analysis.effects.values import Findings, Place, Value, reachable
 
-# The Python names under which torch binds operators. In them an operator writes only what its schema marks, or, where it
-# has no schema (from_numpy, asarray), what a trailing underscore or `out=` announces.
+# The namespaces in which torch binds operators. In them an operator writes only what its schema marks, or, where it has
+# no schema (from_numpy, asarray), what a trailing underscore or `out=` announces.
 _NAMESPACES = tuple(
     getattr(torch._C, name)
     for name in ("_VariableFunctions", "_nn", "_special", "_linalg", "_fft", "_sparse", "_nested")
@@ -39,7 +39,7 @@ class _Signature:
 
     parameters: tuple[_Parameter, ...]
     random: bool
-    nothing_returned: bool
+    called_for_effect: bool
     returns: str
     passes_through: bool
     updates_statistics: bool
@@ -50,7 +50,7 @@ class _Signature:
         """Whether no call of this overload has an effect, except through `out=`."""
         positional_write = any(p.written and not p.keyword_only for p in self.parameters)
         return not (
-            self.random or self.nothing_returned or self.updates_statistics or self.communicates or positional_write
+            self.random or self.called_for_effect or self.updates_statistics or self.communicates or positional_write
         )
 
     def bind(self, args: Sequence[Value], kwargs: Mapping[str, Value]) -> dict[str, Value]:
@@ -102,20 +102,24 @@ class Operator:
     def _record(
         self, findings: Findings, signature: _Signature, bound: dict[str, Value], kwargs: Mapping[str, Value]
     ) -> None:
+        draws = signature.random and not self._draws_nothing(signature, bound)
+        if signature.random and not draws and "p" in bound:
+            # A dropout that is switched off hands its input back untouched, also in place.
+            return
         for parameter in signature.parameters:
             if not parameter.written or (parameter.keyword_only and parameter.name not in kwargs):
                 continue
             value = bound.get(parameter.name)
             places = reachable(bound.values()) if value is None else _memory(value, parameter.kind)
             findings.write_places(places, f"{self.name} writes its argument '{parameter.name}'")
-        if signature.nothing_returned:
-            findings.write_outside(f"{self.name} returns nothing, so it is called for its effect")
+        if signature.called_for_effect:
+            findings.write_outside(f"{self.name} returns nothing, or was declared to have an effect")
         if signature.communicates:
             findings.write_outside(f"{self.name} talks to other processes")
         if signature.updates_statistics and not _switched_off(bound, _TRAINING_FLAGS):
             running = [value for name, value in bound.items() if name.startswith("running_")]
             findings.write_places(reachable(running), f"{self.name} updates running statistics")
-        if signature.random and not self._draws_nothing(signature, bound):
+        if draws:
             findings.draw(f"{self.name} draws random numbers")
 
     @staticmethod
@@ -127,7 +131,7 @@ class Operator:
         zero_means_none = ("dropout", "dropout_p", *(("p",) if "bool" in flags.values() else ()))
         names = {parameter.name for parameter in signature.parameters}
         for name in zero_means_none:
-            if name in names and (name == "dropout_p" and name not in bound or _is_zero(bound.get(name))):
+            if name in names and ((name == "dropout_p" and name not in bound) or _is_zero(bound.get(name))):
                 return True
         return False
 
@@ -147,7 +151,7 @@ class Operator:
             for parameter in signature.parameters:
                 if parameter.name in bound and (parameter.shared or signature.passes_through):
                     shared |= _memory(bound[parameter.name], parameter.kind)
-        if not calls:
+        if not calls and not self.name.startswith("new"):
             shared |= reachable([*args, *kwargs.values()])
         places = frozenset(shared)
         if places and returns == {"tensor"}:
@@ -264,7 +268,8 @@ def _signature(schema: Any, overload: Any, siblings: list[Any]) -> _Signature:
     return _Signature(
         parameters,
         random=any(_is_random(sibling) for sibling in (overload, *siblings)),
-        nothing_returned=(not schema.returns and not _is_out_variant(parameters)) or _is_registered_effect(overload),
+        # Nothing returned and nothing written: what is left is to print, to check, to seed.
+        called_for_effect=_is_registered_effect(overload) or not (schema.returns or any(p.written for p in parameters)),
         returns="tensor"
         if kinds == {"Tensor"} and len(schema.returns) == 1
         else "number"
@@ -274,10 +279,6 @@ def _signature(schema: Any, overload: Any, siblings: list[Any]) -> _Signature:
         updates_statistics=_updates_statistics(schema, overload),
         communicates=any(p.name in ("group_name", "process_group") for p in parameters),
     )
-
-
-def _is_out_variant(parameters: tuple[_Parameter, ...]) -> bool:
-    return any(parameter.written and parameter.keyword_only for parameter in parameters)
 
 
 _NUMBERS = frozenset({"int", "float", "bool", "number", "Scalar", "SymInt", "Device", "Layout", "ScalarType"})
@@ -305,7 +306,7 @@ def _effect_registry() -> Callable[[Any], Any] | None:
 
 
 def _may_pass_through(overload: Any, schema: Any) -> bool:
-    """Whether the result may share memory with any input although no alias is marked: composites are bound by nothing."""
+    """Whether the result may share memory with any input although none is marked: composites are bound by nothing."""
     if torch.Tag.core in overload.tags:
         return False
     tag = getattr(torch.Tag, "maybe_aliasing_or_mutating", None)

@@ -17,7 +17,7 @@ _MANGLED = re.compile(r"^_[A-Za-z0-9]\w*?(?=__\w)")
 
 @functools.lru_cache(maxsize=8192)
 def function_tree(code: CodeType) -> FunctionTree | None:
-    """The tree of the function that `code` was compiled from, or None where the source is missing or is not its source."""
+    """The tree of the function that `code` was compiled from, or None where its source is not to be had."""
     try:
         text = inspect.getsource(code)
     except (OSError, TypeError, IndexError, SyntaxError):

@@ -378,7 +378,9 @@ class Analysis(Calls):
         if not self._bind_parameters(path, tree.args, scope, arguments, defaults, named):
             self.give_up("the arguments do not fit the function")
         for active, names in self.active:
-            if active is code and all(covers(names.get(name, Value(None)), value) for name, value in scope.names.items()):
+            if active is code and all(
+                covers(names.get(name, Value(None)), value) for name, value in scope.names.items()
+            ):
                 # The body is being read with arguments like these already; reading it again would find nothing new.
                 return self.unknown_result(scope.names.values())
         if len(self.active) >= DEPTH_LIMIT:

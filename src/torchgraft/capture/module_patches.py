@@ -1,0 +1,152 @@
+"""What `torch.nn.Module` and its like do while a model is traced: they ask their own thread's tracer, if there is one.
+The answers are the tracer's; the machinery that puts these functions in place and takes them away is in `active.py`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from torchgraft.capture.active import CodePatch, Patch, active, shared_patch
+from torchgraft.capture.proxy import find_proxy
+from torchgraft.capture.regions import REGION_PATCHES
+from torchgraft.capture.wrapping import recorded_call
+from torchgraft.ir.names import snake_case
+
+# Factories that take sizes one by one refuse a proxy before torch's override protocol is asked.
+_SIZE_FACTORIES = ("zeros", "ones", "empty", "rand", "randn")
+
+_module_call = CodePatch(torch.nn.Module.__call__)  # type: ignore[arg-type]
+_module_getattr = CodePatch(torch.nn.Module.__getattr__)  # type: ignore[arg-type]
+_module_setattr = CodePatch(torch.nn.Module.__setattr__)  # type: ignore[arg-type]
+_module_delattr = CodePatch(torch.nn.Module.__delattr__)  # type: ignore[arg-type]
+
+call_module = _module_call.original
+read_attribute = _module_getattr.original
+
+class ModuleForward:
+    """The `forward` that a tracer's `call_module` receives: runs a module's forward with traced values."""
+
+    __slots__ = ("_module", "_tracer")
+
+    def __init__(self, module: torch.nn.Module, tracer: Any) -> None:
+        self._module = module
+        self._tracer = tracer
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self._tracer._enter_module(self._module)
+        return call_module(self._module, *args, **kwargs)
+
+
+# The names that the lent code below needs; see CodePatch.lend.
+_torchgraft_forward = ModuleForward
+_torchgraft_active = active
+_torchgraft_call = call_module
+_torchgraft_getattr = read_attribute
+_torchgraft_setattr = _module_setattr.original
+_torchgraft_delattr = _module_delattr.original
+
+
+def _lent_call(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+    tracer = _torchgraft_active.tracer
+    if tracer is None:
+        return _torchgraft_call(self, *args, **kwargs)
+    return tracer.call_module(self, _torchgraft_forward(self, tracer), args, kwargs)
+
+
+def _lent_getattr(self: torch.nn.Module, name: str) -> Any:
+    tracer = _torchgraft_active.tracer
+    if tracer is None:
+        return _torchgraft_getattr(self, name)
+    return tracer._read_attribute(self, name)
+
+
+class _LentMethods:
+    """The originals of these call `super()` and so close over `__class__`; what is lent to them must do so too."""
+
+    def write(self: Any, name: str, value: Any) -> None:
+        if False:
+            __class__  # noqa: B018
+        tracer = _torchgraft_active.tracer
+        if tracer is not None:
+            tracer._before_write(self, name, value)
+        _torchgraft_setattr(self, name, value)
+
+    def delete(self: Any, name: str) -> None:
+        if False:
+            __class__  # noqa: B018
+        tracer = _torchgraft_active.tracer
+        if tracer is not None:
+            tracer._before_write(self, name, None)
+        _torchgraft_delattr(self, name)
+
+
+_module_call.lend(_lent_call)  # type: ignore[arg-type]
+_module_getattr.lend(_lent_getattr)  # type: ignore[arg-type]
+_module_setattr.lend(_LentMethods.write)  # type: ignore[arg-type]
+_module_delattr.lend(_LentMethods.delete)  # type: ignore[arg-type]
+
+
+class TrainingFlag:
+    """`self.training` while tracing: handed on it stays a question asked when the program runs; branched on, a guard."""
+
+    __slots__ = ("_module", "_tracer")
+
+    def __init__(self, module: torch.nn.Module, tracer: Any) -> None:
+        self._module = module
+        self._tracer = tracer
+
+    def __bool__(self) -> bool:
+        return self._tracer._training_decides(self._module)
+
+    def __fx_create_arg__(self, tracer: Any) -> Any:
+        return self._tracer._training_node(self._module)
+
+    def __eq__(self, other: object) -> bool:
+        return bool(self) == other
+
+    def __hash__(self) -> int:
+        return hash(bool(self))
+
+    def __int__(self) -> int:
+        return int(bool(self))
+
+    __index__ = __int__
+
+    def __repr__(self) -> str:
+        return repr(self._module.__dict__["training"])
+
+
+def _read_training(module: torch.nn.Module) -> Any:
+    tracer = active.tracer
+    if tracer is None or tracer._switching:
+        return module.__dict__["training"]
+    return TrainingFlag(module, tracer)
+
+
+def _write_training(module: torch.nn.Module, value: bool) -> None:
+    module.__dict__["training"] = bool(value) if isinstance(value, TrainingFlag) else value
+
+
+_original_apply = torch.autograd.Function.__dict__["apply"]
+
+
+def _apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+    proxy = find_proxy((args, kwargs)) if active.tracer is not None else None
+    if proxy is None:
+        return _original_apply.__get__(None, cls)(*args, **kwargs)
+    # One node for the whole function, so that its own backward runs.
+    return proxy.tracer.create_proxy("call_function", cls.apply, args, kwargs, name=snake_case(cls.__name__))
+
+
+MODULE_PATCHES = [
+    _module_call,
+    _module_getattr,
+    _module_setattr,
+    _module_delattr,
+    Patch(torch.nn.Module, "training", property(_read_training, _write_training)),  # type: ignore[arg-type]
+    Patch(torch.autograd.Function, "apply", classmethod(_apply)),  # type: ignore[arg-type]
+    *REGION_PATCHES,
+    *[patch for name in _SIZE_FACTORIES if (patch := shared_patch(torch, name, recorded_call)) is not None],
+]

@@ -1,0 +1,243 @@
+"""The questions about nodes: opcodes, declared effects, regions, Python's operators, and answers that stay true."""
+
+import math
+import operator
+
+import pytest
+import torch
+
+import torchgraft
+from torchgraft.analysis.effects import Effects, effects_of, is_impure
+from torchgraft.ir.contexts import enter_context, exit_context
+from torchgraft.ir.graph import Graph
+from torchgraft.ir.node import _side_effectful_functions
+
+
+@pytest.fixture
+def graph() -> Graph:
+    return Graph()
+
+
+def test_inputs_and_outputs_always_stay(graph):
+    x = graph.placeholder("x")
+    output = graph.output(x)
+    assert is_impure(x) and is_impure(output)
+    assert x.is_impure() and output.is_impure(impure_random=False)
+    assert effects_of(x).writes == {"<outside>"}
+
+
+def test_fetching_an_attribute_has_no_effect():
+    root = torch.nn.BatchNorm1d(2)
+    graph = Graph(root)
+    buffer = graph.get_attr("running_mean")
+    assert not is_impure(buffer)
+    assert effects_of(buffer) == Effects(shares=frozenset({"running_mean"}))
+    write = graph.call_method("add_", (buffer, 1))
+    assert effects_of(write).writes == {buffer}
+
+
+IN_PLACE = [name for name in dir(operator) if name.startswith("i") and hasattr(operator, f"__{name[1:]}__")]
+
+
+def test_the_list_of_in_place_operators_is_what_python_has():
+    assert sorted(IN_PLACE) == sorted(
+        ["iadd", "iand", "iconcat", "ifloordiv", "ilshift", "imatmul", "imod", "imul", "ior", "ipow", "irshift", "isub"]
+        + ["itruediv", "ixor"]
+    )
+
+
+@pytest.mark.parametrize("name", [*IN_PLACE, "setitem", "delitem"])
+def test_in_place_operators_write_their_first_operand(graph, name):
+    x, y = graph.placeholder("x"), graph.placeholder("y")
+    assert effects_of(graph.call_function(getattr(operator, name), (x, y))).writes == {x}
+    dunder = f"__{name}__"
+    if name != "iconcat":
+        assert effects_of(graph.call_method(dunder, (x, y))).writes == {x}
+        assert effects_of(graph.call_function(getattr(operator, dunder), (x, y))).writes == {x}
+
+
+OTHERS = sorted(
+    {name for name in operator.__all__ if not name.startswith("_")}
+    - {*IN_PLACE, "setitem", "delitem", "attrgetter", "itemgetter", "methodcaller", "call", "length_hint", "indexOf"}
+)
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_operators_only_compute(graph, name):
+    x, y = graph.placeholder("x"), graph.placeholder("y")
+    assert not effects_of(graph.call_function(getattr(operator, name), (x, y)))
+
+
+def test_getters_only_compute_and_callers_are_unknown(graph):
+    x = graph.placeholder("x")
+    assert not effects_of(graph.call_function(operator.attrgetter("shape"), (x,)))
+    assert not effects_of(graph.call_function(operator.itemgetter(0), (x,)))
+    assert effects_of(graph.call_function(operator.methodcaller("mul_", 2), (x,)))
+    assert effects_of(graph.call_function(operator.call, (x,)))
+
+
+PURE_BUILTINS = [abs, len, int, float, bool, str, tuple, list, max, min, sum, range, isinstance, getattr, slice, round, id]
+
+
+@pytest.mark.parametrize("function", [*PURE_BUILTINS, math.sqrt, math.floor, math.prod], ids=lambda f: f.__name__)
+def test_builtins_only_compute(graph, function):
+    x, y = graph.placeholder("x"), graph.placeholder("y")
+    arguments = (x, y) if function in (isinstance, getattr) else (x,)
+    assert not effects_of(graph.call_function(function, arguments))
+
+
+@pytest.mark.parametrize("function", [print, setattr, delattr, exec, eval, open, input, __import__, vars, globals])
+def test_builtins_with_effects_stay(graph, function):
+    assert is_impure(graph.call_function(function, (graph.placeholder("x"),)))
+
+
+def test_declared_effects_are_honoured_at_once_and_do_not_stick(graph):
+    def declared(x):
+        return x
+
+    x = graph.placeholder("x")
+    node, plain = graph.call_function(declared, (x,)), graph.call_function(torch.sinh, (x,))
+    assert not is_impure(node) and not is_impure(plain)
+    try:
+        assert torchgraft.has_side_effect(declared) is declared
+        torchgraft.has_side_effect(torch.sinh)
+        assert is_impure(node) and is_impure(plain)
+    finally:
+        _side_effectful_functions.difference_update({declared, torch.sinh})
+    assert not is_impure(node) and not is_impure(plain)
+
+
+def test_effects_declared_to_torch_fx_are_honoured(graph):
+    def declared(x):
+        return x
+
+    node = graph.call_function(declared, (graph.placeholder("x"),))
+    assert not is_impure(node)
+    torch.fx.node.has_side_effect(declared)
+    try:
+        assert is_impure(node)
+    finally:
+        torch.fx.node._side_effectful_functions.discard(declared)
+
+
+def test_a_declared_function_counts_inside_others(graph):
+    node = graph.call_function(calls_declared, (graph.placeholder("x"),))
+    assert not is_impure(node)
+    torchgraft.has_side_effect(declared_inside)
+    try:
+        assert is_impure(node)
+    finally:
+        _side_effectful_functions.discard(declared_inside)
+
+
+def declared_inside(x):
+    return x
+
+
+def calls_declared(x):
+    return declared_inside(x) + 1
+
+
+def test_regions_stay(graph):
+    enter = graph.call_function(enter_context, (torch.no_grad,))
+    leave = graph.call_function(exit_context, (enter,))
+    assert is_impure(enter) and is_impure(leave)
+
+
+def test_anything_marked_stays(graph):
+    def marked(x):
+        return x
+
+    marked.__torchgraft_effect__ = True
+    assert is_impure(graph.call_function(marked, (graph.placeholder("x"),)))
+
+
+def test_targets_that_cannot_be_hashed_or_weakly_referenced(graph):
+    class Callable(dict):
+        def __call__(self, x):
+            return x * 2
+
+    node = graph.call_function(torch.relu, (graph.placeholder("x"),))
+    node.target = Callable()
+    assert not is_impure(node)
+
+
+def test_unhashable_and_odd_arguments(graph):
+    x = graph.placeholder("x")
+    constant = torch.zeros(2)
+    assert not is_impure(graph.call_function(torch.add, (x, constant)))
+    assert effects_of(graph.call_function(torch.add_ if hasattr(torch, "add_") else torch.relu_, (constant,))).writes
+    assert not is_impure(graph.call_function(operator.getitem, (x, (slice(None), slice(0, x), None, ...))))
+    assert not is_impure(graph.call_function(torch.cat, ([x, x],), {"dim": 1}))
+    assert effects_of(graph.call_function(torch.cat, ([x, x],), {"out": x})).writes == {x}
+
+
+def test_inputs_are_told_apart_by_position(graph):
+    x, y = graph.placeholder("x"), graph.placeholder("y")
+    for first, second in [(x, y), (y, x), (x, x)]:
+        assert effects_of(graph.call_function(second_in_place, (first, second))).writes == {second}
+        assert effects_of(graph.call_function(second_in_place, (), {"b": second, "a": first})).writes == {second}
+        assert effects_of(graph.call_function(second_in_place, ([first], second))).writes == {second}
+
+
+def second_in_place(a, b):
+    b += 1
+    return a
+
+
+def test_constants_that_are_equal_but_of_different_types_are_told_apart(graph):
+    x = graph.placeholder("x")
+    results = [is_impure(graph.call_function(in_place_if_true, (x, flag))) for flag in (1, True, 1.0, 0, False)]
+    assert results == [False, True, False, False, False]
+
+
+def in_place_if_true(x, flag):
+    return x.relu_() if flag is True else x.relu()
+
+
+def test_settings_of_the_process_are_followed(graph):
+    node = graph.call_function(in_place_if_deterministic, (graph.placeholder("x"),))
+    assert not is_impure(node)
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert is_impure(node)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert not is_impure(node)
+
+
+def in_place_if_deterministic(x):
+    return x.relu_() if torch.are_deterministic_algorithms_enabled() else x.relu()
+
+
+def test_modes_that_a_program_switches_are_not_taken_for_settings(graph):
+    assert is_impure(graph.call_function(in_place_with_gradient, (graph.placeholder("x"),)))
+
+
+def in_place_with_gradient(x):
+    return x.relu_() if not torch.is_grad_enabled() else x.relu()
+
+
+def test_effects_are_true_where_there_are_any():
+    assert not Effects()
+    assert not Effects(shares=frozenset({"x"}))
+    assert Effects(random=True) and Effects(unknown=True) and Effects(writes=frozenset({"x"}))
+
+
+def test_programs_given_to_higher_order_operators_are_read():
+    class Branch(torch.nn.Module):
+        def __init__(self, method):
+            super().__init__()
+            self.method = method
+
+        def forward(self, x):
+            return x.relu_() if self.method == "relu_" else x.relu()
+
+    root = torch.nn.Module()
+    root.pure, root.impure = Branch("relu"), Branch("relu_")
+    graph = Graph(root)
+    x = graph.placeholder("x")
+    pure, impure = graph.get_attr("pure"), graph.get_attr("impure")
+    cond = torch.ops.higher_order.cond
+    assert not is_impure(graph.call_function(cond, (x, pure, pure, [x])))
+    assert is_impure(graph.call_function(cond, (x, pure, impure, [x])))
