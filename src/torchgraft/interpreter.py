@@ -77,16 +77,15 @@ class Interpreter:
                 if node in env:
                     continue
                 env[node] = result = run_node(node)
-                if node._op == "call_function":
-                    if node._target is enter_context:
-                        contexts.append(result)
-                    elif node._target is exit_context:
-                        contexts.pop()
+                target = node._target
+                if target is enter_context:
+                    contexts.append(result)
+                elif target is exit_context:
+                    contexts.pop()
                 elif node._op == "output":
                     return self.graph.process_outputs(result) if enable_io_processing else result
-                if node in frees:
-                    for used in frees[node]:
-                        env.pop(used, None)
+                for used in frees.get(node, ()):
+                    env.pop(used, None)
         except Exception as error:
             for context in reversed(contexts):
                 if hasattr(context, "__exit__"):
@@ -99,13 +98,17 @@ class Interpreter:
     def run_node(self, n: Node) -> Any:
         """Compute the value of one node from the values in `env`."""
         env = self.env
+        args: Any = n._args
         try:
-            args: Any = tuple(
-                [
-                    env[a] if type(a) is Node else a if type(a) in _LEAVES else map_arg(a, env.__getitem__)
-                    for a in n._args
-                ]
-            )
+            if args is n._inputs:
+                args = tuple([env[a] for a in args])
+            else:
+                args = tuple(
+                    [
+                        env[a] if type(a) is Node else a if type(a) in _LEAVES else map_arg(a, env.__getitem__)
+                        for a in args
+                    ]
+                )
             kwargs = map_arg(n._kwargs, env.__getitem__) if n._kwargs else {}
         except KeyError:
             self.fetch_args_kwargs_from_env(n)  # raises, naming what is missing

@@ -95,6 +95,13 @@ class InsertPoint:
         self._graph._anchor, self._graph._after = self._previous
 
 
+def _refuse_target(op: str, target: Any) -> None:
+    if op not in OPCODES:
+        raise GraphError(f"cannot create a node with opcode {op!r}: use one of {', '.join(OPCODES)}")
+    wanted = "a function" if op == "call_function" else "a name"
+    raise GraphError(f"cannot create a {op} node with target {target!r}: the target must be {wanted}")
+
+
 class Graph:
     """A program as a list of nodes.
 
@@ -198,16 +205,17 @@ class Graph:
         type_expr: Any = None,
     ) -> Node:
         """Make a node at the insertion point; `name` is a wish, made unique if it is taken."""
-        if op not in OPCODES:
-            raise GraphError(f"cannot create a node with opcode {op!r}: use one of {', '.join(OPCODES)}")
-        if args is not None and not isinstance(args, tuple):
+        if type(target) is str if op == "call_function" else op not in OPCODES or not isinstance(target, str):
+            _refuse_target(op, target)
+        if args is None:
+            args = ()
+        elif not isinstance(args, tuple):
             raise GraphError(f"cannot create a {op} node: args must be a tuple, not {type(args).__name__}")
-        if kwargs is not None and not isinstance(kwargs, dict):
+        if kwargs is None:
+            kwargs = EMPTY_DICT
+        elif not isinstance(kwargs, dict):
             raise GraphError(f"cannot create a {op} node: kwargs must be a dict, not {type(kwargs).__name__}")
-        if isinstance(target, str) is (op == "call_function") or (op == "call_function" and not callable(target)):
-            wanted = "a function" if op == "call_function" else "a name"
-            raise GraphError(f"cannot create a {op} node with target {target!r}: the target must be {wanted}")
-        return self._make_node(op, target, args or (), kwargs or EMPTY_DICT, name or self._target_to_str(target), type_expr)
+        return self._make_node(op, target, args, kwargs, name or self._target_to_str(target), type_expr)
 
     def _make_node(
         self, op: str, target: Target, args: tuple[Argument, ...], kwargs: dict[str, Argument], wish: str, type_expr: Any
@@ -271,7 +279,7 @@ class Graph:
         """Call a function."""
         if not callable(the_function):
             raise GraphError(f"cannot call {the_function!r}: call_function needs a function; a method name goes to call_method")
-        return self.create_node("call_function", the_function, args, kwargs, name=name, type_expr=type_expr)
+        return self.create_node("call_function", the_function, args, kwargs, name, type_expr)
 
     def output(self, result: Argument, type_expr: Any = None) -> Node:
         """Return `result`, a tree of nodes and constants."""

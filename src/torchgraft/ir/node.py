@@ -316,6 +316,12 @@ class Node:
         self._substitute(old_input, new_input)
 
     def _substitute(self, old: Node, new: Argument) -> None:
+        if self._args is self._inputs and type(new) is Node and new.graph is self.graph and not new._erased:
+            # The one argument is the one input (see __init__): nothing has to be walked.
+            old.users.pop(self, None)
+            new.users[self] = None
+            self._args = self._inputs = (new,)
+            return
         self._set_arguments(
             substitute(self._args, old, new),
             substitute(self._kwargs, old, new) if self._kwargs else EMPTY_DICT,
@@ -341,12 +347,13 @@ class Node:
                     f"metadata of its own ({', '.join(replace_with.meta)}); clear it first"
                 )
             replace_with.meta.update(self.meta)
-        changed = []
-        for user in list(self.users):
-            if delete_user_cb is not None and not delete_user_cb(user):
-                continue
-            changed.append(user)
-            self.graph._notify_replace(self, replace_with, user)
+        changed = list(self.users)
+        if delete_user_cb is not None:
+            changed = [user for user in changed if delete_user_cb(user)]
+        hooks = self.graph._hooks
+        for user in changed:
+            if hooks is not None and hooks.replace:
+                self.graph._notify_replace(self, replace_with, user)
             user._substitute(self, replace_with)
         return changed
 

@@ -47,11 +47,11 @@ def find_problems(graph: Graph) -> list[str]:
     names: set[str] = set()
     count = 0
     last = None
-    placeholders_over = False
-    owner = graph.owning_module
+    attributes = _Attributes(graph.owning_module)
     root = graph._root
     node = root._next
     order = -1
+    has_regions = False
     while node is not root:
         count += 1
         op = node._op
@@ -65,15 +65,13 @@ def find_problems(graph: Graph) -> list[str]:
         if op == "call_function":
             if not callable(node._target):
                 problems.append(f"node '{node._name}' calls {node._target!r}, which is not callable")
-            elif node._target is exit_context or node._target is enter_context:
-                pass
+            elif node._target is enter_context or node._target is exit_context:
+                has_regions = True
         elif op == "call_method":
             if not isinstance(node._target, str) or not node._args:
                 problems.append(f"node '{node._name}' must name a method and have the object as its first argument")
         else:
-            problems.extend(_check_other(node, owner, placeholders_over, last))
-        if op != "placeholder":
-            placeholders_over = True
+            problems.extend(_check_other(node, attributes, last))
         last = node
         node = node._next
     if len(names) != count:
@@ -82,7 +80,8 @@ def find_problems(graph: Graph) -> list[str]:
         problems.append(f"the graph counts {graph._length} nodes but has {count}; report this as a bug")
     if last is not None and last._op != "output" and any(node._op == "output" for node in graph.nodes):
         problems.append(f"the output is not the last node: '{last._name}' comes after it")
-    problems.extend(_region_problems(graph))
+    if has_regions:
+        problems.extend(_region_problems(graph))
     return problems
 
 
@@ -101,8 +100,27 @@ def _input_problem(graph: Graph, node: Node, source: Node) -> str:
     return f"node '{node._name}' uses '{source._name}' but is not among its users; report this as a bug"
 
 
-def _check_other(node: Node, owner: torch.nn.Module | None, placeholders_over: bool, last: Node | None) -> list[str]:
+class _Attributes:
+    """Looks up the attributes that nodes refer to; the modules on the way are found once each."""
+
+    def __init__(self, owner: torch.nn.Module | None) -> None:
+        self.owner = owner
+        self._modules: dict[str, Any] = {"": owner}
+
+    def has_module(self, path: str) -> bool:
+        """Whether there is surely a module at `path`, found without asking `getattr`."""
+        prefix, _, name = path.rpartition(".")
+        container = self._modules.get(prefix, _MISSING)
+        if container is _MISSING:
+            container = self._modules[prefix] = find_attribute(self.owner, prefix)[0]  # type: ignore[arg-type]
+        return isinstance(container, torch.nn.Module) and container._modules.get(name) is not None
+
+
+def _check_other(node: Node, attributes: _Attributes, last: Node | None) -> tuple[str, ...] | list[str]:
     op = node._op
+    if op == "call_module" and isinstance(node._target, str) and attributes.has_module(node._target):
+        return ()
+    owner = attributes.owner
     if op not in OPCODES:
         return [f"node '{node._name}' has the unknown opcode {op!r}"]
     if not isinstance(node._target, str):
