@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from torchgraft.capture.proxy import Attribute, ParameterProxy, Proxy, ProxyableClassMeta
     from torchgraft.capture.tracer import Tracer, symbolic_trace
     from torchgraft.capture.tracer_base import TracerBase
-    from torchgraft.capture.wrapping import wrap
     from torchgraft.codegen.graph_module import GraphModule
     from torchgraft.codegen.source import CodeGen
     from torchgraft.errors import BridgeError, GraftError, GraphError, GuardError, TraceError
     from torchgraft.interpreter import Interpreter, Transformer
     from torchgraft.ir.arguments import immutable_dict, immutable_list, map_aggregate
     from torchgraft.ir.graph import Graph
+    from torchgraft.ir.leaf_functions import wrap
     from torchgraft.ir.node import Node, has_side_effect, map_arg
     from torchgraft.rewrite import Match, ReplacedPatterns, replace_pattern, replace_pattern_with_filters
 
@@ -32,7 +32,7 @@ _HOMES = {
     "torchgraft.capture.proxy": ("Attribute", "ParameterProxy", "Proxy", "ProxyableClassMeta"),
     "torchgraft.capture.tracer": ("Tracer", "symbolic_trace"),
     "torchgraft.capture.tracer_base": ("TracerBase",),
-    "torchgraft.capture.wrapping": ("wrap",),
+    "torchgraft.ir.leaf_functions": ("wrap",),
     "torchgraft.codegen.graph_module": ("GraphModule",),
     "torchgraft.codegen.source": ("CodeGen",),
     "torchgraft.errors": ("BridgeError", "GraftError", "GraphError", "GuardError", "TraceError"),

@@ -5,4 +5,4 @@ from torchgraft.capture.inputs import PHBase as PHBase
 from torchgraft.capture.proxy import ProxyableClassMeta as ProxyableClassMeta
 from torchgraft.capture.tracer import Tracer as Tracer
 from torchgraft.capture.tracer import symbolic_trace as symbolic_trace
-from torchgraft.capture.wrapping import wrap as wrap
+from torchgraft.ir.leaf_functions import wrap as wrap

@@ -1,9 +1,9 @@
 """Alias: the names that code written for torch.fx imports from `torch.fx.node`; they live in `torchgraft.ir`."""
 
+from torchgraft.capture.tracer_base import BASE_TYPES as base_types  # noqa: F401
 from torchgraft.ir.arguments import map_aggregate as map_aggregate
 from torchgraft.ir.node import Argument as Argument
 from torchgraft.ir.node import Node as Node
 from torchgraft.ir.node import Target as Target
 from torchgraft.ir.node import has_side_effect as has_side_effect
 from torchgraft.ir.node import map_arg as map_arg
-from torchgraft.capture.tracer_base import BASE_TYPES as base_types  # noqa: F401

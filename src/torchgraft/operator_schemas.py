@@ -1,4 +1,4 @@
-"""Alias: the names that code written for torch.fx imports from `torch.fx.operator_schemas`; they live in `torchgraft.analysis`."""
+"""Alias: the names that torch.fx users import from `torch.fx.operator_schemas`; they live in `torchgraft.analysis`."""
 
 from torchgraft.analysis.signatures import ArgsKwargsPair as ArgsKwargsPair
 from torchgraft.analysis.signatures import check_for_mutable_operation as check_for_mutable_operation

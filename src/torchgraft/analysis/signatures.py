@@ -1,5 +1,5 @@
 """Signatures: which parameter each argument of a call belongs to, with the defaults filled in.
-Python functions and modules say it themselves, operators of torch say it in their schemas; no call is run or changed here.
+Python functions and modules say it themselves, operators of torch in their schemas; no call is run or changed here.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def normalized_arguments(
     kwarg_types: dict[str, Any] | None = None,
     normalize_to_only_use_kwargs: bool = False,
 ) -> ArgsKwargsPair | None:
-    """The arguments of a call_function or call_module node bound to the signature of its target; None for other nodes."""
+    """The arguments of a call_function or call_module node bound to its target's signature; None for other nodes."""
     if node.op == "call_function":
         return normalize_function(
             node.target, node.args, node.kwargs, arg_types, kwarg_types, normalize_to_only_use_kwargs
@@ -90,7 +90,7 @@ def normalize_function(
 
     Impossible are parameters that take any number of arguments (`*args`) or no name, functions without a signature, and
     arguments that do not fit. Where an operator has several overloads that differ, the types of the arguments decide:
-    those given, then those known (constants, and nodes whose value a pass has noted). If they are not enough, GraphError.
+    those given, then those known (constants, and nodes whose value a pass has noted). Where they do not, GraphError.
 
     >>> normalize_function(torch.nn.functional.relu, ("x",))
     ArgsKwargsPair(args=('x',), kwargs={'inplace': False})
@@ -187,15 +187,9 @@ def _bind(
 
 
 def _pair(call: inspect.BoundArguments, positional: int) -> ArgsKwargsPair:
-    supplied = call.arguments
-    defaults = {
-        name: parameter.default for name, parameter in call.signature.parameters.items() if name not in supplied
-    }
-    names = list(call.signature.parameters)
-    values = {name: supplied[name] if name in supplied else defaults[name] for name in names}
-    return ArgsKwargsPair(
-        tuple([values[name] for name in names[:positional]]), {name: values[name] for name in names[positional:]}
-    )
+    call.apply_defaults()
+    items = list(call.arguments.items())
+    return ArgsKwargsPair(tuple([value for _, value in items[:positional]]), dict(items[positional:]))
 
 
 # ---- choosing between overloads ----
@@ -217,9 +211,13 @@ def _fitting(
 
 
 def _accepts(annotation: Any, kind: Any) -> bool:
-    if kind is _UNKNOWN:
+    if kind is _UNKNOWN or type_matches(annotation, kind):
         return True
-    return type_matches(annotation, kind) or any(type_matches(annotation, other) for other in _STANDS_FOR.get(kind, ()))
+    if typing.get_origin(kind) is list:
+        substitutes = [list[other] for other in _STANDS_FOR.get(typing.get_args(kind)[0], ())]  # type: ignore[valid-type]
+    else:
+        substitutes = list(_STANDS_FOR.get(kind, ()))
+    return any(type_matches(annotation, other) for other in substitutes)
 
 
 def _types(values: Sequence[Any], given: Sequence[Any] | None) -> list[Any]:
@@ -318,7 +316,7 @@ def get_signature_for_torch_op(op: Callable[..., Any], return_schemas: bool = Fa
 
 
 def check_for_mutable_operation(target: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-    """Raise GraphError if this call of an operator writes to its arguments; a call that fits several overloads may pass."""
+    """Raise GraphError if this call of an operator writes its arguments; one that fits several overloads may pass."""
     fitting = [
         overload._schema
         for overload in _overloads(target)

@@ -4,6 +4,7 @@ The documented hooks of a user's own code generator are carried over; one that r
 
 from __future__ import annotations
 
+import copy
 import inspect
 import re
 from collections.abc import Callable, Sequence
@@ -184,7 +185,7 @@ def our_codegen(theirs: fx_graph.CodeGen) -> CodeGen | None:
     transformer, name = theirs._body_transformer, theirs._func_name
     result: CodeGen
     if isinstance(theirs, CodeGenFromTorchgraft):
-        result = theirs.original
+        result = copy.copy(theirs.original)
     elif type(theirs) is fx_graph._PyTreeCodeGen and theirs.pytree_info is not None:
         result = _our_tree_codegen(theirs.pytree_info)
     elif type(theirs) in (fx_graph.CodeGen, fx_graph._PyTreeCodeGen):
@@ -193,7 +194,7 @@ def our_codegen(theirs: fx_graph.CodeGen) -> CodeGen | None:
         result = CodeGen()
     else:
         _require_hooks_only(type(theirs), fx_graph.CodeGen, "_gen_python_code", "from_fx")
-        result = CodeGenFromTorchFx(theirs)
+        result = CodeGenFromTorchFx(copy.copy(theirs))
     result._func_name = name
     result._body_transformer = _translated(transformer, TransformerFromTorchgraft, TransformerFromTorchFx)
     return result
@@ -211,7 +212,7 @@ def their_codegen(graph: Graph) -> fx_graph.CodeGen:
     ours = graph._codegen
     result: fx_graph.CodeGen
     if isinstance(ours, CodeGenFromTorchFx):
-        result = ours.original
+        result = copy.copy(ours.original)
     elif type(ours) in (PyTreeCodeGen, CallTreeCodeGen):
         assert isinstance(ours, PyTreeCodeGen)
         result = fx_graph._PyTreeCodeGen(fx_graph._PyTreeInfo(list(ours.parameters), ours.in_spec, ours.out_spec))
@@ -219,7 +220,7 @@ def their_codegen(graph: Graph) -> fx_graph.CodeGen:
         result = fx_graph.CodeGen()
     else:
         _require_hooks_only(type(ours), CodeGen, "generate", "to_fx")
-        result = CodeGenFromTorchgraft(ours)
+        result = CodeGenFromTorchgraft(copy.copy(ours))
     result._func_name = ours._func_name
     result._body_transformer = _translated(ours._body_transformer, TransformerFromTorchFx, TransformerFromTorchgraft)
     return result

@@ -35,7 +35,7 @@ PH = PHBase()
 
 def assert_is_none(value: Any, message: str) -> None:
     """What remains in the program of an argument fixed to None."""
-    assert value is None, message  # noqa: S101 (torch.fx users catch AssertionError here)
+    assert value is None, message
 
 
 assert_is_none.__torchgraft_effect__ = True  # type: ignore[attr-defined]
@@ -131,7 +131,9 @@ def _input_value(tracer: Tracer, parameter: inspect.Parameter, concrete: dict[st
     if name in concrete:
         counter = iter(range(1, 1_000_000))
         return pytree.tree_map(lambda leaf: _concrete_leaf(tracer, name, next(counter), default, leaf), concrete[name])
-    stars = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}.get(parameter.kind, "")
+    stars = (
+        "*" if parameter.kind is parameter.VAR_POSITIONAL else "**" if parameter.kind is parameter.VAR_KEYWORD else ""
+    )
     annotation = None if stars or parameter.annotation is inspect.Parameter.empty else parameter.annotation
     return tracer.create_proxy("placeholder", stars + name, default, {}, type_expr=annotation)
 
@@ -144,7 +146,9 @@ def _concrete_leaf(tracer: Tracer, name: str, number: int, default: tuple[Any, .
     message = f"{name} has been specialized to have value {leaf} but got another value"
     if leaf is None:
         tracer.create_proxy("call_function", assert_is_none, (proxy, message), {})
-    elif isinstance(leaf, (bool, int, float, complex, str, torch.dtype, torch.device, torch.memory_format, torch.layout)):
+    elif isinstance(
+        leaf, (bool, int, float, complex, str, torch.dtype, torch.device, torch.memory_format, torch.layout)
+    ):
         torch._assert(proxy == leaf, message)
     else:
         warnings.warn(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dis
 import sys
 from operator import is_
+from types import FrameType
 from typing import Any, NoReturn
 
 import torch
@@ -45,7 +46,7 @@ class ModelState:
             self._contents = [entry for entry in self._contents if entry[0] is not module]
             return
         for table in (module.__dict__, module._parameters, module._buffers, module._modules):
-            if name in table and _is_equal(value, table[name]):  # type: ignore[operator]
+            if name in table and _is_equal(value, table[name]):
                 return
         self._refuse(module, name, current_source_line())
 
@@ -90,9 +91,9 @@ class ModelState:
 
 def _writer() -> Any:
     """The `self` of the user's function that is running."""
-    frame = sys._getframe(2)
+    frame: FrameType | None = sys._getframe(2)
     while frame is not None and not is_user_code(frame.f_code):
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return None if frame is None else frame.f_locals.get("self")
 
 

@@ -25,6 +25,7 @@ _module_delattr = CodePatch(torch.nn.Module.__delattr__)  # type: ignore[arg-typ
 call_module = _module_call.original
 read_attribute = _module_getattr.original
 
+
 class ModuleForward:
     """The `forward` that a tracer's `call_module` receives: runs a module's forward with traced values."""
 
@@ -66,16 +67,14 @@ class _LentMethods:
     """The originals of these call `super()` and so close over `__class__`; what is lent to them must do so too."""
 
     def write(self: Any, name: str, value: Any) -> None:
-        if False:
-            __class__  # noqa: B018
+        super  # noqa: B018 (mentioning it is enough to close over __class__)
         tracer = _torchgraft_active.tracer
         if tracer is not None:
             tracer._before_write(self, name, value)
         _torchgraft_setattr(self, name, value)
 
     def delete(self: Any, name: str) -> None:
-        if False:
-            __class__  # noqa: B018
+        super  # noqa: B018 (mentioning it is enough to close over __class__)
         tracer = _torchgraft_active.tracer
         if tracer is not None:
             tracer._before_write(self, name, None)
@@ -125,7 +124,7 @@ def _read_training(module: torch.nn.Module) -> Any:
     return TrainingFlag(module, tracer)
 
 
-def _write_training(module: torch.nn.Module, value: bool) -> None:
+def _write_training(module: torch.nn.Module, value: Any) -> None:
     module.__dict__["training"] = bool(value) if isinstance(value, TrainingFlag) else value
 
 

@@ -44,7 +44,7 @@ class RecordingMode(TorchFunctionMode):
         return self.values.call(function, args, kwargs)
 
     def _on_proxies(self, function: Any, args: Any, kwargs: Any) -> Any:
-        proxy = args[0] if args and type(args[0]) is Proxy else find_proxy((args, kwargs))
+        proxy: Any = args[0] if args and type(args[0]) is Proxy else find_proxy((args, kwargs))
         if self.values.any_made:
             self.values.written(function, args, kwargs)
         return record_torch_call(proxy.tracer, function, args, kwargs)
@@ -167,7 +167,9 @@ class RealValues:
             with torch.no_grad():
                 return function(*stand_in(args), **stand_in(kwargs))
         except Exception as error:  # any operator may refuse tensors without data, each with an error of its own
-            if is_random(function) or getattr(function, "__name__", "").startswith(("masked_select", "nonzero", "unique")):
+            if is_random(function) or getattr(function, "__name__", "").startswith(
+                ("masked_select", "nonzero", "unique")
+            ):
                 return torch.empty(0, device="meta")
             self._refuse(function, "reads values of", error)
         finally:

@@ -33,7 +33,6 @@ from torchgraft.ir.node import Argument, Node
 from torchgraft.ir.origin import current_source_line
 
 
-
 class Tracer(TracerBase):
     """Symbolic tracing. Subclass it and override methods to change what is kept whole, recorded or refused."""
 
@@ -121,7 +120,7 @@ class Tracer(TracerBase):
             if self.param_shapes_constant and isinstance(attr_val, torch.nn.Parameter):
                 factory = functools.partial(_parameter_proxy, self, path, attr_val)
             # Overrides of create_proxy need not know about factories, so it is only mentioned where there is one.
-            options = {} if factory is None else {"proxy_factory_fn": factory}
+            options: dict[str, Any] = {} if factory is None else {"proxy_factory_fn": factory}
             proxy = parameter_proxy_cache[path] = self.create_proxy("get_attr", path, (), {}, **options)
         return proxy
 
@@ -164,7 +163,11 @@ class Tracer(TracerBase):
         made = self._mode.values.node_of(tensor) if self._mode is not None else None
         if made is not None:
             return made
-        path = self._parameter_paths.get(id(tensor)) or self._buffer_paths.get(id(tensor)) or self._tensor_paths.get(id(tensor))
+        path = (
+            self._parameter_paths.get(id(tensor))
+            or self._buffer_paths.get(id(tensor))
+            or self._tensor_paths.get(id(tensor))
+        )
         if path is not None:
             return self.create_node("get_attr", path, (), {})
         if isinstance(tensor, torch.nn.Parameter):
@@ -186,7 +189,9 @@ class Tracer(TracerBase):
     def _training_node(self, module: torch.nn.Module) -> Node:
         path = (self.submodule_paths or {}).get(module)
         if path is None:
-            raise UnknownModuleError(f"self.training of a {type(module).__name__} that is not part of the model was read")
+            raise UnknownModuleError(
+                f"self.training of a {type(module).__name__} that is not part of the model was read"
+            )
         return self.create_node("get_attr", f"{path}.training" if path else "training", (), {})
 
     def _training_decides(self, module: torch.nn.Module) -> bool:
@@ -362,10 +367,7 @@ def _paths_of_modules(root: torch.nn.Module) -> dict[torch.nn.Module, str]:
 def _has_hooks(module: torch.nn.Module) -> bool:
     """Whether calling the module does more than its forward; then it is kept whole, so that all of it happens."""
     return bool(
-        module._forward_hooks
-        or module._forward_pre_hooks
-        or module._backward_hooks
-        or module._backward_pre_hooks
+        module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
     )
 
 

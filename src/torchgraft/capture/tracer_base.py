@@ -240,7 +240,9 @@ class TracerBase:
         )
 
     def _refuse_conversion(self, proxy: Proxy, purpose: str) -> NoReturn:
-        remedy = "keep it a tensor, fix the value with concrete_args, mark the function it is passed to with torchgraft.wrap"
+        remedy = (
+            "keep it a tensor, fix the value with concrete_args, mark the function it is passed to with torchgraft.wrap"
+        )
         self._refuse(proxy, f"make {purpose} of", remedy, kind=ConversionError)
 
     def keys(self, obj: Proxy) -> Any:
@@ -303,8 +305,10 @@ def _is_assertion(code: CodeType | None, instruction: int) -> bool:
         return False
     rest = [item for item in dis.get_instructions(code) if item.offset >= instruction and item.opname != "CACHE"][:4]
     names = [item.opname for item in rest if item.opname not in ("TO_BOOL", "NOT_TAKEN", "UNARY_NOT")]
-    return len(names) > 1 and "JUMP_IF_TRUE" in names[0].replace("FORWARD_", "") and (
-        names[1] == "LOAD_ASSERTION_ERROR" or "AssertionError" in rest[-1].argrepr
+    return (
+        len(names) > 1
+        and "JUMP_IF_TRUE" in names[0].replace("FORWARD_", "")
+        and (names[1] == "LOAD_ASSERTION_ERROR" or "AssertionError" in rest[-1].argrepr)
     )
 
 

@@ -1,5 +1,5 @@
-"""Leaf functions: which calls of plain Python functions are recorded whole instead of being traced through.
-A function becomes one by `wrap`, by a tracer's autowrap lists, or by torch.fx's own `wrap` where a library used that.
+"""Calls of plain Python functions that are recorded whole instead of being traced through.
+A function is such a leaf by `wrap` (`ir/leaf_functions.py`), by a tracer's autowrap lists, or by torch.fx's own `wrap`.
 """
 
 from __future__ import annotations
@@ -8,20 +8,14 @@ import functools
 import random
 import sys
 from collections.abc import Callable, Iterable
-from types import FunctionType, ModuleType
+from types import ModuleType
 from typing import Any
 
 import torch
 
 from torchgraft.capture.active import NamespacePatch, Patch, active, shared_patch
 from torchgraft.capture.proxy import find_proxy
-from torchgraft.codegen.graph_module import GENERATED_MODULE
-from torchgraft.errors import TraceError
-
-# (globals of the module that called wrap, name): looked up when a trace begins, because wrap may precede the definition.
-_wrapped: dict[tuple[int, str], tuple[dict[str, Any], str]] = {}
-
-_MARKS = "__torchgraft_wrapped__"
+from torchgraft.ir.leaf_functions import marked_functions, marks_in
 
 # Functions that set or read torch's random state; what they do concerns every later draw of the program.
 _TORCH_RANDOM = ("manual_seed", "seed", "get_rng_state", "set_rng_state", "initial_seed")
@@ -29,39 +23,8 @@ _TORCH_RANDOM = ("manual_seed", "seed", "get_rng_state", "set_rng_state", "initi
 _PYTHON_RANDOM = {
     id(function): function
     for name in dir(random)
-    if not name.startswith("_") and getattr(function := getattr(random, name), "__self__", None) is random._inst  # type: ignore[attr-defined]
+    if not name.startswith("_") and getattr(function := getattr(random, name), "__self__", None) is random._inst
 }
-
-
-def wrap(fn_or_name: str | Callable[..., Any]) -> str | Callable[..., Any]:
-    """Record calls of a function as one node instead of tracing through it.
-
-    Call it at the top level of a module, with a name (`wrap("len")`) or a function defined there (also as a decorator).
-    """
-    if not callable(fn_or_name) and not isinstance(fn_or_name, str):
-        raise TraceError(
-            f"wrap takes a callable or the name of one as a string, not {type(fn_or_name).__name__}"
-        )
-    if isinstance(fn_or_name, str):
-        name = fn_or_name
-    else:
-        if not hasattr(fn_or_name, "__code__"):
-            raise TraceError(f"cannot wrap {fn_or_name!r}: it is no plain function; give its name as a string instead")
-        name = fn_or_name.__code__.co_name
-    frame = sys._getframe(1)
-    if frame.f_code.co_name != "<module>":
-        raise NotImplementedError("wrap must be called at the top level of a module")
-    register_wrapped(frame.f_globals, name)
-    return fn_or_name
-
-
-def register_wrapped(scope: dict[str, Any], name: str) -> None:
-    """Make `name` in the namespace `scope` a leaf function."""
-    if scope.get("__name__") == GENERATED_MODULE:
-        # Generated code comes and goes; its marks live and die with its namespace.
-        scope.setdefault(_MARKS, []).append(name)
-    else:
-        _wrapped[id(scope), name] = (scope, name)
 
 
 def recorded_leaf(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -77,7 +40,9 @@ def recorded_leaf(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def recorded_call(function: Callable[..., Any]) -> Callable[..., Any]:
     """A function of torch that takes traced values, but does not know how to say so."""
-    return _replacement(function, lambda tracer, args, kwargs: tracer.create_proxy("call_function", function, args, kwargs))
+    return _replacement(
+        function, lambda tracer, args, kwargs: tracer.create_proxy("call_function", function, args, kwargs)
+    )
 
 
 def _recorded_always(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -106,7 +71,7 @@ def _replacement(function: Callable[..., Any], record: Callable[..., Any]) -> Ca
 def wrapped_patches() -> list[Patch]:
     """Patches for everything that `wrap` of torchgraft or of torch.fx was called on."""
     patches = []
-    for scope, name in [*_wrapped.values(), *_wrapped_by_torch_fx()]:
+    for scope, name in [*marked_functions(), *_wrapped_by_torch_fx()]:
         patch = shared_patch(scope, name, recorded_leaf)
         if patch is not None:
             patches.append(patch)
@@ -173,7 +138,7 @@ class Autowrap:
         if self.has_seen(scope):
             return []
         self._seen[id(scope)] = scope
-        found = [shared_patch(scope, name, recorded_leaf) for name in scope.get(_MARKS, ())]
+        found = [shared_patch(scope, name, recorded_leaf) for name in marks_in(scope)]
         if not self._wanted.isdisjoint(map(id, list(scope.values()))):
             for name, value in list(scope.items()):
                 key = _originals.get(id(value), id(value))

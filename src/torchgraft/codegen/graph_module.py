@@ -19,13 +19,11 @@ from typing import Any
 import torch
 
 from torchgraft.codegen.attributes import Adoption, assign_attribute, place_attribute
-from torchgraft.codegen.source import PyTreeCodeGen, PythonCode
+from torchgraft.codegen.source import PythonCode, PyTreeCodeGen
 from torchgraft.errors import GraphError
 from torchgraft.ir.graph import EditHooks, Graph
+from torchgraft.ir.leaf_functions import GENERATED_MODULE
 from torchgraft.ir.node import Node
-
-# The __name__ that generated code sees.
-GENERATED_MODULE = "torchgraft.generated"
 
 _numbers = itertools.count()
 
@@ -62,6 +60,8 @@ class GraphModule(torch.nn.Module):
     Parameters and submodules are shared with it.
     """
 
+    _graph: Graph
+    _edit_hooks: EditHooks
     _instance: Any = staticmethod(lambda: None)
     _python_code: Any = None
     # TorchScript compiles every property it is not told to leave alone.
@@ -70,8 +70,12 @@ class GraphModule(torch.nn.Module):
     def __new__(cls, *args: Any, **kwargs: Any) -> GraphModule:
         # `forward` must be found on the class (by torch.jit, copies and super()), so each instance has a class of its own.
         base = cls.__dict__.get("_shared_class", cls)
-        own = type(base.__name__, (base,), {"_shared_class": base, "__module__": base.__module__, "_python_code": None, "forward": _PENDING})
-        instance = super().__new__(own)
+        own = type(
+            base.__name__,
+            (base,),
+            {"_shared_class": base, "__module__": base.__module__, "_python_code": None, "forward": _PENDING},
+        )
+        instance: GraphModule = super().__new__(own)
         own._instance = weakref.ref(instance)  # type: ignore[attr-defined]
         return instance
 
@@ -135,7 +139,7 @@ class GraphModule(torch.nn.Module):
     def _graph_changed(self) -> None:
         cls = type(self)
         cls._python_code = None
-        cls.forward = _PENDING  # type: ignore[assignment,method-assign]
+        cls.forward = _PENDING  # type: ignore[assignment]
 
     def recompile(self) -> PythonCode:
         """Generate the code now; Python compiles it when it is first run. Calling this is never necessary."""
@@ -145,7 +149,7 @@ class GraphModule(torch.nn.Module):
         if isinstance(codegen, PyTreeCodeGen):
             self._in_spec, self._out_spec = codegen.in_spec, codegen.out_spec
         cls._python_code = code
-        cls.forward = _PENDING  # type: ignore[assignment,method-assign]
+        cls.forward = _PENDING  # type: ignore[assignment]
         graph._fresh = True
         return code
 
@@ -156,7 +160,7 @@ class GraphModule(torch.nn.Module):
     def _compile(self) -> None:
         code = self._generated()
         cls = type(self)
-        cls.forward = compile_function(code, cls.__name__, self._graph._codegen._func_name)  # type: ignore[method-assign]
+        cls.forward = compile_function(code, cls.__name__, self._graph._codegen._func_name)
 
     @property
     def code(self) -> str:

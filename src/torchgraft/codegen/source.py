@@ -16,6 +16,7 @@ import torch
 from torchgraft.codegen.values import SourceGlobals
 from torchgraft.errors import GraphError
 from torchgraft.ir.contexts import enter_context, exit_context
+from torchgraft.ir.leaf_functions import wrap
 from torchgraft.ir.names import Namespace
 from torchgraft.ir.node import Node
 from torchgraft.ir.printing import known_value, tensor_text
@@ -148,7 +149,13 @@ class _Comments:
         heads = [index for index, line in enumerate(lines) if line.startswith("File ")]
         if not heads:
             return None
-        where = lines[heads[-1]].removeprefix("File ").replace('"', "", 2).replace(", line ", ":", 1).replace(", in ", " in ", 1)
+        where = (
+            lines[heads[-1]]
+            .removeprefix("File ")
+            .replace('"', "", 2)
+            .replace(", line ", ":", 1)
+            .replace(", in ", " in ", 1)
+        )
         text = lines[heads[-1] + 1] if heads[-1] + 1 < len(lines) else ""
         comment = self.paint(f"# {where}: {text}")
         if comment == self._previous:
@@ -204,8 +211,7 @@ class _Function:
     def _wrap_statements(self) -> str:
         if not self.wrapped:
             return ""
-        from torchgraft.capture.wrapping import wrap  # a leaf function stays one when this code is traced again
-
+        # So that a leaf function stays one when this code is traced again.
         name = self.globals.add("wrap", wrap)
         return "\n".join([f'{name}("{function}")' for function in self.wrapped])
 
@@ -382,7 +388,7 @@ def _transformed(
     transformer: BodyTransformer, body: list[str], owners: list[int | None]
 ) -> tuple[list[str], list[int | None]]:
     """Run a user's body transformer; lines it left alone keep their node."""
-    by_text = {}
+    by_text: dict[str, int | None] = {}
     for text, owner in zip(body, owners, strict=True):
         by_text.setdefault(text, owner)
     lines = [line if line.endswith("\n") else f"{line}\n" for line in transformer(list(body))]

@@ -62,7 +62,7 @@ def copy_graph(source: Graph, memo: dict[int, Any]) -> Graph:
 
 
 class _NodeReference(NamedTuple):
-    index: int
+    position: int
 
 
 class _FunctionReference(NamedTuple):
@@ -98,7 +98,7 @@ def restore_graph(graph: Graph, state: dict[str, Any]) -> None:
 
     def walk(value: Any) -> Any:
         if isinstance(value, _NodeReference):
-            return nodes[value.index]
+            return nodes[value.position]
         if type(value) is tuple:
             return tuple([walk(item) for item in value])
         if isinstance(value, (list, dict, slice, tuple)):

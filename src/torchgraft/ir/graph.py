@@ -91,7 +91,9 @@ class InsertPoint:
     def __enter__(self) -> None:
         return None
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._graph._anchor, self._graph._after = self._previous
 
 
@@ -164,7 +166,7 @@ class Graph:
         for reference in self._owners:
             owner = reference()
             if owner is not None:
-                owner._graph_changed()
+                owner._graph_changed()  # type: ignore[operator]
 
     def _notify_replace(self, old: Node, new: Any, user: Node) -> None:
         if self._hooks is not None and self._hooks.replace:
@@ -218,7 +220,13 @@ class Graph:
         return self._make_node(op, target, args, kwargs, name or self._target_to_str(target), type_expr)
 
     def _make_node(
-        self, op: str, target: Target, args: tuple[Argument, ...], kwargs: dict[str, Argument], wish: str, type_expr: Any
+        self,
+        op: str,
+        target: Target,
+        args: tuple[Argument, ...],
+        kwargs: dict[str, Argument],
+        wish: str,
+        type_expr: Any,
     ) -> Node:
         """`create_node` for callers whose arguments are known to be right."""
         node = Node(self, self._graph_namespace.create_name(wish), op, target, args, kwargs, type_expr)
@@ -278,7 +286,9 @@ class Graph:
     ) -> Node:
         """Call a function."""
         if not callable(the_function):
-            raise GraphError(f"cannot call {the_function!r}: call_function needs a function; a method name goes to call_method")
+            raise GraphError(
+                f"cannot call {the_function!r}: call_function needs a function; a method name goes to call_method"
+            )
         return self.create_node("call_function", the_function, args, kwargs, name, type_expr)
 
     def output(self, result: Argument, type_expr: Any = None) -> Node:
@@ -336,7 +346,9 @@ class Graph:
             self._refuse_anchor(node)
 
     def _refuse_anchor(self, node: Node) -> None:
-        raise GraphError(f"cannot insert at node '{node._name}': it was erased; choose a live node as the insertion point")
+        raise GraphError(
+            f"cannot insert at node '{node._name}': it was erased; choose a live node as the insertion point"
+        )
 
     def _link(self, node: Node, following: Node) -> None:
         previous = following._prev
@@ -360,7 +372,9 @@ class Graph:
 
     def _move(self, node: Node, following: Node) -> None:
         if node.graph is not self:
-            raise GraphError(f"cannot move node '{node._name}' here: it belongs to another graph; use graph.node_copy()")
+            raise GraphError(
+                f"cannot move node '{node._name}' here: it belongs to another graph; use graph.node_copy()"
+            )
         node._changing()
         if following._erased:
             self._refuse_anchor(following)
@@ -417,8 +431,8 @@ class Graph:
         problem = find_attribute(owner, path)[1]
         if problem is not None:
             warnings.warn(
-                f"made a {op} node for '{path}', which the graph's module does not have: {problem}; add it, for example with add_submodule(), "
-                "before the program runs",
+                f"made a {op} node for '{path}', which the graph's module does not have: {problem}; "
+                "add it, for example with add_submodule(), before the program runs",
                 stacklevel=3,
             )
 

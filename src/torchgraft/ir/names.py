@@ -44,6 +44,7 @@ def _parse(wish: str) -> tuple[str, str, int | None]:
     if identifier[0].isdigit():
         identifier = f"_{identifier}"
     numbered = _NUMBERED.fullmatch(identifier)
+    result: tuple[str, str, int | None]
     if numbered and numbered[1]:
         result = identifier, numbered[1], int(numbered[2])
     else:

@@ -76,6 +76,7 @@ class Node:
     _args: tuple[Argument, ...]
     _kwargs: dict[str, Argument]
     _inputs: tuple[Node, ...]
+    _target: Any
     _prev: Node
     _next: Node
     _meta: dict[str, Any] | None
@@ -126,7 +127,9 @@ class Node:
     @op.setter
     def op(self, value: str) -> None:
         if value not in OPCODES:
-            raise GraphError(f"cannot set the opcode of node '{self._name}' to {value!r}: use one of {', '.join(OPCODES)}")
+            raise GraphError(
+                f"cannot set the opcode of node '{self._name}' to {value!r}: use one of {', '.join(OPCODES)}"
+            )
         self._changing()
         self._op = value
 
@@ -287,7 +290,7 @@ class Node:
         for source in inputs:
             source.users[self] = None
         self._args = args
-        self._kwargs = kwargs  # type: ignore[assignment]
+        self._kwargs = kwargs
         self._inputs = tuple(inputs)
 
     def update_arg(self, idx: int, arg: Argument) -> None:
@@ -453,7 +456,9 @@ def substitute(value: Any, old: Node, new: Any) -> Any:
     if cls in _LEAVES or cls is Node:
         return value
     if cls is tuple:
-        return tuple([new if item is old else item if type(item) is Node else substitute(item, old, new) for item in value])
+        return tuple(
+            [new if item is old else item if type(item) is Node else substitute(item, old, new) for item in value]
+        )
     return map_aggregate(value, lambda leaf: new if leaf is old else leaf)
 
 
@@ -464,5 +469,7 @@ def map_arg(a: Argument, fn: Callable[[Node], Argument]) -> Argument:
     if type(a) is Node:
         return fn(a)
     if type(a) is tuple:
-        return tuple([fn(item) if type(item) is Node else item if type(item) in _LEAVES else map_arg(item, fn) for item in a])
+        return tuple(
+            [fn(item) if type(item) is Node else item if type(item) in _LEAVES else map_arg(item, fn) for item in a]
+        )
     return map_aggregate(a, lambda leaf: fn(leaf) if isinstance(leaf, Node) else leaf)

@@ -12,7 +12,7 @@ import itertools
 import linecache
 import os
 import sys
-from types import CodeType
+from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
 import torch
@@ -60,7 +60,7 @@ def is_user_code(code: CodeType) -> bool:
 
 def user_instruction(depth: int = 1) -> tuple[CodeType | None, int]:
     """The innermost instruction on the stack that belongs neither to torch nor to torchgraft."""
-    frame = sys._getframe(depth)
+    frame: FrameType | None = sys._getframe(depth)
     known = _is_user_code
     while frame is not None:
         code = frame.f_code
@@ -69,7 +69,7 @@ def user_instruction(depth: int = 1) -> tuple[CodeType | None, int]:
             user = _classify(code)
         if user:
             return code, frame.f_lasti
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return None, 0
 
 

@@ -8,6 +8,7 @@ import builtins
 import inspect
 import sys
 import types
+import typing
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -63,7 +64,9 @@ def _lambda_name(function: Callable[..., Any]) -> str:
     try:
         return inspect.getsource(function).split("=")[0].strip()
     except (OSError, TypeError) as error:
-        raise GraphError(f"cannot name the lambda {function!r}: its source is not at hand; define it with def") from error
+        raise GraphError(
+            f"cannot name the lambda {function!r}: its source is not at hand; define it with def"
+        ) from error
 
 
 def _module_of(function: Callable[..., Any]) -> str:
@@ -89,7 +92,7 @@ def _module_of(function: Callable[..., Any]) -> str:
 
 def type_text(annotation: Any) -> str:
     """An annotation as people write it."""
-    if isinstance(annotation, type) and not isinstance(annotation, types.GenericAlias):
+    if isinstance(annotation, type) and typing.get_origin(annotation) is None:
         if annotation.__module__ == "builtins":
             return annotation.__qualname__
         return f"{annotation.__module__}.{annotation.__qualname__}"

@@ -38,7 +38,7 @@ def eliminate_dead_code(graph: Any, is_impure_node: Callable[[Any], bool] | None
 
 
 def _programs_inside(graph: Any) -> list[Any]:
-    """The programs that the graph hands to operators such as `cond`; those it calls as modules are left to their owners."""
+    """The programs that the graph hands to operators such as `cond`; those it calls as modules are their owners' business."""
     root = graph.owning_module
     if root is None:
         return []

@@ -15,6 +15,7 @@ from torchgraft.analysis.effects.machine import Arguments, Machine, ModuleRead
 from torchgraft.analysis.effects.values import (
     MISSING,
     OUTSIDE,
+    WRAPPERS,
     Bound,
     Closure,
     OneOf,
@@ -62,7 +63,10 @@ class Attributes(Machine):
             return local.entries[name]
         if owner.cls is not None and is_python_class(owner.cls) and not issubclass(owner.cls, torch.Tensor):
             found = self._find_in_class(owner.cls, name)
-            return element_of(owner) if found is MISSING else self._bind(site, found, owner, owner.cls)
+            if found is not MISSING:
+                return self._bind(site, found, owner, owner.cls)
+            fallback = self.call_special(site, owner, ("__getattr__",), Value(name))
+            return element_of(owner) if fallback is None else join(fallback, element_of(owner))
         return self._attribute_of_tensor(owner, name)
 
     def _attribute_of_tensor(self, owner: Value, name: str) -> Value:
@@ -148,6 +152,26 @@ class Attributes(Machine):
                     self.reads.append((namespace, name, namespace[name]))  # type: ignore[arg-type]
                 return namespace[name]
         return MISSING
+
+    def call_special(self, site: Any, value: Value, names: tuple[str, ...], *arguments: Value) -> Value | None:
+        """Call the first of these methods that the class of `value` defines in Python; None if it defines none."""
+        if isinstance(value.known, WRAPPERS):
+            return None
+        cls = type(value.known) if value.is_known else value.cls
+        if cls is None or not is_python_class(cls) or issubclass(cls, torch.Tensor) or is_plain_data(value.known):
+            return None
+        for name in names:
+            method = self._find_in_class(cls, name)
+            if isinstance(method, types.FunctionType) and method.__code__.co_filename != "<string>":
+                given = (
+                    [value]
+                    if name in ("__len__", "__bool__", "__iter__", "__str__", "__repr__")
+                    else [value, *arguments]
+                )
+                if name == "__format__":
+                    given.append(Value(""))
+                return self.call((site, name), Value(method), Arguments(given))
+        return None
 
     def find_setter(self, cls: type, name: str) -> Any:
         """The Python function that runs when the attribute is set on an instance, if there is one."""

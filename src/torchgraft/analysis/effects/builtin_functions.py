@@ -208,7 +208,11 @@ def _as_classes(machine: Attributes, value: Value) -> tuple[type, ...] | None:
 
 
 def _len(machine: Attributes, site: Any, arguments: Arguments) -> Value:
-    length = machine.length_of(arguments.positional[0]) if len(arguments.positional) == 1 else None
+    if len(arguments.positional) != 1:
+        return Value()
+    length = machine.length_of(arguments.positional[0])
+    if length is None:
+        return machine.call_special(site, arguments.positional[0], ("__len__",)) or Value()
     return Value() if length is None else Value(length)
 
 
@@ -287,7 +291,8 @@ def _iter(machine: Attributes, site: Any, arguments: Arguments) -> Value:
     items = machine.items_of(arguments.positional[0])
     if items is not None:
         return machine.make_sequence(site, items, list)
-    return machine.make(site, [element_of(arguments.positional[0])])
+    iterator = machine.call_special(site, arguments.positional[0], ("__iter__",))
+    return machine.make(site, [element_of(iterator or arguments.positional[0])])
 
 
 def _next(machine: Attributes, site: Any, arguments: Arguments) -> Value:

@@ -1,23 +1,18 @@
 """Reading expressions: their values as far as they are certain, and the effects of evaluating them.
-Statements and the flow between them are in `statements.py`.
+Operators are in `operations.py`, statements and the flow between them in `statements.py`.
 """
 
 from __future__ import annotations
 
 import ast
 import builtins
-import functools
-import operator
-import types
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
 from torchgraft.analysis.effects.calls import Calls
 from torchgraft.analysis.effects.machine import STEP_LIMIT, Arguments
+from torchgraft.analysis.effects.operations import Operations
 from torchgraft.analysis.effects.values import (
-    MISSING,
     OUTSIDE,
     WRAPPERS,
     Closure,
@@ -30,23 +25,6 @@ from torchgraft.analysis.effects.values import (
     lift,
     reachable,
 )
-
-_BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.truediv,
-    ast.FloorDiv: operator.floordiv,
-    ast.Mod: operator.mod,
-}
-_COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
-    ast.Eq: operator.eq,
-    ast.NotEq: operator.ne,
-    ast.Lt: operator.lt,
-    ast.LtE: operator.le,
-    ast.Gt: operator.gt,
-    ast.GtE: operator.ge,
-}
 
 
 class Scope:
@@ -80,6 +58,7 @@ class Scope:
         if name in self.namespace:
             machine.reads.append((self.namespace, name, self.namespace[name]))
             return lift(self.namespace[name], OUTSIDE)
+        machine.reads.append((self.namespace, name, None))
         if hasattr(builtins, name):
             return lift(getattr(builtins, name), OUTSIDE)
         return Value(places=frozenset((OUTSIDE,)))
@@ -96,13 +75,14 @@ class _Cell(dict[str, Any]):
         return self.cell.cell_contents
 
 
-class Expressions:
+class Expressions(Operations):
     """The expressions of one function body."""
 
     def __init__(self, machine: Calls, scope: Scope, path: Any) -> None:
-        self.machine = machine
+        super().__init__(machine, path)
         self.scope = scope
-        self.path = path
+        # The names around each comprehension that we are in.
+        self.around: list[dict[str, Value]] = []
 
     def evaluate(self, tree: ast.expr) -> Value:
         machine = self.machine
@@ -114,44 +94,8 @@ class Expressions:
             machine.give_up(f"line {tree.lineno}: {type(tree).__name__} is not understood")
         return reader(self, tree)
 
-    def site(self, tree: ast.AST) -> Any:
-        return (self.path, tree)
-
     def store_name(self, name: str, value: Value) -> None:
         self.scope.names[name] = value
-
-    # ---- truth ----
-
-    def condition(self, tree: ast.expr) -> bool | None:
-        """Whether the expression is true, or None where that depends on the run."""
-        if isinstance(tree, ast.BoolOp):
-            decisive = isinstance(tree.op, ast.Or)
-            truths = []
-            for operand in tree.values:
-                truths.append(self.condition(operand))
-                if truths[-1] is decisive:
-                    return decisive
-            return None if None in truths else not decisive
-        if isinstance(tree, ast.UnaryOp) and isinstance(tree.op, ast.Not):
-            truth = self.condition(tree.operand)
-            return None if truth is None else not truth
-        return self.truth(self.evaluate(tree))
-
-    def truth(self, value: Value) -> bool | None:
-        known = value.known
-        if known is MISSING:
-            local = contents(value)
-            if local is not None and value.cls in (list, tuple, dict):
-                length = self.machine.length_of(value)
-                return None if length is None else length > 0
-            return None
-        if is_plain_data(known):
-            return bool(known)
-        if isinstance(known, list | dict | tuple | set):
-            return self.machine.length_of(value) != 0
-        if isinstance(known, type | types.FunctionType | types.BuiltinFunctionType):
-            return True
-        return None
 
     # ---- names, constants, containers ----
 
@@ -164,6 +108,9 @@ class Expressions:
     def read_NamedExpr(self, tree: ast.NamedExpr) -> Value:
         value = self.evaluate(tree.value)
         self.store_name(tree.target.id, value)
+        for names in self.around:
+            # In a comprehension the name is bound outside it, if the element is reached at all.
+            names[tree.target.id] = join(names[tree.target.id], value) if tree.target.id in names else value
         return value
 
     def read_Tuple(self, tree: ast.Tuple) -> Value:
@@ -214,118 +161,12 @@ class Expressions:
         return Value(cls=str)
 
     def read_FormattedValue(self, tree: ast.FormattedValue) -> Value:
-        self.evaluate(tree.value)
+        value = self.evaluate(tree.value)
+        self.machine.call_special(self.site(tree), value, ("__format__", "__str__", "__repr__"))
         return Value(cls=str)
 
     def read_Starred(self, tree: ast.Starred) -> Value:
         return element_of(self.evaluate(tree.value))
-
-    # ---- operators ----
-
-    def read_BoolOp(self, tree: ast.BoolOp) -> Value:
-        decisive = isinstance(tree.op, ast.Or)
-        candidates: list[Value] = []
-        for operand in tree.values:
-            value = self.evaluate(operand)
-            truth = self.truth(value)
-            if truth is None or truth is decisive or operand is tree.values[-1]:
-                candidates.append(value)
-            if truth is decisive:
-                break
-        return functools.reduce(join, candidates)
-
-    def read_UnaryOp(self, tree: ast.UnaryOp) -> Value:
-        if isinstance(tree.op, ast.Not):
-            truth = self.condition(tree)
-            return Value() if truth is None else Value(truth)
-        value = self.evaluate(tree.operand)
-        if isinstance(tree.op, ast.USub) and type(value.known) in (int, float):
-            return Value(-value.known)
-        # `+x` of a tensor is the tensor.
-        return value if isinstance(tree.op, ast.UAdd) else self.result_of_operator(tree, value)
-
-    def read_BinOp(self, tree: ast.BinOp) -> Value:
-        left, right = self.evaluate(tree.left), self.evaluate(tree.right)
-        return self.binary(tree, tree.op, left, right)
-
-    def binary(self, tree: ast.AST, op: ast.operator, left: Value, right: Value) -> Value:
-        function = _BINARY.get(type(op))
-        if function is not None and type(left.known) in (int, float) and type(right.known) in (int, float):
-            try:
-                return Value(function(left.known, right.known))
-            except ArithmeticError:
-                return Value()
-        if left.is_known and right.is_known and not left.places and not right.places:
-            return Value()
-        return self.result_of_operator(tree, left, right)
-
-    def result_of_operator(self, tree: ast.AST, *operands: Value) -> Value:
-        """Arithmetic on tensors makes a tensor, on lists a list that holds what they held."""
-        for number, operand in enumerate(operands):
-            cls = type(operand.known) if operand.is_known else operand.cls
-            method = None if cls is None else self._operator_method(cls)
-            if method is not None:
-                self.machine.give_up(
-                    f"line {getattr(tree, 'lineno', 0)}: operator of {cls.__name__ if cls else number}"
-                )
-        if not any(operand.places for operand in operands):
-            return Value()
-        return self.machine.make(self.site(tree), operands)
-
-    @staticmethod
-    def _operator_method(cls: type) -> Any:
-        # Operators that a class of the user's defines in Python could do anything; tensors and builtins cannot.
-        if cls.__module__ == "builtins" or issubclass(cls, torch.Tensor) or not cls.__flags__ & (1 << 9):
-            return None
-        return next(
-            (m for name in ("__add__", "__mul__", "__or__", "__truediv__") if (m := getattr(cls, name, None))), None
-        )
-
-    def read_Compare(self, tree: ast.Compare) -> Value:
-        left = self.evaluate(tree.left)
-        truths: list[bool | None] = []
-        for op, comparator in zip(tree.ops, tree.comparators, strict=True):
-            right = self.evaluate(comparator)
-            truths.append(self._compare(op, left, right))
-            left = right
-        if False in truths:
-            return Value(False)
-        return Value() if None in truths else Value(True)
-
-    def _compare(self, op: ast.cmpop, left: Value, right: Value) -> bool | None:
-        if isinstance(op, ast.Is | ast.IsNot):
-            same = _is_same(left, right)
-            return None if same is None else same == isinstance(op, ast.Is)
-        if isinstance(op, ast.In | ast.NotIn):
-            found = self._contains(right, left)
-            return None if found is None else found == isinstance(op, ast.In)
-        if left.is_known and right.is_known and is_plain_data(left.known) and is_plain_data(right.known):
-            try:
-                return bool(_COMPARE[type(op)](left.known, right.known))
-            except TypeError:
-                return None
-        if isinstance(op, ast.Eq | ast.NotEq) and left.is_known and left.known is right.known and callable(left.known):
-            return isinstance(op, ast.Eq)
-        return None
-
-    def _contains(self, container: Value, item: Value) -> bool | None:
-        if not item.is_known or not is_plain_data(item.known):
-            return None
-        if isinstance(container.known, str) and isinstance(item.known, str):
-            return item.known in container.known
-        local = contents(container)
-        if local is not None and container.cls is dict:
-            return None if local.entries is None else item.known in local.entries
-        items = self.machine.items_of(container)
-        if items is None or not all(one.is_known and is_plain_data(one.known) for one in items):
-            return None
-        return any(type(one.known) is type(item.known) and one.known == item.known for one in items)
-
-    def read_IfExp(self, tree: ast.IfExp) -> Value:
-        truth = self.condition(tree.test)
-        if truth is not None:
-            return self.evaluate(tree.body if truth else tree.orelse)
-        return join(self.evaluate(tree.body), self.evaluate(tree.orelse))
 
     # ---- attributes, items, calls ----
 
@@ -412,6 +253,7 @@ class Expressions:
         """One round over the generators with elements of which nothing is known, or over the certain items of one."""
         outer = self.scope.names
         self.scope.names = dict(outer)
+        self.around.append(outer)
         try:
             first = self.machine.items_of(self.evaluate(generators[0].iter))
             if first is not None and len(generators) == 1 and not generators[0].ifs and cls is list:
@@ -423,6 +265,7 @@ class Expressions:
             found = [self.evaluate(element) for element in elements]
             return self.machine.make(self.site(tree), [Value(places=reachable(found))], cls)
         finally:
+            self.around.pop()
             self.scope.names = outer
 
     def _unrolled(self, tree: ast.expr, generator: ast.comprehension, items: list[Value], element: ast.expr) -> Value:
@@ -451,24 +294,6 @@ class Expressions:
 
 _READERS: dict[type[ast.AST], Callable[[Expressions, Any], Value]] = {
     getattr(ast, name.removeprefix("read_")): method
-    for name, method in vars(Expressions).items()
+    for name, method in {**vars(Operations), **vars(Expressions)}.items()
     if name.startswith("read_")
 }
-
-
-def _is_same(left: Value, right: Value) -> bool | None:
-    if left.is_known and right.is_known:
-        if isinstance(left.known, WRAPPERS) or isinstance(right.known, WRAPPERS):
-            return None
-        if left.known is right.known:
-            return True
-        # Equal numbers and texts may or may not be one object.
-        return (
-            None
-            if type(left.known) is type(right.known) and is_plain_data(left.known) and left.known == right.known
-            else False
-        )
-    one, other = (left, right) if left.is_known else (right, left)
-    if one.is_known and one.known is None and other.cls is not None:
-        return False
-    return None

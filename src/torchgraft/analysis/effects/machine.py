@@ -65,6 +65,10 @@ class Machine(Findings, ABC):
         """Call a function that the analysed code defined."""
 
     @abstractmethod
+    def call_program(self, site: Any, callee: Value, graph: Any, arguments: Arguments) -> Value:
+        """Call a captured program, node by node."""
+
+    @abstractmethod
     def read_attribute(self, site: Any, owner: Value, name: str) -> Value:
         """The value of `owner.name`."""
 

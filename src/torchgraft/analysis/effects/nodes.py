@@ -12,6 +12,7 @@ import torch
 
 from torchgraft.analysis.effects.answers import Answers, submodule
 from torchgraft.analysis.effects.calls import declared_effects
+from torchgraft.analysis.effects.functions import Analysis
 from torchgraft.analysis.effects.operators import (
     Operator,
     operator_of_function,
@@ -19,7 +20,6 @@ from torchgraft.analysis.effects.operators import (
     operator_of_overload,
     operator_of_packet,
 )
-from torchgraft.analysis.effects.statements import Analysis
 from torchgraft.analysis.effects.values import OUTSIDE, CannotTell, Findings, Local, Value, reachable
 
 

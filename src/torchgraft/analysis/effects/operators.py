@@ -44,6 +44,7 @@ class _Signature:
     passes_through: bool
     updates_statistics: bool
     communicates: bool
+    takes_over: bool
 
     @property
     def is_plain(self) -> bool:
@@ -112,6 +113,8 @@ class Operator:
             value = bound.get(parameter.name)
             places = reachable(bound.values()) if value is None else _memory(value, parameter.kind)
             findings.write_places(places, f"{self.name} writes its argument '{parameter.name}'")
+        if signature.takes_over and reachable([value for name, value in bound.items() if name == "source"]):
+            findings.give_up(f"{self.name} lets a tensor share the memory of another")
         if signature.called_for_effect:
             findings.write_outside(f"{self.name} returns nothing, or was declared to have an effect")
         if signature.communicates:
@@ -277,6 +280,7 @@ def _signature(schema: Any, overload: Any, siblings: list[Any]) -> _Signature:
         else "other",
         passes_through=_may_pass_through(overload, schema),
         updates_statistics=_updates_statistics(schema, overload),
+        takes_over=torch.Tag.inplace_view in overload.tags and any(p.name == "source" for p in parameters),
         communicates=any(p.name in ("group_name", "process_group") for p in parameters),
     )
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import ast
 import sys
-import types
 from collections.abc import Callable
 from typing import Any
 
@@ -16,15 +15,12 @@ from torch.utils._contextlib import _DecoratorContextManager
 from torchgraft.analysis.effects.attributes import child_places, is_python_class
 from torchgraft.analysis.effects.calls import Calls
 from torchgraft.analysis.effects.expressions import Expressions, Scope
-from torchgraft.analysis.effects.machine import DEPTH_LIMIT, Arguments
-from torchgraft.analysis.effects.source import function_tree
+from torchgraft.analysis.effects.machine import Arguments
 from torchgraft.analysis.effects.values import (
     MISSING,
     OUTSIDE,
-    Closure,
     Value,
     contents,
-    covers,
     element_of,
     is_plain_data,
     join,
@@ -45,7 +41,9 @@ class Body(Expressions):
         super().__init__(machine, scope, path)
         self.returned: list[Value] = []
         self.yielded: list[Value] | None = None
-        self.foreign: set[str] = set()
+        # Names declared global or nonlocal, and the body around this one.
+        self.foreign: dict[str, str] = {}
+        self.outer: Body | None = None
         self.loops: list[tuple[list[dict[str, Value]], list[dict[str, Value]]]] = []
         # What names were bound to inside the `try` bodies we are in: an exception may come between any two statements.
         self.journals: list[dict[str, Value]] = []
@@ -62,10 +60,20 @@ class Body(Expressions):
 
     def store_name(self, name: str, value: Value) -> None:
         if name in self.foreign:
-            self.machine.write_outside(f"writes the outer name {name}")
+            self._store_foreign(name, value)
         self.scope.names[name] = value
         for journal in self.journals:
             journal[name] = join(journal[name], value) if name in journal else value
+
+    def _store_foreign(self, name: str, value: Value) -> None:
+        """Rebind a name of an enclosing function that is being read too, or else one of the world."""
+        body = self.outer
+        while body is not None and self.foreign[name] == "nonlocal":
+            if name in body.scope.names:
+                body.store_name(name, join(body.scope.names[name], value))
+                return
+            body = body.outer
+        self.machine.write_outside(f"writes the outer name {name}")
 
     def give(self, value: Value) -> None:
         if self.yielded is None:
@@ -86,7 +94,7 @@ class Body(Expressions):
 
     def run_Raise(self, statement: ast.Raise) -> bool:
         if statement.exc is not None:
-            self.evaluate(statement.exc)
+            self.machine.raised |= reachable([self.evaluate(statement.exc)])
         return False
 
     def run_Assert(self, statement: ast.Assert) -> bool:
@@ -118,7 +126,7 @@ class Body(Expressions):
             result = self.binary(statement, statement.op, left, right)
         else:
             self.machine.store(left, right, f"line {statement.lineno}: an augmented assignment may write in place")
-            result = join(Value(MISSING, left.places), self.result_of_operator(statement, left, right))
+            result = join(Value(MISSING, left.places), self._computed(statement, left, right))
         if isinstance(target, ast.Name):
             self.store_name(target.id, result)
 
@@ -128,9 +136,10 @@ class Body(Expressions):
                 self.machine.store(self.evaluate(target.value), Value(), f"line {statement.lineno}: deletes a part")
 
     def run_Global(self, statement: ast.Global) -> None:
-        self.foreign.update(statement.names)
+        self.foreign |= dict.fromkeys(statement.names, "global")
 
-    run_Nonlocal = run_Global
+    def run_Nonlocal(self, statement: ast.Nonlocal) -> None:
+        self.foreign |= dict.fromkeys(statement.names, "nonlocal")
 
     def run_Import(self, statement: ast.Import) -> None:
         for alias in statement.names:
@@ -183,6 +192,9 @@ class Body(Expressions):
             machine.set_entry(local, target.attr, value)
         elif isinstance(owner.known, torch.nn.Module):
             machine.write_places(child_places(owner, target.attr), f"line {target.lineno}: writes .{target.attr}")
+        elif local is not None and cls in (None, torch.Tensor) and reachable((value,)) - {local}:
+            # `y.data = x` makes y share the memory of x.
+            machine.give_up(f"line {target.lineno}: sets .{target.attr} of what may be a tensor")
         else:
             machine.store(owner, value, f"line {target.lineno}: writes .{target.attr}")
 
@@ -226,7 +238,8 @@ class Body(Expressions):
         iterable = self.evaluate(statement.iter)
         items = self.machine.items_of(iterable)
         if items is None:
-            return self._until_settled(statement, lambda: self._assign_element(statement, iterable))
+            iterator = self.machine.call_special(self.site(statement.iter), iterable, ("__iter__",)) or iterable
+            return self._until_settled(statement, lambda: self.assign(statement.target, element_of(iterator)))
         breaks: list[dict[str, Value]] = []
         path = self.path
         for number, item in enumerate(items):
@@ -239,9 +252,6 @@ class Body(Expressions):
         if not self.run(statement.orelse):
             return self._leave(breaks)
         return self._leave([*breaks, self.scope.names])
-
-    def _assign_element(self, statement: ast.For, iterable: Value) -> None:
-        self.assign(statement.target, element_of(iterable))
 
     def run_While(self, statement: ast.While) -> bool:
         if self.condition(statement.test) is False:
@@ -292,7 +302,7 @@ class Body(Expressions):
         for handler in statement.handlers:
             self.scope.names = dict(interrupted)
             if handler.name is not None:
-                self.store_name(handler.name, Value(places=frozenset((OUTSIDE,))))
+                self.store_name(handler.name, Value(places=frozenset({OUTSIDE, *self.machine.raised})))
             if self.run(handler.body):
                 ends.append(self.scope.names)
         self.scope.names = join_environments(ends or [interrupted])
@@ -339,126 +349,3 @@ class Body(Expressions):
 
 def _same_names(first: dict[str, Value], second: dict[str, Value]) -> bool:
     return first.keys() == second.keys() and all(value.same_as(second[name]) for name, value in first.items())
-
-
-class Analysis(Calls):
-    """The whole machine."""
-
-    def call_python(self, site: Any, function: types.FunctionType, arguments: Arguments) -> Value:
-        tree = function_tree(function.__code__)
-        if tree is None:
-            self.give_up(f"the source of {function.__qualname__} is not there")
-        cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
-        scope = Scope(function.__globals__, cells)
-        defaults = [lift(default, OUTSIDE) for default in function.__defaults__ or ()]
-        named = {name: lift(default, OUTSIDE) for name, default in (function.__kwdefaults__ or {}).items()}
-        return self._run_body(site, function.__code__, tree, scope, arguments, defaults, named)
-
-    def call_closure(self, site: Any, closure: Closure, arguments: Arguments) -> Value:
-        tree, outer = closure.tree, closure.frame.scope
-        scope = Scope(outer.namespace, outer.cells, outer)
-        named = {
-            parameter.arg: default
-            for parameter, default in zip(tree.args.kwonlyargs, closure.keyword_defaults, strict=True)
-            if default is not None
-        }
-        return self._run_body(site, tree, tree, scope, arguments, list(closure.defaults), named)
-
-    def _run_body(
-        self,
-        site: Any,
-        code: Any,
-        tree: ast.FunctionDef | ast.Lambda,
-        scope: Scope,
-        arguments: Arguments,
-        defaults: list[Value],
-        named: dict[str, Value],
-    ) -> Value:
-        path = (site, code)
-        if not self._bind_parameters(path, tree.args, scope, arguments, defaults, named):
-            self.give_up("the arguments do not fit the function")
-        for active, names in self.active:
-            if active is code and all(
-                covers(names.get(name, Value(None)), value) for name, value in scope.names.items()
-            ):
-                # The body is being read with arguments like these already; reading it again would find nothing new.
-                return self.unknown_result(scope.names.values())
-        if len(self.active) >= DEPTH_LIMIT:
-            self.give_up("calls nest too deep to follow")
-        body = Body(self, scope, path)
-        self.active.append((code, dict(scope.names)))
-        try:
-            if isinstance(tree, ast.Lambda):
-                return body.evaluate(tree.body)
-            if body.run(tree.body):
-                body.returned.append(Value(None))
-        finally:
-            self.active.pop()
-        if body.yielded is not None:
-            return self.make((path, "yields"), [Value(places=reachable(body.yielded))])
-        result = body.returned[0] if body.returned else Value(None)
-        for value in body.returned[1:]:
-            result = join(result, value)
-        return result
-
-    def _bind_parameters(
-        self,
-        path: Any,
-        parameters: ast.arguments,
-        scope: Scope,
-        arguments: Arguments,
-        defaults: list[Value],
-        named: dict[str, Value],
-    ) -> bool:
-        names = [parameter.arg for parameter in (*parameters.posonlyargs, *parameters.args)]
-        bound = scope.names
-        bound.update(zip(names, arguments.positional, strict=False))
-        scope.receiver = bound.get(names[0]) if names else None
-        surplus = arguments.positional[len(names) :]
-        extra = {}
-        keyword_only = [parameter.arg for parameter in parameters.kwonlyargs]
-        for name, value in arguments.keyword.items():
-            if name in names or name in keyword_only:
-                bound[name] = value
-            else:
-                extra[name] = value
-        fallback = {**dict(zip(names[len(names) - len(defaults) :], defaults, strict=True)), **named}
-        for name in (*names, *keyword_only):
-            if name in bound:
-                continue
-            if arguments.rest is not None:
-                # A star of unknown length may or may not reach this parameter.
-                rest = Value(places=reachable((arguments.rest,)))
-                bound[name] = join(rest, fallback[name]) if name in fallback else rest
-            elif name in fallback:
-                bound[name] = fallback[name]
-            else:
-                return False
-        return self._bind_stars(path, parameters, scope, surplus, extra, arguments.rest)
-
-    def _bind_stars(
-        self,
-        path: Any,
-        parameters: ast.arguments,
-        scope: Scope,
-        surplus: list[Value],
-        extra: dict[str, Value],
-        rest: Value | None,
-    ) -> bool:
-        if (surplus and parameters.vararg is None) or (extra and parameters.kwarg is None):
-            return False
-        if parameters.vararg is not None:
-            key = (path, "args")
-            star = (
-                self.make(key, [*surplus, rest], tuple) if rest is not None else self.make_sequence(key, surplus, tuple)
-            )
-            scope.names[parameters.vararg.arg] = star
-        if parameters.kwarg is not None:
-            key = (path, "kwargs")
-            named = (
-                self.make(key, [*extra.values(), rest], dict)
-                if rest is not None
-                else self.make_mapping(key, extra, dict)
-            )
-            scope.names[parameters.kwarg.arg] = named
-        return True

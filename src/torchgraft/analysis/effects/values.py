@@ -114,7 +114,11 @@ class Findings:
         self.reads: list[tuple[dict[str, Any], str, Any]] = []
         self.module_reads: list[tuple[torch.nn.Module, str, Any]] = []
         self.cacheable = True
+        # What exceptions may carry to the handlers that catch them.
+        self.raised: set[Place] = set()
         self._sites: dict[Any, Local] = {}
+        # What was put into objects that existed before: writing such an object may then write this too.
+        self._held: dict[int | str, set[int | str]] = {}
         # Grows whenever a local object changes, so that loops know when they have settled.
         self.version = 0
 
@@ -126,10 +130,16 @@ class Findings:
             self.write_places((OUTSIDE,), reason)
 
     def write_places(self, places: Iterable[Place], reason: str) -> None:
-        touched = [place for place in places if not isinstance(place, Local)]
-        if touched:
-            self.writes.update(touched)
+        pending = [place for place in places if not isinstance(place, Local)]
+        if pending:
             self.reasons.append(reason)
+        touched: set[int | str] = set()
+        while pending:
+            place = pending.pop()
+            if place not in touched:
+                touched.add(place)
+                pending.extend(self._held.get(place, ()))
+        self.writes |= touched
 
     def write_outside(self, reason: str) -> None:
         self.write_places((OUTSIDE,), reason)
@@ -212,10 +222,13 @@ class Findings:
     def store(self, holder: Value, value: Value, reason: str) -> None:
         """`value` is put into `holder`."""
         self.write(holder, reason)
-        for place in holder.places:
+        for place in holder.places or ((OUTSIDE,) if holder.is_known else ()):
             if isinstance(place, Local):
                 self.forget_contents(place)
                 self.extend(place, value)
+            else:
+                kept = (inner for inner in reachable((value,)) if not isinstance(inner, Local))
+                self._held.setdefault(place, set()).update(kept)
         if not holder.places and not holder.is_known and value.places:
             self.give_up(f"{reason}, into an object of unknown origin")
 
@@ -257,15 +270,21 @@ def contents(value: Value) -> Local | None:
 
 
 def covers(general: Value, special: Value) -> bool:
-    """Whether everything that can happen with `special` can happen with `general`."""
+    """Whether everything that can happen with `special` can happen with `general`, which may be known less well."""
     if general.is_known and not _same_object(general.known, special.known):
         return False
-    if not special.is_known and general.is_known:
+    if general.cls is not None and general.cls is not special.cls:
         return False
-    local = contents(special)
-    if local is not None:
-        held = [*(local.items or ()), *(local.entries or {}).values()]
-        if any(value.is_known and not is_plain_data(value.known) for value in held):
+    first, second = contents(general), contents(special)
+    if first is not None and first.items is not None:
+        if second is None or second.items is None or len(first.items) != len(second.items):
+            return False
+        if not all(covers(one, other) for one, other in zip(first.items, second.items, strict=True)):
+            return False
+    if first is not None and first.entries is not None:
+        if second is None or second.entries is None or first.entries.keys() != second.entries.keys():
+            return False
+        if not all(covers(value, second.entries[name]) for name, value in first.entries.items()):
             return False
     return _effective(special) <= _effective(general)
 

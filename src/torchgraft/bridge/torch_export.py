@@ -1,0 +1,3 @@
+"""x
+"""
+def from_export(ep): ...

@@ -1,0 +1,197 @@
+"""A graph from one language into the other, node by node: names, arguments, users, metadata and the state of the graph.
+The modules around graphs are in `torch_fx.py`.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+import warnings
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+import torch.fx
+from torch.fx.immutable_collections import immutable_dict as their_dict
+from torch.fx.immutable_collections import immutable_list as their_list
+
+from torchgraft.analysis.effects.calls import is_declared_effect
+from torchgraft.bridge.calling import our_codegen, their_codegen
+from torchgraft.bridge.counterparts import (
+    enter_region,
+    factory_name,
+    import_factory,
+    note_tracer,
+    our_target,
+    our_tracer,
+    their_target,
+)
+from torchgraft.bridge.writing import check_writing
+from torchgraft.errors import BridgeError
+from torchgraft.ir.arguments import EMPTY_DICT, immutable_dict, immutable_list, rebuild_tuple
+from torchgraft.ir.contexts import enter_context
+from torchgraft.ir.graph import Graph
+from torchgraft.ir.node import _LEAVES, Node
+
+# What a trace calls the values that were no attributes of the model.
+_CONSTANT = re.compile(r"_(tensor_constant|module_constant|torchbind_obj|generator|\w+_constant_)\d+")
+
+
+class Translation:
+    """The nodes of one graph and what they have become in the other."""
+
+    def __init__(self, node_type: type, list_type: type, dict_type: type) -> None:
+        self.nodes: dict[Any, Any] = {}
+        self._node_type = node_type
+        self._list_type = list_type
+        self._dict_type = dict_type
+
+    def argument(self, value: Any, user: str) -> Any:
+        """An argument tree with nodes and containers of the other language; `user` is named if a node is unknown."""
+        if type(value) in _LEAVES:
+            return value
+        if isinstance(value, self._node_type):
+            try:
+                return self.nodes[value]
+            except KeyError:
+                raise BridgeError(
+                    f"cannot convert node '{user}': its argument '{value.name}' is not in the same graph; "
+                    "graph.lint() shows what else is wrong"
+                ) from None
+        if isinstance(value, tuple):
+            return rebuild_tuple(value, [self.argument(item, user) for item in value])
+        if isinstance(value, list):
+            return self._list_type([self.argument(item, user) for item in value])
+        if isinstance(value, dict):
+            return self._dict_type([(key, self.argument(item, user)) for key, item in value.items()])
+        if isinstance(value, slice):
+            return slice(*[self.argument(item, user) for item in (value.start, value.stop, value.step)])
+        return value
+
+    def metadata(self, value: Any) -> Any:
+        """The same value where it mentions no node; otherwise a copy that mentions the other language's.
+
+        Nodes of third graphs stay what they are.
+        """
+        if isinstance(value, self._node_type):
+            return self.nodes.get(value, value)
+        cls = type(value)
+        if isinstance(value, list):
+            own = self._list_type if cls in (their_list, immutable_list) else cls
+            return self._rebuilt(value, list(value), own is not cls, lambda items: _refilled(value, own, items))
+        if isinstance(value, tuple):
+            return self._rebuilt(value, list(value), False, lambda items: rebuild_tuple(value, items))
+        if isinstance(value, dict):
+            own = self._dict_type if cls in (their_dict, immutable_dict) else cls
+            pairs = list(value.items())
+            return self._rebuilt(value, pairs, own is not cls, lambda items: _refilled(value, own, items))
+        if isinstance(value, (set, frozenset)):
+            return self._rebuilt(value, list(value), False, cls)
+        if isinstance(value, slice):
+            parts = [value.start, value.stop, value.step]
+            return self._rebuilt(value, parts, False, lambda items: slice(*items))
+        return value
+
+    def _rebuilt(self, value: Any, items: list[Any], always: bool, build: Callable[[list[Any]], Any]) -> Any:
+        mapped = [self.metadata(item) for item in items]
+        if not always and all(new is old for new, old in zip(mapped, items, strict=True)):
+            return value
+        return build(mapped)
+
+    def users(self, node: Any) -> dict[Any, None]:
+        """The users of a node, in their order."""
+        return {self.nodes[user]: None for user in node.users if user in self.nodes}
+
+
+def _refilled(original: Any, cls: type, items: Iterable[Any]) -> Any:
+    """A container like `original`; a defaultdict keeps its default, a subclass its attributes."""
+    if type(original) is not cls or cls in (list, dict, their_list, their_dict, immutable_list, immutable_dict):
+        return cls(items)
+    result = copy.copy(original)
+    result.clear()
+    result.extend(items) if isinstance(result, list) else result.update(items)
+    return result
+
+
+# ---- from torch.fx ----
+
+
+def graph_from_fx(source: torch.fx.Graph) -> tuple[Graph, Translation]:
+    """Our graph with the same nodes, and the nodes that correspond."""
+    graph = Graph(tracer_cls=our_tracer(source), tracer_extras=source._tracer_extras)
+    translation = Translation(torch.fx.Node, immutable_list, immutable_dict)
+    # All nodes come first, so that a graph whose order is wrong arrives as it is and lint() can say so.
+    for theirs in source.nodes:
+        if getattr(theirs, "_repr_fn", None) is not None:
+            raise BridgeError(
+                f"cannot convert node '{theirs.name}': it has a _repr_fn, which lets torch.fx write it in a way of its own; "
+                "set it to None and rename the node instead"
+            )
+        ours = Node(graph, theirs.name, theirs.op, our_target(theirs.target), (), None, theirs.type)
+        graph._link(ours, graph._root)
+        translation.nodes[theirs] = ours
+    for theirs, ours in translation.nodes.items():
+        args = translation.argument(theirs.args, theirs.name)
+        if theirs.target is enter_region:
+            args = (import_factory(args[0]), *args[1:])
+        kwargs = translation.argument(theirs.kwargs, theirs.name) if theirs.kwargs else EMPTY_DICT
+        ours._set_arguments(args, kwargs)
+        ours._meta = dict(translation.metadata(dict(theirs.meta)))
+        ours.__dict__.update(translation.metadata(vars(theirs)))
+    for theirs, ours in translation.nodes.items():
+        ours.users = translation.users(theirs)
+    names = source._graph_namespace
+    graph._graph_namespace._used = {*names._used_names, *[node._name for node in graph.nodes]}
+    graph._graph_namespace._counts = dict(names._base_count)
+    graph._code_generator = our_codegen(source._codegen)
+    return graph, translation
+
+
+def find_constants(graph: Graph, module: torch.nn.Module) -> dict[str, Any]:
+    """The values that a trace put into the module because the model has no attribute for them.
+
+    Our graphs keep them, so that another module can be made of graph and model.
+    """
+    targets = [node._target for node in graph.nodes if node._op == "get_attr"]
+    return {name: getattr(module, name) for name in targets if _CONSTANT.fullmatch(name) and hasattr(module, name)}
+
+
+# ---- to torch.fx ----
+
+
+def graph_to_fx(source: Graph) -> tuple[torch.fx.Graph, Translation]:
+    """torch.fx's graph with the same nodes, and the nodes that correspond."""
+    graph = torch.fx.Graph(tracer_extras=source._tracer_extras)
+    note_tracer(source._tracer_cls, graph)
+    translation = Translation(Node, their_list, their_dict)
+    for ours in source.nodes:
+        theirs = graph.create_node(ours._op, their_target(ours._target), name=ours._name, type_expr=ours._type)
+        if theirs.name != ours._name:
+            theirs.name = ours._name
+            graph._graph_namespace._rename_object(theirs, ours._name)
+        translation.nodes[ours] = theirs
+    for ours, theirs in translation.nodes.items():
+        args = ours._args
+        if ours._target is enter_context:
+            args = (factory_name(args[0], ours._name), *args[1:])
+        theirs.args = translation.argument(args, ours._name)
+        theirs.kwargs = translation.argument(ours._kwargs, ours._name)
+        theirs.meta = dict(translation.metadata(dict(ours.meta)))
+        vars(theirs).update(translation.metadata(vars(ours)))
+        check_writing(theirs)
+        if ours._op == "call_function" and is_declared_effect(theirs.target):
+            torch.fx.node.has_side_effect(theirs.target)
+    for ours, theirs in translation.nodes.items():
+        users = translation.users(ours)
+        theirs.users.clear()
+        theirs.users.update(users)
+    names = source._graph_namespace
+    graph._graph_namespace._used_names = {*names._used, *graph._graph_namespace._used_names}
+    graph._graph_namespace._base_count = dict(names._counts)
+    graph._codegen = their_codegen(source)
+    return graph, translation
+
+
+def warn(text: str) -> None:
+    """Warn at the line that called `from_fx` or `to_fx`."""
+    warnings.warn(text, stacklevel=4)

@@ -1,0 +1,56 @@
+"""Leaf functions: the marks that `wrap` leaves on functions whose calls are recorded whole.
+Reading the marks and acting on them while tracing is the business of `capture/wrapping.py`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from torchgraft.errors import TraceError
+
+# The __name__ that generated code sees.
+GENERATED_MODULE = "torchgraft.generated"
+
+_MARKS = "__torchgraft_wrapped__"
+# (globals of the module that called wrap, name): looked up when a trace begins, because wrap may precede the definition.
+_wrapped: dict[tuple[int, str], tuple[dict[str, Any], str]] = {}
+
+
+def wrap(fn_or_name: str | Callable[..., Any]) -> str | Callable[..., Any]:
+    """Record calls of a function as one node instead of tracing through it.
+
+    Call it at the top level of a module, with a name (`wrap("len")`) or a function defined there (also as a decorator).
+    """
+    if isinstance(fn_or_name, str):
+        name = fn_or_name
+    elif not callable(fn_or_name):
+        raise TraceError(f"wrap takes a callable or the name of one as a string, not {type(fn_or_name).__name__}")
+    elif not hasattr(fn_or_name, "__code__"):
+        raise TraceError(f"cannot wrap {fn_or_name!r}: it is no plain function; give its name as a string instead")
+    else:
+        name = fn_or_name.__code__.co_name
+    frame = sys._getframe(1)
+    if frame.f_code.co_name != "<module>":
+        raise NotImplementedError("wrap must be called at the top level of a module")
+    _mark(frame.f_globals, name)
+    return fn_or_name
+
+
+def _mark(scope: dict[str, Any], name: str) -> None:
+    if scope.get("__name__") == GENERATED_MODULE:
+        # Generated code comes and goes; its marks live and die with its namespace.
+        scope.setdefault(_MARKS, []).append(name)
+    else:
+        _wrapped[id(scope), name] = (scope, name)
+
+
+def marked_functions() -> list[tuple[dict[str, Any], str]]:
+    """Every marked function outside generated code, as (namespace, name)."""
+    return list(_wrapped.values())
+
+
+def marks_in(scope: dict[str, Any]) -> list[str]:
+    """The functions that generated code marked in its own namespace."""
+    return scope.get(_MARKS, [])
