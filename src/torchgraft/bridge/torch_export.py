@@ -1,3 +1,140 @@
-"""x
+"""`from_export`: an ExportedProgram as a module that is called as the exported model was.
+What it demands of its inputs is worked out in `input_guards.py`.
 """
-def from_export(ep): ...
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind
+
+from torchgraft.bridge.input_guards import InputGuards, input_conditions
+from torchgraft.bridge.torch_fx import from_fx
+from torchgraft.bridge.translation import Translation
+from torchgraft.codegen.graph_module import GraphModule
+from torchgraft.errors import BridgeError
+from torchgraft.ir.arguments import immutable_dict, immutable_list
+from torchgraft.ir.node import Node
+
+GUARDS = "_guards_fn"  # the name that ExportedProgram.module() gives them
+
+
+def from_export(program: ExportedProgram, *, check_inputs: bool = True) -> GraphModule:
+    """An exported program as a torchgraft module, called with the user's inputs and returning the user's outputs.
+
+    Parameters and buffers are those of `program.state_dict`, under their own dotted names, fetched by `get_attr` nodes;
+    constants are buffers that are not saved; buffers and inputs that the model changes are changed. Nodes keep the names
+    and the metadata they have in `program.graph`. `meta` of the module holds `graph_signature`, `range_constraints` and
+    `module_call_graph`.
+
+    Inputs of other sizes, types or structure than the program was exported for raise an error: a node calls the submodule
+    `_guards_fn`, which holds the conditions. `check_inputs=False` leaves it out. Like the module of torch.export itself,
+    the result refuses `train()` and `eval()` then, because the mode was fixed by the export.
+
+    >>> model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU())
+    >>> module = from_export(torch.export.export(model, (torch.ones(1, 2),)))
+    >>> [node.name for node in module.graph.nodes]
+    ['p_0_weight', 'p_0_bias', 'input_1', '_guards_fn', 'linear', 'relu', 'output']
+    >>> torch.equal(module(torch.ones(1, 2)), model(torch.ones(1, 2)))
+    True
+    """
+    if not isinstance(program, ExportedProgram):
+        kind = f"{type(program).__module__}.{type(program).__qualname__}"
+        raise BridgeError(f"from_export takes a torch.export.ExportedProgram, not a {kind}; make one with torch.export.export()")
+    source = program.module(check_guards=False)
+    _strip_checks(source)
+    result = from_fx(source, nested=True)
+    type(result).__name__ = type(result).__qualname__ = _class_name(program)
+    _restore_names(result, program)
+    _restore_metadata(result, program)
+    _register_constants(result, program)
+    if check_inputs:
+        _add_guards(result, program)
+    result.meta.update(
+        graph_signature=program.graph_signature,
+        range_constraints=dict(program.range_constraints),
+        module_call_graph=list(program.module_call_graph),
+    )
+    return result
+
+
+def _strip_checks(module: torch.fx.GraphModule) -> None:
+    """Take off what torch.export hung on its module; `_guards_fn` does the same in a form that can be seen and pickled."""
+    for table in (
+        module._forward_pre_hooks,
+        module._forward_pre_hooks_with_kwargs,
+        module._forward_hooks,
+        module._forward_hooks_with_kwargs,
+        module._forward_hooks_always_called,
+    ):
+        table.clear()
+    for name in ("train", "eval", "range_constraints", "validate_inputs"):
+        vars(module).pop(name, None)
+
+
+def _class_name(program: ExportedProgram) -> str:
+    """The name of the class that was exported."""
+    for node in program.graph.nodes:
+        for path, kind in node.meta.get("nn_module_stack", {}).values():
+            if path == "":
+                name = kind.__name__ if isinstance(kind, type) else str(kind).rpartition(".")[2]
+                return name if name.isidentifier() else "GraphModule"
+            break
+    return "GraphModule"
+
+
+def _restore_names(module: GraphModule, program: ExportedProgram) -> None:
+    """Call the fetches of parameters and buffers what the exported program calls these inputs."""
+    names = {spec.target: spec.arg.name for spec in program.graph_signature.input_specs if spec.kind != InputKind.USER_INPUT}
+    # Names of inputs that are gone now are free.
+    module.graph._graph_namespace._used = {node._name for node in module.graph.nodes}
+    for node in module.graph.nodes:
+        wish = names.get(node._target) if node._op == "get_attr" else None
+        if wish is not None:
+            node._rename(wish)
+            del names[node._target]
+
+
+def _restore_metadata(module: GraphModule, program: ExportedProgram) -> None:
+    """torch.export overwrites some of the metadata on the way to a module; the program's own is what the user knows."""
+    translation = Translation(torch.fx.Node, immutable_list, immutable_dict)
+    # An input may have another name here (`input` would hide the builtin), but never another target.
+    inputs = {node._target: node for node in module.graph.nodes if node._op == "placeholder"}
+    ours = {node._name: node for node in module.graph.nodes}
+    for theirs in program.graph.nodes:
+        node = inputs.get(theirs.target) if theirs.op == "placeholder" else None
+        node = node or ours.get(theirs.name)
+        if node is not None and _corresponds(node, theirs):
+            translation.nodes[theirs] = node
+    for theirs, node in translation.nodes.items():
+        node._meta = dict(translation.metadata(dict(theirs.meta)))
+
+
+def _corresponds(node: Node, theirs: torch.fx.Node) -> bool:
+    if theirs.op == "placeholder":
+        return node._op in ("placeholder", "get_attr")
+    return node._op == theirs.op and node._target == theirs.target
+
+
+def _register_constants(module: GraphModule, program: ExportedProgram) -> None:
+    """Constants are plain attributes there; as buffers they follow the module to another device."""
+    for path, value in program.constants.items():
+        if not isinstance(value, torch.Tensor):
+            continue
+        holder_path, _, name = path.rpartition(".")
+        holder: Any = module.get_submodule(holder_path)
+        if name in vars(holder):
+            value = vars(holder).pop(name)
+            holder.register_buffer(name, value, persistent=False)
+
+
+def _add_guards(module: GraphModule, program: ExportedProgram) -> None:
+    graph = module.graph
+    inputs = graph.find_nodes(op="placeholder")
+    guards = InputGuards([node._name for node in inputs], input_conditions(program, inputs))
+    module.add_submodule(GUARDS, guards)
+    anchor = inputs[-1] if inputs else None
+    with graph.inserting_after(anchor) if anchor is not None else graph.inserting_before():
+        graph.create_node("call_module", GUARDS, tuple(inputs), name=GUARDS)

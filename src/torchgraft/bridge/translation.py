@@ -34,7 +34,7 @@ from torchgraft.ir.graph import Graph
 from torchgraft.ir.node import _LEAVES, Node
 
 # What a trace calls the values that were no attributes of the model.
-_CONSTANT = re.compile(r"_(tensor_constant|module_constant|torchbind_obj|generator|\w+_constant_)\d+")
+_CONSTANT = re.compile(r"_(tensor_constant|module_constant|\w+_constant_|torchbind_obj|generator)\d+")
 
 
 class Translation:
@@ -194,4 +194,4 @@ def graph_to_fx(source: Graph) -> tuple[torch.fx.Graph, Translation]:
 
 def warn(text: str) -> None:
     """Warn at the line that called `from_fx` or `to_fx`."""
-    warnings.warn(text, stacklevel=4)
+    warnings.warn(text, stacklevel=5)

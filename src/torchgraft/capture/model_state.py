@@ -34,7 +34,7 @@ class ModelState:
             return
         self._attributes[module] = before = module.__dict__.copy()
         for name, value in before.items():
-            if type(value) in _CONTAINERS:
+            if type(value) in _CONTAINERS and name != "_parameters" and name != "_non_persistent_buffers_set":
                 self._contents.append((module, name, value, value.copy()))
 
     def before_write(self, module: torch.nn.Module, name: str, value: Any, tracer: Any) -> None:

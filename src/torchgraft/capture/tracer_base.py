@@ -25,7 +25,7 @@ BASE_TYPES = (
     str, int, float, bool, complex, bytes, torch.dtype, torch.device, torch.memory_format, torch.layout,
 )  # fmt: skip
 UNCHANGED_TYPES = frozenset({*BASE_TYPES, type(None), type(Ellipsis)})
-_MAKERS_OF_NODES = frozenset({"create_arg", "create_node", "proxy"})
+_MAKERS_OF_NODES = frozenset({"check_mutable_operations", "create_arg", "create_node", "proxy"})
 _OPERATORS = (torch._ops.OpOverload, torch._ops.OpOverloadPacket, torch._ops.HigherOrderOperator)
 
 
@@ -142,20 +142,27 @@ class TracerBase:
     ) -> Proxy:
         """Record a call: lower its arguments, make the node, return the value that stands for it."""
         create = self.create_arg
-        if self._is_overridden or proxy_factory_fn is not None or self.check_mutable_operations:
+        if self._is_overridden or proxy_factory_fn is not None or type(args) is not tuple:
             node = self.create_node(kind, target, create(args), create(kwargs) if kwargs else {}, name, type_expr)
             return self.proxy(node) if proxy_factory_fn is None else proxy_factory_fn(node)
         # The same as above with the calls of our own methods written out: this is most of the time that tracing takes.
         graph = self.graph
+        if len(args) == 1 and type(args[0]) is Proxy:
+            lowered: tuple[Argument, ...] = (args[0].node,)
+        else:
+            lowered = tuple(
+                [a.node if type(a) is Proxy else a if type(a) in UNCHANGED_TYPES else create(a) for a in args]
+            )
         node = graph._make_node(
             kind,
             target,
-            tuple([a.node if type(a) is Proxy else a if type(a) in UNCHANGED_TYPES else create(a) for a in args]),
+            lowered,
             create(kwargs) if kwargs else EMPTY_DICT,
             name or graph._target_to_str(target),
             type_expr,
         )
-        self._note_origin(node, kind)
+        if self.record_stack_traces and kind != "placeholder":
+            node._origin = (*user_instruction(2), self._scope_chain)
         return Proxy(node, self)
 
     # ---- arguments ----

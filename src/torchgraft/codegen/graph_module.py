@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from os import PathLike
 from types import FunctionType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -60,8 +60,9 @@ class GraphModule(torch.nn.Module):
     Parameters and submodules are shared with it.
     """
 
-    _graph: Graph
-    _edit_hooks: EditHooks
+    if TYPE_CHECKING:  # TorchScript reads the annotations of a class as types of its own
+        _graph: Graph
+        _edit_hooks: EditHooks
     _instance: Any = staticmethod(lambda: None)
     _python_code: Any = None
     # TorchScript compiles every property it is not told to leave alone.

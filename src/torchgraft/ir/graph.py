@@ -233,9 +233,17 @@ class Graph:
         if self._fresh:
             self._invalidate()
         anchor = self._anchor
-        if anchor._erased:
-            self._refuse_anchor(anchor)
-        self._link(node, anchor._next if self._after else anchor)
+        if anchor is self._root and not self._after:
+            previous = anchor._prev  # appending, which is what tracing does all the time
+            node._prev = previous
+            node._next = anchor
+            previous._next = anchor._prev = node
+            node._order = previous._order + _ORDER_GAP
+            self._length += 1
+        else:
+            if anchor._erased:
+                self._refuse_anchor(anchor)
+            self._link(node, anchor._next if self._after else anchor)
         if self._hooks is not None:
             for hook in self._hooks.create:
                 hook(node)

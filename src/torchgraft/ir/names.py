@@ -35,20 +35,21 @@ _NOT_IN_IDENTIFIERS = re.compile("[^0-9a-zA-Z_]+")
 _NUMBERED = re.compile(r"(.*?)_(\d+)", re.DOTALL)
 _CAMEL_HUMP = re.compile(r"(?<=[a-z])([A-Z])")
 
-# A wished name parsed once: (identifier, base, number or None). Programs use few distinct wishes, many times each.
-_parsed: dict[str, tuple[str, str, int | None]] = {}
+# A wished name parsed once: (identifier, base, number or None, whether it is reserved). Programs use few wishes, many times.
+_Parsed = tuple[str, str, int | None, bool]
+_parsed: dict[str, _Parsed] = {}
 
 
-def _parse(wish: str) -> tuple[str, str, int | None]:
+def _parse(wish: str) -> _Parsed:
     identifier = _NOT_IN_IDENTIFIERS.sub("_", wish) or "_unnamed"
     if identifier[0].isdigit():
         identifier = f"_{identifier}"
     numbered = _NUMBERED.fullmatch(identifier)
-    result: tuple[str, str, int | None]
+    result: _Parsed
     if numbered and numbered[1]:
-        result = identifier, numbered[1], int(numbered[2])
+        result = identifier, numbered[1], int(numbered[2]), identifier in _RESERVED
     else:
-        result = identifier, identifier, None
+        result = identifier, identifier, None, identifier in _RESERVED
     if len(_parsed) > 100_000:
         _parsed.clear()
     _parsed[wish] = result
@@ -88,11 +89,14 @@ class Namespace:
         """A free name as close to `candidate` as possible; the same object keeps the name it got first."""
         if obj is not None and obj in self._object_names:
             return self._object_names[obj]
-        name, base, number = _parsed.get(candidate) or _parse(candidate)
+        name, base, number, reserved = _parsed.get(candidate) or _parse(candidate)
         used = self._used
+        if obj is None and not reserved and name not in used:
+            used.add(name)
+            return name
         if number is None or name in used:
             number = self._counts.get(base, 0)
-            if name in _RESERVED and _RESERVED[name] is not obj:
+            if reserved and _RESERVED[name] is not obj:
                 number += 1
                 name = f"{base}_{number}"
         while name in used:

@@ -27,7 +27,8 @@ _INTERNAL_FOLDERS = (
 # Code whose lines are a user's own although the file lies in an internal folder: the example models.
 _USER_FOLDERS = (os.path.join(_INTERNAL_FOLDERS[0], "zoo") + os.sep,)
 
-_is_user_code: dict[CodeType, bool] = {}
+# By identity, because the hash of a code object is computed from everything in it; holding the code keeps the id its own.
+_is_user_code: dict[int, tuple[CodeType, bool]] = {}
 
 
 class SourceLine(NamedTuple):
@@ -42,20 +43,16 @@ class SourceLine(NamedTuple):
         return f'{self.file}:{self.line} "{self.text}"'
 
 
-def _classify(code: CodeType) -> bool:
-    name = code.co_filename
-    internal = name.startswith(_INTERNAL_FOLDERS) and not name.startswith(_USER_FOLDERS)
-    result = not internal and not name.startswith("<frozen ")
-    if len(_is_user_code) > 100_000:
-        _is_user_code.clear()
-    _is_user_code[code] = result
-    return result
-
-
 def is_user_code(code: CodeType) -> bool:
     """Whether code belongs neither to torch nor to torchgraft."""
-    user = _is_user_code.get(code)
-    return _classify(code) if user is None else user
+    known = _is_user_code.get(id(code))
+    if known is None:
+        name = code.co_filename
+        internal = name.startswith(_INTERNAL_FOLDERS) and not name.startswith(_USER_FOLDERS)
+        if len(_is_user_code) > 100_000:
+            _is_user_code.clear()
+        known = _is_user_code[id(code)] = code, not internal and not name.startswith("<frozen ")
+    return known[1]
 
 
 def user_instruction(depth: int = 1) -> tuple[CodeType | None, int]:
@@ -64,10 +61,8 @@ def user_instruction(depth: int = 1) -> tuple[CodeType | None, int]:
     known = _is_user_code
     while frame is not None:
         code = frame.f_code
-        user = known.get(code)
-        if user is None:
-            user = _classify(code)
-        if user:
+        entry = known.get(id(code))
+        if entry[1] if entry is not None else is_user_code(code):
             return code, frame.f_lasti
         frame = frame.f_back
     return None, 0

@@ -343,18 +343,23 @@ def same_value(first: Any, second: Any) -> bool:
     """
     if first is second:
         return True
-    if isinstance(first, Node) or isinstance(second, Node):
+    kind = type(first)
+    if kind is Node or type(second) is Node:
         return False
     if isinstance(first, list | tuple):
-        return isinstance(second, list | tuple) and len(first) == len(second) and all(map(same_value, first, second))
-    if type(first) is not type(second):
+        if not isinstance(second, list | tuple) or len(first) != len(second):
+            return False
+        return all(map(same_value, first, second))
+    if kind is not type(second):
         return False
+    if kind is float and first and first == second:
+        return True
+    if kind is float or kind is complex:
+        return repr(first) == repr(second)  # tells 0.0 from -0.0, and lets nan be nan
     if isinstance(first, dict):
         return first.keys() == second.keys() and all(same_value(item, second[key]) for key, item in first.items())
     if isinstance(first, slice):
         return same_value((first.start, first.stop, first.step), (second.start, second.stop, second.step))
-    if isinstance(first, float | complex):
-        return repr(first) == repr(second)  # tells 0.0 from -0.0, and lets nan be nan
     try:
         return bool(first == second)
     except (RuntimeError, TypeError, ValueError):  # tensors and arrays: equal in some places is not the same

@@ -62,8 +62,8 @@ def replace_pattern(gm: GraphModule, pattern: ProgramLike, replacement: ProgramL
     >>> len(matches), [node.name for node in module.graph.nodes]
     (1, ['x', 'sigmoid', 'add', 'output'])
     """
-    replaced = replace_pattern_with_filters(gm, pattern, replacement)
-    return [Match(each.anchor, each.nodes_map) for each in replaced]
+    edits = _rewrite(gm, pattern, replacement)
+    return [Match(edit.match.anchors[0], edit.match.nodes_map) for edit in edits]
 
 
 def replace_pattern_with_filters(
@@ -90,6 +90,21 @@ def replace_pattern_with_filters(
     >>> [each.replacements for each in replaced]
     [[relu], [relu_1]]
     """
+    edits = _rewrite(
+        gm, pattern, replacement, match_filters or (), ignore_literals, replacement_callback, node_name_match
+    )
+    return [ReplacedPatterns(edit.match.anchors[0], edit.match.nodes_map, edit.new_nodes) for edit in edits]
+
+
+def _rewrite(
+    gm: GraphModule,
+    pattern: ProgramLike,
+    replacement: ProgramLike | None,
+    match_filters: Sequence[MatchFilter] = (),
+    ignore_literals: bool = False,
+    replacement_callback: ReplacementCallback | None = None,
+    node_name_match: str = "",
+) -> list[_Edit]:
     if not isinstance(gm, GraphModule):
         raise GraphError(
             f"cannot rewrite a {type(gm).__name__}: patterns are replaced in a GraphModule; capture the model first, "
@@ -103,12 +118,12 @@ def replace_pattern_with_filters(
     compiled = Pattern(Program.of(pattern, "pattern"))
     common = None if replacement is None else Replacement(Program.of(replacement, "replacement"), compiled)
     rewrite = _Rewrite(Program(gm.graph, gm), compiled)
-    edits = rewrite.find(match_filters or (), ignore_literals, node_name_match)
+    edits = rewrite.find(match_filters, ignore_literals, node_name_match)
     rewrite.choose(edits, common, replacement_callback)
     rewrite.apply(edits)
     if edits and isinstance(replacement, torch.nn.Module):
         gm.delete_all_unused_submodules()
-    return [ReplacedPatterns(edit.match.anchors[0], edit.match.nodes_map, edit.new_nodes) for edit in edits]
+    return edits
 
 
 class Replacement:

@@ -154,8 +154,6 @@ def call_key(node: Any) -> Any:
     order: dict[Any, int] = {}
     try:
         positional = tuple([_argument_key(value, order) for value in node.args])
-        if not node.kwargs:
-            return (node.op, node.target, positional)
         named = tuple([(name, _argument_key(value, order)) for name, value in node.kwargs.items()])
         key = (node.op, node.target, positional, named)
         hash(key)
@@ -169,6 +167,8 @@ def _argument_key(value: Any, order: dict[Any, int]) -> Any:
         return (Findings, order.setdefault(value, len(order)))
     if isinstance(value, list | tuple):
         return (type(value), *[_argument_key(item, order) for item in value])
+    if isinstance(value, slice):
+        return (slice, *[_argument_key(part, order) for part in (value.start, value.stop, value.step)])
     if not is_plain_data(value):
         raise TypeError("not a constant")
     # 1, 1.0 and True are equal, but not for `isinstance` in the code that is read.

@@ -328,7 +328,9 @@ def is_python_class(cls: type) -> bool:
 def _is_plain_tensor_attribute(name: str) -> bool:
     """Whether an attribute of tensors is a number, a shape or the like, and not memory; an empty tensor tells."""
     try:
-        found = getattr(torch.empty(0, 0), name)
+        # The question may come while a program is being captured, which must not see it.
+        with torch._C.DisableTorchFunction():
+            found = getattr(torch.empty(0, 0), name)
     except (AttributeError, RuntimeError):
         return False
     return found is not None and is_plain_data(found)

@@ -1,0 +1,505 @@
+"""A program as a Python package: `module.py` with its code and the building of its modules, and files with its values.
+What the code says is decided in `source.py`, what it imports in `imports.py`; a package is read by Python's own import, and
+needs torchgraft only if the program calls something of it.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import contextlib
+import importlib
+import importlib.util
+import itertools
+import math
+import os
+import pickle
+import re
+import shutil
+import textwrap
+import warnings
+from collections.abc import Iterator
+from keyword import iskeyword
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch.utils import _pytree as pytree
+
+from torchgraft.codegen.imports import (
+    import_lines,
+    must_be_imported,
+    operators_of,
+    refuse_global,
+    registration_import,
+)
+from torchgraft.codegen.source import PyTreeCodeGen
+from torchgraft.errors import GraphError
+from torchgraft.ir.graph import Graph
+from torchgraft.ir.names import STANDARD_GLOBALS
+from torchgraft.ir.pytree import children_of
+
+if TYPE_CHECKING:
+    from torchgraft.codegen.graph_module import GraphModule
+
+_CONTAINERS = (torch.nn.Module, torch.nn.Sequential, torch.nn.ModuleList, torch.nn.ModuleDict)
+_LITERALS = (bool, int, float, str, type(None), torch.dtype)
+# What a module always has, apart from tensors, submodules and hooks.
+_TABLES = frozenset({"_parameters", "_buffers", "_modules", "training"})
+# Names that module.py uses for itself.
+_RESERVED = frozenset({"_file", "_saved", "os"})
+
+_numbers = itertools.count()
+
+
+def write_folder(module: GraphModule, folder: str | os.PathLike[str], module_name: str = "FxModule") -> None:
+    """Write `module` so that `from <folder> import <module_name>` and `<module_name>()` give it back, values included.
+
+    Everything is written beside the folder first and then moved into it, so that a failure leaves nothing half-written.
+    Files of an earlier package are replaced; what else is in the folder stays.
+    """
+    if not module_name.isidentifier() or iskeyword(module_name) or module_name in _RESERVED | STANDARD_GLOBALS.keys():
+        raise GraphError(f"cannot write a class called {module_name!r}: choose a module_name that Python code can use")
+    place = Path(os.path.abspath(folder))
+    place.parent.mkdir(parents=True, exist_ok=True)
+    staging = place.with_name(f".{place.name}.{os.getpid()}.{next(_numbers)}")
+    staging.mkdir()
+    try:
+        _Package(module, module_name, staging).write()
+        _move_into_place(staging, place)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+    importlib.invalidate_caches()
+
+
+def _move_into_place(staging: Path, place: Path) -> None:
+    if not place.exists():
+        staging.rename(place)
+        return
+    place.mkdir(exist_ok=True)  # raises if it is a file
+    for source in sorted(staging.iterdir()):
+        target = place / source.name
+        source.replace(target)
+        if target.suffix == ".py":
+            with contextlib.suppress(NotImplementedError):
+                # Python trusts bytecode by time and size of the source; two programs written within a second can agree.
+                Path(importlib.util.cache_from_source(target)).unlink(missing_ok=True)
+
+
+class _Function(NamedTuple):
+    """The generated function of one program."""
+
+    name: str
+    text: str
+
+
+class _Package:
+    """What is to be written, collected on a walk over a module.
+
+    `module.py` builds everything on the meta device, so that nothing is initialised for nothing; then come the values.
+    """
+
+    def __init__(self, module: GraphModule, class_name: str, folder: Path) -> None:
+        self.root = module
+        self.class_name = class_name
+        self.folder = folder
+        self.imports: dict[str, None] = {"import os": None, "import torch": None}
+        self.globals: dict[str, Any] = {}
+        self.saved: dict[str, Any] = {}
+        self.preludes: dict[str, None] = {}
+        self.classes: list[str] = []
+        self.structure: list[str] = []
+        self.whole: dict[str, str] = {}  # from paths of modules to the expressions that read them
+        self.values: list[str] = []
+        self.constants: dict[str, Any] = {}
+        self._paths: dict[int, str] = {}
+        self._closed: set[int] = set()
+        self._files = {"state_dict", "constants", "globals"}
+
+    def write(self) -> None:
+        """Write every file."""
+        if not _is_bare(self.root):
+            raise GraphError(
+                f"cannot write {type(self.root).__name__} as a package: hooks are registered on it, which code cannot say; "
+                "remove them first, or make what they do part of the program"
+            )
+        forward = self._function(self.root)
+        if forward is None or self.class_name in self.globals:
+            raise GraphError(
+                f"cannot write class '{self.class_name}': the code needs this name, or one of {sorted(_RESERVED)}, for "
+                "something else; choose another module_name, or rename the global"
+            )
+        self._contents(self.root, "")
+        self._program_values(self.root, "")
+        self._tie()
+        state = self.root.state_dict()
+        torch.save(state, self.folder / "state_dict.pt")
+        tensors_only = all(type(value) in (torch.Tensor, torch.nn.Parameter) for value in state.values())
+        self.classes.append(_class(self.class_name, self._constructor(tensors_only), forward))
+        for name, values in (("constants", self.constants), ("globals", self.saved)):
+            if values:
+                self._save(values, f"{name}.pt", f"the {name} of the program")
+        text = self._text()
+        compile(text, "module.py", "exec")
+        (self.folder / "module.py").write_text(text, encoding="utf-8")
+        (self.folder / "__init__.py").write_text("from .module import *\n", encoding="utf-8")
+
+    # ---- modules and their tensors ----
+
+    def _contents(self, module: torch.nn.Module, path: str) -> None:
+        """Statements that make what an empty `module` at `path` contains."""
+        self._paths[id(module)] = path
+        holder = _expression(path)
+        for name, parameter in module._parameters.items():
+            value = "None"
+            if parameter is not None:
+                value = f"torch.nn.Parameter({_empty(parameter)}, requires_grad={parameter.requires_grad})"
+                if type(parameter) is not torch.nn.Parameter:
+                    self._constant(_join(path, name), parameter)
+            self.structure.append(f"{holder}.register_parameter({name!r}, {value})")
+        for name, buffer in module._buffers.items():
+            value = "None" if buffer is None else _empty(buffer)
+            volatile = name in module._non_persistent_buffers_set
+            self.structure.append(f"{holder}.register_buffer({name!r}, {value}{', persistent=False' * volatile})")
+            if volatile and buffer is not None:
+                self._constant(_join(path, name), buffer)
+        for name, child in module._modules.items():
+            self._child(child, path, name)
+
+    def _child(self, child: torch.nn.Module | None, holder: str, name: str) -> None:
+        path = _join(holder, name)
+        if child is None or id(child) in self._paths:
+            self._place_later(holder, name, None if child is None else _expression(self._paths[id(child)]))
+            return
+        self._paths[id(child)] = path
+        if self._nested_program(child, path):
+            self._contents(child, path)
+            self._program_values(child, path)  # type: ignore[arg-type]
+        elif type(child) in _CONTAINERS and (type(child) is torch.nn.Module or _is_bare(child)):
+            self.structure.append(_assignment(path, f"torch.nn.{type(child).__name__}()"))
+            self._contents(child, path)
+        else:
+            self._closed.add(id(child))
+            text = _constructor_text(child)
+            if text is None:
+                self._place_later(holder, name, self._pickle(child, path))
+            else:
+                self._construct(child, path, text)
+
+    def _place_later(self, holder: str, name: str, expression: str | None) -> None:
+        """Keep the place of a module among its siblings, which decides about the order of parameters."""
+        self.structure.append(f"{_expression(holder)}._modules[{name!r}] = None")
+        if expression is not None:
+            self.whole[_join(holder, name)] = expression
+
+    def _construct(self, child: torch.nn.Module, path: str, text: str) -> None:
+        self.structure.append(_assignment(path, text))
+        for name, parameter in child._parameters.items():
+            if parameter is not None and not parameter.requires_grad:
+                self.structure.append(f"{_expression(_join(path, name))}.requires_grad_(False)")
+        for name, buffer in child._buffers.items():
+            if buffer is not None and name in child._non_persistent_buffers_set:
+                self._constant(_join(path, name), buffer)
+
+    def _pickle(self, child: torch.nn.Module, path: str) -> str:
+        """Write a module whole, and return the expression that reads it."""
+        file = self._new_file(path)
+        if isinstance(child, torch.jit.ScriptModule):
+            torch.jit.save(child, self.folder / file)
+            return f"torch.jit.load(_file({file!r}), map_location=map_location)"
+        user = next((node.name for node in self.root.graph.nodes if str(node.target).startswith(path)), None)
+        self._save(child, file, f"module '{path}'" + (f", used by node '{user}'" if user else ""))
+        here = sorted({type(part).__qualname__ for part in child.modules() if type(part).__module__ == "__main__"})
+        if here:
+            warnings.warn(
+                f"module '{path}' is pickled and needs {', '.join(here)} of the program that is running now (__main__); "
+                "move the class to a module of its own, so that other programs can load the package",
+                stacklevel=2,
+            )
+        return f"torch.load(_file({file!r}), map_location=map_location, weights_only=False)"
+
+    def _new_file(self, path: str) -> str:
+        stem = re.sub(r"\W", "_", path)
+        while stem.lower() in self._files:
+            stem += "_"
+        self._files.add(stem.lower())
+        return f"{stem}.pt"
+
+    def _save(self, value: Any, file: str, what: str) -> None:
+        try:
+            torch.save(value, self.folder / file)
+        except Exception as error:  # pickling runs code of the user's classes, which may raise anything
+            raise GraphError(
+                f"cannot write {what} ({type(value).__name__}), because it cannot be pickled: {error}; define its class at "
+                "the top level of an importable module, or trace through it instead of keeping it as a leaf"
+            ) from error
+
+    # ---- values that are neither parameters nor in the state_dict ----
+
+    def _constant(self, path: str, value: Any) -> None:
+        if type(value) in _LITERALS:
+            self.values.append(_assignment(path, repr(value)))
+        else:
+            self.constants[path] = value
+            self.values.append(_assignment(path, f"constants[{path!r}]"))
+
+    def _program_values(self, module: GraphModule, prefix: str) -> None:
+        """The attributes of no module's tables that a program fetches, and the structure of its arguments."""
+        for path in dict.fromkeys([node.target for node in module.graph.nodes if node.op == "get_attr"]):
+            found = self._plain_attribute(module, path)
+            if found is not None and _join(prefix, found[0]) not in self.constants:
+                self._constant(_join(prefix, found[0]), found[1])
+        codegen = module.graph._codegen
+        if isinstance(codegen, PyTreeCodeGen):
+            for name, spec in (("_in_spec", codegen.in_spec), ("_out_spec", codegen.out_spec)):
+                if spec is not None:
+                    self._argument_structure(_join(prefix, name), spec)
+
+    def _plain_attribute(self, module: torch.nn.Module, path: str) -> tuple[str, Any] | None:
+        """The first thing on the way along `path` that is no module, unless it comes with its module."""
+        holder = module
+        names = path.split(".")
+        for count, name in enumerate(names, 1):
+            if id(holder) in self._closed or name in {*holder._parameters, *holder._buffers, "training"}:
+                return None
+            value = getattr(holder, name)
+            if not isinstance(value, torch.nn.Module):
+                return ".".join(names[:count]), value
+            holder = value
+        return None
+
+    def _argument_structure(self, path: str, spec: Any) -> None:
+        for kind in _types_in(spec):
+            if kind.__module__.partition(".")[0] not in ("builtins", "collections", "torch"):
+                self.imports[f"import {kind.__module__}"] = None  # where the type is registered as a tree
+        try:
+            text = pytree.treespec_dumps(spec)
+            readable = pytree.treespec_loads(text) == spec
+        except Exception:  # types of the user's are written and read by the user's functions
+            readable = False
+        if readable:
+            self.imports["from torch.utils import _pytree as pytree"] = None
+            self.values.append(_assignment(path, f"pytree.treespec_loads({text!r})"))
+        else:
+            self._constant(path, spec)
+
+    def _tie(self) -> None:
+        """Statements that make one tensor of what is one tensor under several names."""
+        first: dict[int, str] = {}
+        for path, owner in self.root.named_modules():
+            if isinstance(owner, torch.jit.ScriptModule):
+                continue  # its tensors are looked up anew each time
+            for name, tensor in [*owner._parameters.items(), *owner._buffers.items()]:
+                full = _join(path, name)
+                original = full if tensor is None else first.setdefault(id(tensor), full)
+                inside = any(
+                    f"{original}.".startswith(f"{whole}.") and full.startswith(f"{whole}.") for whole in self.whole
+                )
+                if original != full and not inside:
+                    self.values.append(_assignment(full, _expression(original)))
+        for path, value in self.constants.items():
+            if first.get(id(value), path) != path and isinstance(value, torch.Tensor):
+                self.values.append(_assignment(path, _expression(first[id(value)])))
+
+    # ---- programs ----
+
+    def _nested_program(self, child: torch.nn.Module, path: str) -> bool:
+        """Write a class for a program that is called by this one; False for what is no program or has more to it."""
+        from torchgraft.codegen.graph_module import GraphModule
+
+        if not isinstance(child, GraphModule) or type(child).__bases__ != (GraphModule,) or not _is_bare(child):
+            return False
+        function = self._function(child)
+        if function is None:
+            return False
+        name = f"_{self.class_name}_{re.sub(r'\W', '_', path)}_{len(self.classes)}"
+        self.classes.append(_class(name, "", function))
+        self.structure.append(_assignment(path, f"{name}()"))
+        return True
+
+    def _function(self, module: GraphModule) -> _Function | None:
+        """The function of a program; None if it needs a name that stands for something else in this package."""
+        graph = module.graph
+        code = graph.python_code(root_module="self")
+        name = graph._codegen._func_name
+        tree = ast.parse(code.src)
+        used = {item.id for item in ast.walk(tree) if isinstance(item, ast.Name)}
+        needed = {
+            key: value for key, value in code.globals.items() if key in used and value is not vars(builtins).get(key)
+        }
+        if any(self.globals.get(key, value) is not value or key in _RESERVED for key, value in needed.items()):
+            return None
+        for key, value in needed.items():
+            if key not in self.globals:
+                self.globals[key] = value
+                self._import(graph, key, value)
+        self.imports.update(dict.fromkeys(filter(None, map(registration_import, operators_of(graph)))))
+        function = next(item for item in tree.body if isinstance(item, ast.FunctionDef) and item.name == name)
+        start = min([function.lineno, *[decorator.lineno for decorator in function.decorator_list]]) - 1
+        lines = code.src.splitlines()
+        self.preludes.update(dict.fromkeys([line for line in lines[:start] if line.strip()]))
+        return _Function(name, "\n".join(lines[start : function.end_lineno]))
+
+    def _import(self, graph: Graph, name: str, value: Any) -> None:
+        lines = import_lines(name, value)
+        if lines is not None:
+            self.imports.update(dict.fromkeys(lines))
+        elif isinstance(value, torch.jit.ScriptFunction):
+            file = self._new_file(name)
+            torch.jit.save(value, self.folder / file)
+            self.preludes[f"{name} = torch.jit.load(_file({file!r}))"] = None
+        elif must_be_imported(value):
+            raise refuse_global(graph, value, "which other programs cannot import")
+        else:
+            try:
+                pickle.dumps(value)
+            except Exception as error:  # pickling runs code of the user's classes, which may raise anything
+                raise refuse_global(graph, value, f"which cannot be pickled ({error})") from error
+            self.saved[name] = value
+            self.preludes[f"{name} = _saved[{name!r}]"] = None
+
+    # ---- text ----
+
+    def _constructor(self, tensors_only: bool) -> str:
+        root = self.root
+        lines = ["super().__init__()"]
+        if self.structure:
+            lines += ['with torch.device("meta"):  # the values come from the files', *_indented(self.structure)]
+        state = f'torch.load(_file("state_dict.pt"), map_location=map_location, weights_only={tensors_only})'
+        lines += [f"state = {state}", f"self.load_state_dict(state, strict={not self.whole}, assign=True)"]
+        if self.whole:
+            # Modules read whole may know their tensors under further names, so these are filled and not replaced.
+            lines += [*[_assignment(path, text) for path, text in self.whole.items()], "self.load_state_dict(state)"]
+        if self.constants:
+            lines.append('constants = torch.load(_file("constants.pt"), map_location=map_location, weights_only=False)')
+        lines += self.values
+        others = [
+            path for path, module in root.named_modules() if getattr(module, "training", None) is not root.training
+        ]
+        lines.append("for name, module in self.named_modules():")
+        lines.append(f"    if not isinstance(module, torch.jit.ScriptModule):")
+        wanted = f"name {'not in' if root.training else 'in'} {others!r}" if others else repr(root.training)
+        lines.append(f"        module.training = {wanted}")
+        return "\n".join(["def __init__(self, map_location=None):", *_indented(lines)])
+
+    def _text(self) -> str:
+        imports = sorted(self.imports, key=lambda line: (line.startswith("from") or " = " in line, line != "import os"))
+        head = [
+            f'"""The program {self.class_name}, written by torchgraft: {self.class_name}() builds it from the files beside this one."""',
+            "\n".join([line for line in self.imports]),
+            f'__all__ = ["{self.class_name}"]',
+            "def _file(name):\n    return os.path.join(os.path.dirname(os.path.abspath(__file__)), name)",
+        ]
+        if self.saved:
+            head.append('_saved = torch.load(_file("globals.pt"), weights_only=False)')
+        if self.preludes:
+            head.append("\n".join(self.preludes))
+        return "\n\n".join(head) + "\n\n\n" + "\n\n\n".join(self.classes) + "\n"
+
+
+def _class(name: str, constructor: str, function: _Function) -> str:
+    words = re.findall(r"[^\W\d]\w*", function.text)
+    mangled = any(word.startswith("__") and not word.endswith("__") for word in words)
+    lines = [f"class {name}(torch.nn.Module):"]
+    if constructor:
+        lines += [textwrap.indent(constructor, "    "), ""]
+    if not mangled:
+        lines.append(textwrap.indent(function.text, "    "))
+    if mangled or function.name != "forward":
+        lines.append(f"    forward = {function.name}")
+    # Inside a class Python gives names that begin with two underscores another meaning.
+    return "\n".join([function.text, "", "", *lines] if mangled else lines)
+
+
+def _indented(lines: list[str]) -> Iterator[str]:
+    return (f"    {line}" for line in lines)
+
+
+def _join(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
+
+
+def _is_word(name: str) -> bool:
+    return name.isidentifier() and not iskeyword(name) and not name.startswith("__")
+
+
+def _expression(path: str) -> str:
+    """What stands at a dotted path, as Python."""
+    text = "self"
+    for name in path.split(".") if path else []:
+        text = f"{text}.{name}" if _is_word(name) else f"getattr({text}, {name!r})"
+    return text
+
+
+def _assignment(path: str, value: str) -> str:
+    holder, _, name = path.rpartition(".")
+    if _is_word(name):
+        return f"{_expression(holder)}.{name} = {value}"
+    return f"setattr({_expression(holder)}, {name!r}, {value})"
+
+
+def _empty(tensor: torch.Tensor) -> str:
+    if torch.nn.parameter.is_lazy(tensor):
+        raise GraphError("cannot write a parameter that has no shape yet; run the model once on an example first")
+    dtype = torch.float32 if tensor.is_quantized else tensor.dtype  # only the shape has to be right
+    return f"torch.empty({tuple(tensor.shape)}, dtype={dtype})"
+
+
+def _types_in(spec: Any) -> Iterator[type]:
+    for kind in (spec.type, spec.context):
+        if isinstance(kind, type):
+            yield kind
+    for child in children_of(spec):
+        yield from _types_in(child)
+
+
+# ---- constructors ----
+
+
+def _constructor_text(module: torch.nn.Module) -> str | None:
+    """Source that makes a module of torch.nn which differs from this one in nothing but the values of its tensors."""
+    cls = type(module)
+    if getattr(torch.nn, cls.__name__, None) is not cls:
+        return None
+    text = f"torch.nn.{module!r}"
+    scope = {"__builtins__": {}, "torch": torch, "inf": math.inf, "nan": math.nan}
+    try:
+        with torch.device("meta"), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            made = eval(text, scope)
+    except Exception:  # a repr need not be Python
+        return None
+    return text if _is_like(module, made) else None
+
+
+def _is_like(module: torch.nn.Module, other: torch.nn.Module) -> bool:
+    if type(module) is not type(other) or module.__dict__.keys() != other.__dict__.keys():
+        return False
+    if not all(_is_same(value, other.__dict__[key]) for key, value in module.__dict__.items() if key not in _TABLES):
+        return False
+    if module._modules or other._modules:
+        return False
+    tables = [(module._parameters, other._parameters), (module._buffers, other._buffers)]
+    for mine, its in tables:
+        if mine.keys() != its.keys() or any(not _same_tensor_kind(value, its[key]) for key, value in mine.items()):
+            return False
+    return True
+
+
+def _same_tensor_kind(value: Any, other: Any) -> bool:
+    if value is None or other is None:
+        return value is other
+    return type(value) is type(other) and not torch.nn.parameter.is_lazy(value) and value.shape == other.shape
+
+
+def _is_same(value: Any, other: Any) -> bool:
+    try:
+        return value is other or (type(value) is type(other) and bool(value == other))
+    except Exception:  # not everything can be compared
+        return False
+
+
+def _is_bare(module: torch.nn.Module) -> bool:
+    """Whether nothing is registered on a module but tensors and submodules."""
+    fresh = torch.nn.Module()
+    return all(_is_same(module.__dict__.get(key), value) for key, value in fresh.__dict__.items() if key not in _TABLES)
