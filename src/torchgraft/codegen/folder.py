@@ -11,7 +11,6 @@ import contextlib
 import importlib
 import importlib.util
 import itertools
-import math
 import os
 import pickle
 import re
@@ -26,6 +25,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch.utils import _pytree as pytree
 
+from torchgraft.codegen.constructors import constructor_text, is_bare, is_container
 from torchgraft.codegen.imports import (
     import_lines,
     must_be_imported,
@@ -42,10 +42,7 @@ from torchgraft.ir.pytree import children_of
 if TYPE_CHECKING:
     from torchgraft.codegen.graph_module import GraphModule
 
-_CONTAINERS = (torch.nn.Module, torch.nn.Sequential, torch.nn.ModuleList, torch.nn.ModuleDict)
 _LITERALS = (bool, int, float, str, type(None), torch.dtype)
-# What a module always has, apart from tensors, submodules and hooks.
-_TABLES = frozenset({"_parameters", "_buffers", "_modules", "training"})
 # Names that module.py uses for itself.
 _RESERVED = frozenset({"_file", "_saved", "os"})
 
@@ -118,7 +115,7 @@ class _Package:
 
     def write(self) -> None:
         """Write every file."""
-        if not _is_bare(self.root):
+        if not is_bare(self.root):
             raise GraphError(
                 f"cannot write {type(self.root).__name__} as a package: hooks are registered on it, which code cannot say; "
                 "remove them first, or make what they do part of the program"
@@ -153,12 +150,12 @@ class _Package:
         for name, parameter in module._parameters.items():
             value = "None"
             if parameter is not None:
-                value = f"torch.nn.Parameter({_empty(parameter)}, requires_grad={parameter.requires_grad})"
+                value = f"torch.nn.Parameter({_empty(parameter, _join(path, name))}, requires_grad={parameter.requires_grad})"
                 if type(parameter) is not torch.nn.Parameter:
                     self._constant(_join(path, name), parameter)
             self.structure.append(f"{holder}.register_parameter({name!r}, {value})")
         for name, buffer in module._buffers.items():
-            value = "None" if buffer is None else _empty(buffer)
+            value = "None" if buffer is None else _empty(buffer, _join(path, name))
             volatile = name in module._non_persistent_buffers_set
             self.structure.append(f"{holder}.register_buffer({name!r}, {value}{', persistent=False' * volatile})")
             if volatile and buffer is not None:
@@ -175,12 +172,12 @@ class _Package:
         if self._nested_program(child, path):
             self._contents(child, path)
             self._program_values(child, path)  # type: ignore[arg-type]
-        elif type(child) in _CONTAINERS and (type(child) is torch.nn.Module or _is_bare(child)):
+        elif is_container(child):
             self.structure.append(_assignment(path, f"torch.nn.{type(child).__name__}()"))
             self._contents(child, path)
         else:
             self._closed.add(id(child))
-            text = _constructor_text(child)
+            text = constructor_text(child)
             if text is None:
                 self._place_later(holder, name, self._pickle(child, path))
             else:
@@ -205,9 +202,9 @@ class _Package:
         """Write a module whole, and return the expression that reads it."""
         file = self._new_file(path)
         if isinstance(child, torch.jit.ScriptModule):
-            torch.jit.save(child, self.folder / file)
+            torch.jit.save(child, str(self.folder / file))
             return f"torch.jit.load(_file({file!r}), map_location=map_location)"
-        user = next((node.name for node in self.root.graph.nodes if str(node.target).startswith(path)), None)
+        user = next((node.name for node in self.root.graph.nodes if f"{node.target}.".startswith(f"{path}.")), None)
         self._save(child, file, f"module '{path}'" + (f", used by node '{user}'" if user else ""))
         here = sorted({type(part).__qualname__ for part in child.modules() if type(part).__module__ == "__main__"})
         if here:
@@ -286,9 +283,7 @@ class _Package:
     def _tie(self) -> None:
         """Statements that make one tensor of what is one tensor under several names."""
         first: dict[int, str] = {}
-        for path, owner in self.root.named_modules():
-            if isinstance(owner, torch.jit.ScriptModule):
-                continue  # its tensors are looked up anew each time
+        for path, owner in _ordinary_modules(self.root):
             for name, tensor in [*owner._parameters.items(), *owner._buffers.items()]:
                 full = _join(path, name)
                 original = full if tensor is None else first.setdefault(id(tensor), full)
@@ -307,12 +302,12 @@ class _Package:
         """Write a class for a program that is called by this one; False for what is no program or has more to it."""
         from torchgraft.codegen.graph_module import GraphModule
 
-        if not isinstance(child, GraphModule) or type(child).__bases__ != (GraphModule,) or not _is_bare(child):
+        if not isinstance(child, GraphModule) or type(child).__bases__ != (GraphModule,) or not is_bare(child):
             return False
         function = self._function(child)
         if function is None:
             return False
-        name = f"_{self.class_name}_{re.sub(r'\W', '_', path)}_{len(self.classes)}"
+        name = re.sub(r"\W", "_", f"_{self.class_name}_{path}_{len(self.classes)}")
         self.classes.append(_class(name, "", function))
         self.structure.append(_assignment(path, f"{name}()"))
         return True
@@ -346,7 +341,7 @@ class _Package:
             self.imports.update(dict.fromkeys(lines))
         elif isinstance(value, torch.jit.ScriptFunction):
             file = self._new_file(name)
-            torch.jit.save(value, self.folder / file)
+            torch.jit.save(value, str(self.folder / file))
             self.preludes[f"{name} = torch.jit.load(_file({file!r}))"] = None
         elif must_be_imported(value):
             raise refuse_global(graph, value, "which other programs cannot import")
@@ -373,28 +368,29 @@ class _Package:
         if self.constants:
             lines.append('constants = torch.load(_file("constants.pt"), map_location=map_location, weights_only=False)')
         lines += self.values
-        others = [
-            path for path, module in root.named_modules() if getattr(module, "training", None) is not root.training
-        ]
+        others = [path for path, module in _ordinary_modules(root) if module.training is not root.training]
         lines.append("for name, module in self.named_modules():")
-        lines.append(f"    if not isinstance(module, torch.jit.ScriptModule):")
+        lines.append("    if not isinstance(module, torch.jit.ScriptModule):")
         wanted = f"name {'not in' if root.training else 'in'} {others!r}" if others else repr(root.training)
         lines.append(f"        module.training = {wanted}")
         return "\n".join(["def __init__(self, map_location=None):", *_indented(lines)])
 
     def _text(self) -> str:
-        imports = sorted(self.imports, key=lambda line: (line.startswith("from") or " = " in line, line != "import os"))
-        head = [
-            f'"""The program {self.class_name}, written by torchgraft: {self.class_name}() builds it from the files beside this one."""',
-            "\n".join([line for line in self.imports]),
-            f'__all__ = ["{self.class_name}"]',
+        name = self.class_name
+        pieces = [
+            f'__all__ = ["{name}"]',
             "def _file(name):\n    return os.path.join(os.path.dirname(os.path.abspath(__file__)), name)",
         ]
         if self.saved:
-            head.append('_saved = torch.load(_file("globals.pt"), weights_only=False)')
+            pieces.append('_saved = torch.load(_file("globals.pt"), weights_only=False)')
         if self.preludes:
-            head.append("\n".join(self.preludes))
-        return "\n\n".join(head) + "\n\n\n" + "\n\n\n".join(self.classes) + "\n"
+            pieces.append("\n".join(self.preludes))
+        pieces += [f"\n{text}" for text in self.classes]
+        body = "\n\n".join(pieces)
+        used = {item.id for item in ast.walk(ast.parse(body)) if isinstance(item, ast.Name)}
+        self.imports.update(dict.fromkeys([f"from math import {word}" for word in ("inf", "nan") if word in used]))
+        head = f'"""The program {name}, written by torchgraft: {name}() builds it from the files beside this one."""'
+        return "\n\n".join([head, "\n".join(self.imports), body]) + "\n"
 
 
 def _class(name: str, constructor: str, function: _Function) -> str:
@@ -438,11 +434,16 @@ def _assignment(path: str, value: str) -> str:
     return f"setattr({_expression(holder)}, {name!r}, {value})"
 
 
-def _empty(tensor: torch.Tensor) -> str:
+def _empty(tensor: torch.Tensor, path: str) -> str:
     if torch.nn.parameter.is_lazy(tensor):
-        raise GraphError("cannot write a parameter that has no shape yet; run the model once on an example first")
+        raise GraphError(f"cannot write '{path}': it has no shape yet; run the model once on an example first")
     dtype = torch.float32 if tensor.is_quantized else tensor.dtype  # only the shape has to be right
     return f"torch.empty({tuple(tensor.shape)}, dtype={dtype})"
+
+
+def _ordinary_modules(root: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
+    """Every module once, without scripted ones: these keep their own flags, and make their tensors anew at each look."""
+    return ((path, module) for path, module in root.named_modules() if not isinstance(module, torch.jit.ScriptModule))
 
 
 def _types_in(spec: Any) -> Iterator[type]:
@@ -451,55 +452,3 @@ def _types_in(spec: Any) -> Iterator[type]:
             yield kind
     for child in children_of(spec):
         yield from _types_in(child)
-
-
-# ---- constructors ----
-
-
-def _constructor_text(module: torch.nn.Module) -> str | None:
-    """Source that makes a module of torch.nn which differs from this one in nothing but the values of its tensors."""
-    cls = type(module)
-    if getattr(torch.nn, cls.__name__, None) is not cls:
-        return None
-    text = f"torch.nn.{module!r}"
-    scope = {"__builtins__": {}, "torch": torch, "inf": math.inf, "nan": math.nan}
-    try:
-        with torch.device("meta"), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            made = eval(text, scope)
-    except Exception:  # a repr need not be Python
-        return None
-    return text if _is_like(module, made) else None
-
-
-def _is_like(module: torch.nn.Module, other: torch.nn.Module) -> bool:
-    if type(module) is not type(other) or module.__dict__.keys() != other.__dict__.keys():
-        return False
-    if not all(_is_same(value, other.__dict__[key]) for key, value in module.__dict__.items() if key not in _TABLES):
-        return False
-    if module._modules or other._modules:
-        return False
-    tables = [(module._parameters, other._parameters), (module._buffers, other._buffers)]
-    for mine, its in tables:
-        if mine.keys() != its.keys() or any(not _same_tensor_kind(value, its[key]) for key, value in mine.items()):
-            return False
-    return True
-
-
-def _same_tensor_kind(value: Any, other: Any) -> bool:
-    if value is None or other is None:
-        return value is other
-    return type(value) is type(other) and not torch.nn.parameter.is_lazy(value) and value.shape == other.shape
-
-
-def _is_same(value: Any, other: Any) -> bool:
-    try:
-        return value is other or (type(value) is type(other) and bool(value == other))
-    except Exception:  # not everything can be compared
-        return False
-
-
-def _is_bare(module: torch.nn.Module) -> bool:
-    """Whether nothing is registered on a module but tensors and submodules."""
-    fresh = torch.nn.Module()
-    return all(_is_same(module.__dict__.get(key), value) for key, value in fresh.__dict__.items() if key not in _TABLES)

@@ -99,7 +99,7 @@ class GraphModule(torch.nn.Module):
         constants = graph._constants
         adoption = Adoption(root, self)
         for path in _referenced_paths(graph):
-            if path in constants:
+            if path in constants and not hasattr(root, path):
                 place_attribute(self, path, constants[path], persistent=False)
             else:
                 adoption.adopt(path)

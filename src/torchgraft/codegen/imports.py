@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import importlib
 import re
+import sys
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -69,7 +70,7 @@ def registration_import(operator: Any) -> str | None:
         home = OPDEFS[name]._init_fn.__module__
     except (ImportError, KeyError, AttributeError):
         home = namespace
-    if home == "__main__" or home.partition(".")[0] == "torch" or _imported(home) is None:
+    if home == "__main__" or home.partition(".")[0] == "torch" or home not in sys.modules:
         return None
     return f"import {home}"
 

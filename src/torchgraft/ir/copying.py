@@ -56,6 +56,7 @@ def copy_graph(source: Graph, memo: dict[int, Any]) -> Graph:
     previous._next = root
     root._prev = previous
     result._length = source._length
+    result._order_is_stale = source._order_is_stale
     if source._code_generator is not None:
         result._code_generator = copy.deepcopy(source._code_generator, memo)
     return result

@@ -137,6 +137,8 @@ class Graph:
         self._constants: dict[str, Any] = {}
         # True while some owner holds code generated from exactly this state.
         self._fresh = False
+        # True while two neighbours may carry the same order label.
+        self._order_is_stale = False
         if owning_module is not None:
             self._add_owner(owning_module)
 
@@ -370,9 +372,11 @@ class Graph:
         else:
             node._order = (previous._order + following._order) >> 1
             if node._order == previous._order:
-                self._renumber()
+                self._order_is_stale = True
 
     def _renumber(self) -> None:
+        """Give every node a fresh order label; done when somebody compares nodes after many insertions at one place."""
+        self._order_is_stale = False
         order = 0
         for node in self.nodes:
             order += _ORDER_GAP

@@ -93,6 +93,8 @@ class Namespace:
         used = self._used
         if obj is None and not reserved and name not in used:
             used.add(name)
+            if number is not None:
+                self._counts[base] = number
             return name
         if number is None or name in used:
             number = self._counts.get(base, 0)

@@ -253,16 +253,18 @@ class Node:
             self.graph._move(x, self._next if self._next is not x else x._next)
 
     def __lt__(self, other: Node) -> bool:
+        if self.graph._order_is_stale:
+            self.graph._renumber()
         return self._order < other._order
 
     def __gt__(self, other: Node) -> bool:
-        return self._order > other._order
+        return other < self
 
     def __le__(self, other: Node) -> bool:
-        return self is other or self._order < other._order
+        return self is other or self < other
 
     def __ge__(self, other: Node) -> bool:
-        return self is other or self._order > other._order
+        return self is other or other < self
 
     # ---- edits ----
 

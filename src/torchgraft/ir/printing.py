@@ -188,7 +188,7 @@ def graph_text(graph: Graph) -> str:
 def tabular_text(graph: Graph) -> str:
     """The nodes as a table with a column each for opcode, name, target, args and kwargs."""
     rows = [("opcode", "name", "target", "args", "kwargs")]
-    rows += [(n._op, n._name, str(n._target), str(n._args), str(dict(n._kwargs))) for n in graph.nodes]
+    rows += [(n._op, n._name, target_text(n._target), str(n._args), str(dict(n._kwargs))) for n in graph.nodes]
     widths = [max(len(row[column]) for row in rows) for column in range(5)]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     return "\n".join([lines[0], "  ".join("-" * width for width in widths), *lines[1:]])

@@ -43,6 +43,8 @@ def lint(graph: Graph) -> None:
 
 def find_problems(graph: Graph) -> list[str]:
     """Everything that is wrong with a graph, one line each."""
+    if graph._order_is_stale:
+        graph._renumber()
     problems: list[str] = []
     names: set[str] = set()
     count = 0

@@ -12,7 +12,7 @@ from typing import Any
 from torchgraft.analysis.effects.values import OUTSIDE, Closure, Findings, Value, reachable
 
 # Enough for the forward of a large model read statement by statement; beyond it the answer is "unknown".
-STEP_LIMIT = 100_000
+STEP_LIMIT = 60_000
 DEPTH_LIMIT = 60
 
 

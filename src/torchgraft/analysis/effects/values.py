@@ -245,13 +245,12 @@ WRAPPERS = (OneOf, Bound, Partial, Super, Closure)
 def reachable(values: Iterable[Value]) -> frozenset[Place]:
     """All memory that can be reached from the values."""
     result: set[Place] = set()
-    pending = [place for value in values for place in value.places]
+    pending = {place for value in values for place in value.places}
     while pending:
         place = pending.pop()
-        if place not in result:
-            result.add(place)
-            if isinstance(place, Local):
-                pending.extend(place.reach)
+        result.add(place)
+        if isinstance(place, Local):
+            pending |= place.reach - result
     return frozenset(result)
 
 

@@ -1,0 +1,78 @@
+"""Modules of torch.nn as source: the call that makes a module which differs from another only in the values of its tensors.
+What is made of such calls, and what happens to modules without one, is the business of `folder.py`.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from typing import Any
+
+import torch
+
+_CONTAINERS = (torch.nn.Sequential, torch.nn.ModuleList, torch.nn.ModuleDict)
+_TENSORS_AND_CHILDREN = frozenset({"_parameters", "_buffers", "_modules", "training"})
+# What `repr` of a module may mention. Nothing else can be called from there.
+_SCOPE = {"__builtins__": {}, "torch": torch, "inf": math.inf, "nan": math.nan}
+
+
+def constructor_text(module: torch.nn.Module) -> str | None:
+    """The call that makes such a module, tried out; None where the module does not print itself as one.
+
+    >>> constructor_text(torch.nn.Linear(2, 3)), constructor_text(torch.nn.LSTM(2, 3))
+    ('torch.nn.Linear(in_features=2, out_features=3, bias=True)', None)
+    """
+    cls = type(module)
+    if getattr(torch.nn, cls.__name__, None) is not cls:
+        return None
+    text = f"torch.nn.{module!r}"
+    try:
+        with torch.device("meta"), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            made = eval(text, dict(_SCOPE))
+    except Exception:  # a repr need not be Python
+        return None
+    return text if _is_like(module, made) else None
+
+
+def is_container(module: torch.nn.Module) -> bool:
+    """Whether a module is nothing but the submodules and tensors in it."""
+    if type(module) is torch.nn.Module:
+        return True
+    return (
+        type(module) in _CONTAINERS and is_bare(module) and module.__dict__.keys() == torch.nn.Module().__dict__.keys()
+    )
+
+
+def is_bare(module: torch.nn.Module) -> bool:
+    """Whether no hooks are registered on a module."""
+    ignored = {*_TENSORS_AND_CHILDREN, "_non_persistent_buffers_set"}
+    fresh = torch.nn.Module()
+    return all(_is_same(module.__dict__.get(key), value) for key, value in fresh.__dict__.items() if key not in ignored)
+
+
+def _is_like(module: torch.nn.Module, other: torch.nn.Module) -> bool:
+    if type(module) is not type(other) or module.__dict__.keys() != other.__dict__.keys():
+        return False
+    if module._modules or other._modules:
+        return False
+    for key, value in module.__dict__.items():
+        if key not in _TENSORS_AND_CHILDREN and not _is_same(value, other.__dict__[key]):
+            return False
+    for mine, its in ((module._parameters, other._parameters), (module._buffers, other._buffers)):
+        if mine.keys() != its.keys() or not all(_is_same_kind(value, its[key]) for key, value in mine.items()):
+            return False
+    return True
+
+
+def _is_same_kind(value: Any, other: Any) -> bool:
+    if value is None or other is None:
+        return value is other
+    return type(value) is type(other) and not torch.nn.parameter.is_lazy(value) and value.shape == other.shape
+
+
+def _is_same(value: Any, other: Any) -> bool:
+    try:
+        return value is other or (type(value) is type(other) and bool(value == other))
+    except Exception:  # not everything can be compared
+        return False
