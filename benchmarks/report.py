@@ -98,7 +98,8 @@ NOTES = """\
 A ratio is torch.fx's figure over ours, by medians and by minima: 5 means five times faster, or five times smaller. The
 rows "200,000 over 2,000" and the like are the cost of a node at the large size over that at the small size. Where 1 is
 required 0.97 passes, which is the noise of a quiet machine. torchgraft makes code when it is first needed and torch.fx
-at once, so rows with "and code", and all of `recompile`, end by asking both for `.forward` and `.code`. The two
+at once, so rows with "and code" or "and compile" end by asking both for `.forward` and `.code`; about half of torch.fx's
+time in those is Python's own `compile()`, so that no library can be more than twice as fast there. The two
 libraries are sampled in turn in one process, by the time of the process, with the garbage collector off unless the row
 says otherwise. What takes torch.fx longest is measured only with `--full`, and once."""
 

@@ -18,6 +18,9 @@ LIBRARIES = pytest.mark.parametrize(
 )
 
 
+CONSTANT = torch.tensor([1.0, 2.0])
+
+
 class Model(nn.Module):
     def __init__(self):
         super().__init__()
@@ -28,7 +31,7 @@ class Model(nn.Module):
         self.plain = torch.full((2,), 3.0)
 
     def forward(self, x):
-        return self.block(x) * self.scale + self.kept + self.lost + self.plain + torch.tensor([1.0, 2.0])
+        return self.block(x) * self.scale + self.kept + self.lost + self.plain + CONSTANT
 
 
 @LIBRARIES

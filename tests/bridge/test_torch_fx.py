@@ -26,7 +26,7 @@ SMALL = {
     "resnet18": ({}, {"size": 32}),
     "transformer": ({"layers": 2}, {}),
     "deep_recommender": ({}, {}),
-    "learning_to_paint": ({}, {"size": 32}),
+    "learning_to_paint": ({}, {"size": 128}),
 }
 
 
@@ -95,11 +95,11 @@ def build_everything(fx: Any) -> Any:
     offset = graph.get_attr("offset", torch.Tensor)
     linear = graph.call_module("inner.linear", (x,), type_expr=torch.Tensor)
     product = graph.call_function(torch.mul, (linear, weight), {}, name="product")
-    stacked = graph.call_function(torch.stack, ([product, offset.__class__ and x],), {"dim": 0})
+    stacked = graph.call_function(torch.stack, ([product, x],), {"dim": 0})
     part = graph.call_function(operator.getitem, (stacked, (slice(None, 1, None), ...)))
     total = graph.call_method("sum", (part,), {"dim": (0,), "keepdim": False})
     scaled = graph.call_function(torch.mul, (total, scale))
-    graph.output({"pair": Pair(scaled, [offset, rest]), "constant": (1, None, torch.float32)}, dict)
+    graph.output(Pair(scaled, [offset, rest, {"constant": (1, None, torch.float32)}]), Pair)
     return fx.GraphModule(Everything(), graph, "Everything")
 
 
@@ -108,18 +108,15 @@ def test_a_hand_built_graph_with_every_opcode_crosses(fx):
     module = build_everything(fx)
     there, back = (from_fx, to_fx) if fx is torch.fx else (to_fx, from_fx)
     assert_same_module(back(there(module)), module)
-    args = (torch.randn(2, 3, requires_grad=True), 3.0, 4, "five")
-    module_rows = outcome(module, (torch.randn(3, 3), 3.0, 4))
-    assert_same_outcome(outcome(there(module), (torch.randn(3, 3), 3.0, 4)), module_rows) if False else None
-    assert_same_outcome(outcome(there(module), (torch.ones(3, 3), 3.0, 4)), outcome(module, (torch.ones(3, 3), 3.0, 4)))
-    assert len(args) == 4
+    args = (torch.randn(2, 3, requires_grad=True), 3.0, 4, 5)
+    assert_same_outcome(outcome(there(module), args), outcome(module, args))
 
 
 def test_a_graph_without_an_output_crosses():
     graph = torch.fx.Graph()
-    graph.placeholder("x")
+    graph.call_function(torch.relu, (graph.placeholder("x"),))
     module = torch.fx.GraphModule(nn.Module(), graph)
-    assert from_fx(module)(1) is None
+    assert from_fx(module)(torch.ones(1)) is None
     assert_same_module(to_fx(from_fx(module)), module)
 
 
@@ -133,7 +130,7 @@ def test_shape_metadata_crosses(name):
     ShapeProp(module).propagate(*inputs)
     ours = from_fx(module)
     assert all(node.meta["tensor_meta"].shape for node in ours.graph.nodes)
-    assert "# f32[2, 16]" in ours.print_readable(print_output=False) if name == "mlp" else True
+    assert f"# f32[{', '.join(map(str, model(*inputs).shape))}]" in ours.print_readable(print_output=False)
     assert_same_module(to_fx(ours), module)
 
 
@@ -226,8 +223,7 @@ def test_the_order_of_users_crosses():
         return torch.relu(x) + torch.neg(x)
 
     module = torch.fx.symbolic_trace(program)
-    x, relu, neg, *_ = module.graph.nodes
-    relu.args = (neg,) if False else relu.args
+    x, relu, *_ = module.graph.nodes
     del x.users[relu]
     x.users[relu] = None  # neg is now the first user
     ours = from_fx(module)
@@ -416,7 +412,7 @@ def test_graphs_of_make_fx_cross():
     table = torch.arange(4.0)
     theirs = make_fx(lambda x: (x.relu() + table).sum())(torch.randn(4))
     ours = from_fx(theirs)
-    assert ours.graph._constants == {"_tensor_constant0": table} or "_tensor_constant0" in ours.graph._constants
+    assert ours.graph._constants["_tensor_constant0"] is theirs._tensor_constant0
     assert_same_module(to_fx(ours), theirs)
     assert torch.equal(ours(torch.ones(4)), theirs(torch.ones(4)))
 
