@@ -1,4 +1,4 @@
-"""Modules of torch.nn as source: the call that makes a module which differs from another only in the values of its tensors.
+"""Modules and their attributes as source: the call that makes a module like another, except for the values of its tensors.
 What is made of such calls, and what happens to modules without one, is the business of `folder.py`.
 """
 
@@ -6,9 +6,12 @@ from __future__ import annotations
 
 import math
 import warnings
+from keyword import iskeyword
 from typing import Any
 
 import torch
+
+from torchgraft.errors import GraphError
 
 _CONTAINERS = (torch.nn.Sequential, torch.nn.ModuleList, torch.nn.ModuleDict)
 _TENSORS_AND_CHILDREN = frozenset({"_parameters", "_buffers", "_modules", "training"})
@@ -76,3 +79,35 @@ def _is_same(value: Any, other: Any) -> bool:
         return value is other or (type(value) is type(other) and bool(value == other))
     except Exception:  # not everything can be compared
         return False
+
+
+def _is_word(name: str) -> bool:
+    return name.isidentifier() and not iskeyword(name) and not name.startswith("__")
+
+
+def expression(path: str) -> str:
+    """What stands at a dotted path below `self`.
+
+    >>> expression("layers.0.weight")
+    "getattr(self.layers, '0').weight"
+    """
+    text = "self"
+    for name in path.split(".") if path else []:
+        text = f"{text}.{name}" if _is_word(name) else f"getattr({text}, {name!r})"
+    return text
+
+
+def assignment(path: str, value: str) -> str:
+    """The statement that puts a value at a dotted path below `self`."""
+    holder, _, name = path.rpartition(".")
+    if _is_word(name):
+        return f"{expression(holder)}.{name} = {value}"
+    return f"setattr({expression(holder)}, {name!r}, {value})"
+
+
+def empty_tensor(tensor: torch.Tensor, path: str) -> str:
+    """The call that makes a tensor of the same shape."""
+    if torch.nn.parameter.is_lazy(tensor):
+        raise GraphError(f"cannot write '{path}': it has no shape yet; run the model once on an example first")
+    dtype = torch.float32 if tensor.is_quantized else tensor.dtype  # only the shape has to be right
+    return f"torch.empty({tuple(tensor.shape)}, dtype={dtype})"

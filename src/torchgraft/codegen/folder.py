@@ -20,27 +20,26 @@ import warnings
 from collections.abc import Iterator
 from keyword import iskeyword
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils import _pytree as pytree
 
-from torchgraft.codegen.constructors import constructor_text, is_bare, is_container
-from torchgraft.codegen.imports import (
-    import_lines,
-    must_be_imported,
-    operators_of,
-    refuse_global,
-    registration_import,
+from torchgraft.codegen.constructors import (
+    assignment,
+    constructor_text,
+    empty_tensor,
+    expression,
+    is_bare,
+    is_container,
 )
+from torchgraft.codegen.graph_module import GraphModule
+from torchgraft.codegen.imports import import_lines, must_be_imported, operators_of, registration_import, unavailable
 from torchgraft.codegen.source import PyTreeCodeGen
 from torchgraft.errors import GraphError
 from torchgraft.ir.graph import Graph
 from torchgraft.ir.names import STANDARD_GLOBALS
 from torchgraft.ir.pytree import children_of
-
-if TYPE_CHECKING:
-    from torchgraft.codegen.graph_module import GraphModule
 
 _LITERALS = (bool, int, float, str, type(None), torch.dtype)
 # Names that module.py uses for itself.
@@ -52,28 +51,34 @@ _numbers = itertools.count()
 def write_folder(module: GraphModule, folder: str | os.PathLike[str], module_name: str = "FxModule") -> None:
     """Write `module` so that `from <folder> import <module_name>` and `<module_name>()` give it back, values included.
 
-    Everything is written beside the folder first and then moved into it, so that a failure leaves nothing half-written.
-    Files of an earlier package are replaced; what else is in the folder stays.
+    Everything is written to a place of its own first and then moved, so that a failure leaves nothing half-written. Files of
+    an earlier package are replaced; what else is in the folder stays. Plain attributes that the program does not use, and
+    metadata of nodes, are not part of the package.
     """
     if not module_name.isidentifier() or iskeyword(module_name) or module_name in _RESERVED | STANDARD_GLOBALS.keys():
         raise GraphError(f"cannot write a class called {module_name!r}: choose a module_name that Python code can use")
     place = Path(os.path.abspath(folder))
-    place.parent.mkdir(parents=True, exist_ok=True)
-    staging = place.with_name(f".{place.name}.{os.getpid()}.{next(_numbers)}")
-    staging.mkdir()
+    if place.exists() and not place.is_dir():
+        raise FileExistsError(f"cannot write a package to {place}: it is a file; choose another folder")
+    # Inside the folder if there is one: only there is it sure that files can be moved without being copied.
+    staging = place / ".writing" if place.exists() else place.with_name(f".{place.name}.writing")
+    staging = staging.with_name(f"{staging.name}.{os.getpid()}.{next(_numbers)}")
+    staging.mkdir(parents=True)
     try:
-        _Package(module, module_name, staging).write()
+        package = _Package(module, module_name, staging)
+        package.write()
         _move_into_place(staging, place)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
     importlib.invalidate_caches()
+    for text in package.warnings:
+        warnings.warn(text, stacklevel=3)
 
 
 def _move_into_place(staging: Path, place: Path) -> None:
     if not place.exists():
         staging.rename(place)
         return
-    place.mkdir(exist_ok=True)  # raises if it is a file
     for source in sorted(staging.iterdir()):
         target = place / source.name
         source.replace(target)
@@ -109,6 +114,7 @@ class _Package:
         self.whole: dict[str, str] = {}  # from paths of modules to the expressions that read them
         self.values: list[str] = []
         self.constants: dict[str, Any] = {}
+        self.warnings: list[str] = []
         self._paths: dict[int, str] = {}
         self._closed: set[int] = set()
         self._files = {"state_dict", "constants", "globals"}
@@ -121,12 +127,12 @@ class _Package:
                 "remove them first, or make what they do part of the program"
             )
         forward = self._function(self.root)
+        self._contents(self.root, "")
         if forward is None or self.class_name in self.globals:
             raise GraphError(
                 f"cannot write class '{self.class_name}': the code needs this name, or one of {sorted(_RESERVED)}, for "
                 "something else; choose another module_name, or rename the global"
             )
-        self._contents(self.root, "")
         self._program_values(self.root, "")
         self._tie()
         state = self.root.state_dict()
@@ -135,7 +141,7 @@ class _Package:
         self.classes.append(_class(self.class_name, self._constructor(tensors_only), forward))
         for name, values in (("constants", self.constants), ("globals", self.saved)):
             if values:
-                self._save(values, f"{name}.pt", f"the {name} of the program")
+                torch.save(values, self.folder / f"{name}.pt")
         text = self._text()
         compile(text, "module.py", "exec")
         (self.folder / "module.py").write_text(text, encoding="utf-8")
@@ -146,16 +152,16 @@ class _Package:
     def _contents(self, module: torch.nn.Module, path: str) -> None:
         """Statements that make what an empty `module` at `path` contains."""
         self._paths[id(module)] = path
-        holder = _expression(path)
+        holder = expression(path)
         for name, parameter in module._parameters.items():
             value = "None"
             if parameter is not None:
-                value = f"torch.nn.Parameter({_empty(parameter, _join(path, name))}, requires_grad={parameter.requires_grad})"
+                value = f"torch.nn.Parameter({empty_tensor(parameter, _join(path, name))}, requires_grad={parameter.requires_grad})"
                 if type(parameter) is not torch.nn.Parameter:
                     self._constant(_join(path, name), parameter)
             self.structure.append(f"{holder}.register_parameter({name!r}, {value})")
         for name, buffer in module._buffers.items():
-            value = "None" if buffer is None else _empty(buffer, _join(path, name))
+            value = "None" if buffer is None else empty_tensor(buffer, _join(path, name))
             volatile = name in module._non_persistent_buffers_set
             self.structure.append(f"{holder}.register_buffer({name!r}, {value}{', persistent=False' * volatile})")
             if volatile and buffer is not None:
@@ -166,14 +172,14 @@ class _Package:
     def _child(self, child: torch.nn.Module | None, holder: str, name: str) -> None:
         path = _join(holder, name)
         if child is None or id(child) in self._paths:
-            self._place_later(holder, name, None if child is None else _expression(self._paths[id(child)]))
+            self._place_later(holder, name, None if child is None else expression(self._paths[id(child)]))
             return
         self._paths[id(child)] = path
         if self._nested_program(child, path):
             self._contents(child, path)
             self._program_values(child, path)  # type: ignore[arg-type]
         elif is_container(child):
-            self.structure.append(_assignment(path, f"torch.nn.{type(child).__name__}()"))
+            self.structure.append(assignment(path, f"torch.nn.{type(child).__name__}()"))
             self._contents(child, path)
         else:
             self._closed.add(id(child))
@@ -185,15 +191,15 @@ class _Package:
 
     def _place_later(self, holder: str, name: str, expression: str | None) -> None:
         """Keep the place of a module among its siblings, which decides about the order of parameters."""
-        self.structure.append(f"{_expression(holder)}._modules[{name!r}] = None")
+        self.structure.append(f"{expression(holder)}._modules[{name!r}] = None")
         if expression is not None:
             self.whole[_join(holder, name)] = expression
 
     def _construct(self, child: torch.nn.Module, path: str, text: str) -> None:
-        self.structure.append(_assignment(path, text))
+        self.structure.append(assignment(path, text))
         for name, parameter in child._parameters.items():
             if parameter is not None and not parameter.requires_grad:
-                self.structure.append(f"{_expression(_join(path, name))}.requires_grad_(False)")
+                self.structure.append(f"{expression(_join(path, name))}.requires_grad_(False)")
         for name, buffer in child._buffers.items():
             if buffer is not None and name in child._non_persistent_buffers_set:
                 self._constant(_join(path, name), buffer)
@@ -204,14 +210,18 @@ class _Package:
         if isinstance(child, torch.jit.ScriptModule):
             torch.jit.save(child, str(self.folder / file))
             return f"torch.jit.load(_file({file!r}), map_location=map_location)"
-        user = next((node.name for node in self.root.graph.nodes if f"{node.target}.".startswith(f"{path}.")), None)
-        self._save(child, file, f"module '{path}'" + (f", used by node '{user}'" if user else ""))
+        try:
+            torch.save(child, self.folder / file)
+        except Exception as error:  # pickling runs code of the user's classes, which may raise anything
+            raise GraphError(
+                f"cannot write module '{path}'{self._user_of(path)}: a {type(child).__name__} cannot be pickled ({error}); "
+                "define its class at the top level of an importable module, or trace through it instead of keeping it a leaf"
+            ) from error
         here = sorted({type(part).__qualname__ for part in child.modules() if type(part).__module__ == "__main__"})
         if here:
-            warnings.warn(
+            self.warnings.append(
                 f"module '{path}' is pickled and needs {', '.join(here)} of the program that is running now (__main__); "
-                "move the class to a module of its own, so that other programs can load the package",
-                stacklevel=2,
+                "move the class to a module of its own, so that other programs can load the package"
             )
         return f"torch.load(_file({file!r}), map_location=map_location, weights_only=False)"
 
@@ -222,23 +232,26 @@ class _Package:
         self._files.add(stem.lower())
         return f"{stem}.pt"
 
-    def _save(self, value: Any, file: str, what: str) -> None:
-        try:
-            torch.save(value, self.folder / file)
-        except Exception as error:  # pickling runs code of the user's classes, which may raise anything
-            raise GraphError(
-                f"cannot write {what} ({type(value).__name__}), because it cannot be pickled: {error}; define its class at "
-                "the top level of an importable module, or trace through it instead of keeping it as a leaf"
-            ) from error
+    def _user_of(self, path: str) -> str:
+        users = [node.name for node in self.root.graph.nodes if f"{node.target}.".startswith(f"{path}.")]
+        return f", which node '{users[0]}' uses" if users else ""
 
     # ---- values that are neither parameters nor in the state_dict ----
 
     def _constant(self, path: str, value: Any) -> None:
         if type(value) in _LITERALS:
-            self.values.append(_assignment(path, repr(value)))
-        else:
-            self.constants[path] = value
-            self.values.append(_assignment(path, f"constants[{path!r}]"))
+            self.values.append(assignment(path, repr(value)))
+            return
+        if not isinstance(value, torch.Tensor):
+            try:
+                pickle.dumps(value)
+            except Exception as error:  # pickling runs code of the user's classes, which may raise anything
+                raise GraphError(
+                    f"cannot write attribute '{path}'{self._user_of(path)}: a {type(value).__name__} cannot be pickled "
+                    f"({error}); make it an input of the program, or define its class at the top level of a module"
+                ) from error
+        self.constants[path] = value
+        self.values.append(assignment(path, f"constants[{path!r}]"))
 
     def _program_values(self, module: GraphModule, prefix: str) -> None:
         """The attributes of no module's tables that a program fetches, and the structure of its arguments."""
@@ -259,10 +272,9 @@ class _Package:
         for count, name in enumerate(names, 1):
             if id(holder) in self._closed or name in {*holder._parameters, *holder._buffers, "training"}:
                 return None
-            value = getattr(holder, name)
-            if not isinstance(value, torch.nn.Module):
-                return ".".join(names[:count]), value
-            holder = value
+            if name not in holder._modules:
+                return ".".join(names[:count]), getattr(holder, name)
+            holder = getattr(holder, name)
         return None
 
     def _argument_structure(self, path: str, spec: Any) -> None:
@@ -276,7 +288,7 @@ class _Package:
             readable = False
         if readable:
             self.imports["from torch.utils import _pytree as pytree"] = None
-            self.values.append(_assignment(path, f"pytree.treespec_loads({text!r})"))
+            self.values.append(assignment(path, f"pytree.treespec_loads({text!r})"))
         else:
             self._constant(path, spec)
 
@@ -291,17 +303,15 @@ class _Package:
                     f"{original}.".startswith(f"{whole}.") and full.startswith(f"{whole}.") for whole in self.whole
                 )
                 if original != full and not inside:
-                    self.values.append(_assignment(full, _expression(original)))
+                    self.values.append(assignment(full, expression(original)))
         for path, value in self.constants.items():
             if first.get(id(value), path) != path and isinstance(value, torch.Tensor):
-                self.values.append(_assignment(path, _expression(first[id(value)])))
+                self.values.append(assignment(path, expression(first[id(value)])))
 
     # ---- programs ----
 
     def _nested_program(self, child: torch.nn.Module, path: str) -> bool:
         """Write a class for a program that is called by this one; False for what is no program or has more to it."""
-        from torchgraft.codegen.graph_module import GraphModule
-
         if not isinstance(child, GraphModule) or type(child).__bases__ != (GraphModule,) or not is_bare(child):
             return False
         function = self._function(child)
@@ -309,7 +319,7 @@ class _Package:
             return False
         name = re.sub(r"\W", "_", f"_{self.class_name}_{path}_{len(self.classes)}")
         self.classes.append(_class(name, "", function))
-        self.structure.append(_assignment(path, f"{name}()"))
+        self.structure.append(assignment(path, f"{name}()"))
         return True
 
     def _function(self, module: GraphModule) -> _Function | None:
@@ -344,12 +354,12 @@ class _Package:
             torch.jit.save(value, str(self.folder / file))
             self.preludes[f"{name} = torch.jit.load(_file({file!r}))"] = None
         elif must_be_imported(value):
-            raise refuse_global(graph, value, "which other programs cannot import")
+            raise unavailable(graph, value, "which other programs cannot import")
         else:
             try:
                 pickle.dumps(value)
             except Exception as error:  # pickling runs code of the user's classes, which may raise anything
-                raise refuse_global(graph, value, f"which cannot be pickled ({error})") from error
+                raise unavailable(graph, value, f"which cannot be pickled ({error})") from error
             self.saved[name] = value
             self.preludes[f"{name} = _saved[{name!r}]"] = None
 
@@ -364,15 +374,18 @@ class _Package:
         lines += [f"state = {state}", f"self.load_state_dict(state, strict={not self.whole}, assign=True)"]
         if self.whole:
             # Modules read whole may know their tensors under further names, so these are filled and not replaced.
-            lines += [*[_assignment(path, text) for path, text in self.whole.items()], "self.load_state_dict(state)"]
+            lines += [*[assignment(path, text) for path, text in self.whole.items()], "self.load_state_dict(state)"]
         if self.constants:
             lines.append('constants = torch.load(_file("constants.pt"), map_location=map_location, weights_only=False)')
         lines += self.values
         others = [path for path, module in _ordinary_modules(root) if module.training is not root.training]
-        lines.append("for name, module in self.named_modules():")
-        lines.append("    if not isinstance(module, torch.jit.ScriptModule):")
-        wanted = f"name {'not in' if root.training else 'in'} {others!r}" if others else repr(root.training)
-        lines.append(f"        module.training = {wanted}")
+        if others or self.whole:
+            wanted = f"name {'not in' if root.training else 'in'} {others!r}" if others else repr(root.training)
+            lines.append("for name, module in self.named_modules():")
+            lines.append("    if not isinstance(module, torch.jit.ScriptModule):")
+            lines.append(f"        module.training = {wanted}")
+        elif not root.training:
+            lines.append("self.eval()")
         return "\n".join(["def __init__(self, map_location=None):", *_indented(lines)])
 
     def _text(self) -> str:
@@ -413,32 +426,6 @@ def _indented(lines: list[str]) -> Iterator[str]:
 
 def _join(path: str, name: str) -> str:
     return f"{path}.{name}" if path else name
-
-
-def _is_word(name: str) -> bool:
-    return name.isidentifier() and not iskeyword(name) and not name.startswith("__")
-
-
-def _expression(path: str) -> str:
-    """What stands at a dotted path, as Python."""
-    text = "self"
-    for name in path.split(".") if path else []:
-        text = f"{text}.{name}" if _is_word(name) else f"getattr({text}, {name!r})"
-    return text
-
-
-def _assignment(path: str, value: str) -> str:
-    holder, _, name = path.rpartition(".")
-    if _is_word(name):
-        return f"{_expression(holder)}.{name} = {value}"
-    return f"setattr({_expression(holder)}, {name!r}, {value})"
-
-
-def _empty(tensor: torch.Tensor, path: str) -> str:
-    if torch.nn.parameter.is_lazy(tensor):
-        raise GraphError(f"cannot write '{path}': it has no shape yet; run the model once on an example first")
-    dtype = torch.float32 if tensor.is_quantized else tensor.dtype  # only the shape has to be right
-    return f"torch.empty({tuple(tensor.shape)}, dtype={dtype})"
 
 
 def _ordinary_modules(root: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:

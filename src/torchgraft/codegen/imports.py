@@ -75,16 +75,24 @@ def registration_import(operator: Any) -> str | None:
     return f"import {home}"
 
 
-def refuse_global(graph: Graph, value: Any, reason: str) -> GraphError:
-    """The error for a global that no other process can get; names the first node that needs it."""
+def unavailable(graph: Graph, value: Any, reason: str) -> GraphError:
+    """The error for a global that no other process can get; names the first node that needs it, and its source line."""
     user = next((node for node in graph.nodes if _needs(node, value)), None)
-    where = f"node '{user.name}' needs" if user is not None else "the code needs"
-    trace = user.stack_trace if user is not None else None
-    line = f", made from\n{trace.rstrip()}\n" if trace else "; "
+    where = "the code" if user is None else f"node '{user.name}'{_source_line(user)}"
     return GraphError(
-        f"cannot write the program as a package: {where} {value!r}, {reason}{line}"
-        "define it at the top level of an importable module"
+        f"cannot write the program as a package: it needs {_description(value)}, {reason}, for {where}; "
+        "define it at the top level of an importable module, or replace the node"
     )
+
+
+def _description(value: Any) -> str:
+    home, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
+    return f"'{home}.{name}'" if home and name else repr(value)
+
+
+def _source_line(node: Node) -> str:
+    entries = re.findall(r'File "(.+)", line (\d+), in .*\n\s*(.*)', node.stack_trace or "")
+    return ' at {}:{} "{}"'.format(*entries[-1]) if entries else ""
 
 
 def operators_of(graph: Graph) -> list[Any]:
