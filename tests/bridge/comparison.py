@@ -52,7 +52,9 @@ def assert_same_graph(actual: Any, expected: Any) -> None:
     assert str(actual) == str(expected)
     assert actual._tracer_cls is expected._tracer_cls
     for wish in ("relu", "add", "x", "some_new_name", "conv_1"):
-        assert copy.deepcopy(names(actual)).create_name(wish, None) == copy.deepcopy(names(expected)).create_name(wish, None)
+        assert copy.deepcopy(names(actual)).create_name(wish, None) == copy.deepcopy(names(expected)).create_name(
+            wish, None
+        )
 
 
 def names(graph: Any) -> Any:
@@ -83,27 +85,35 @@ def assert_shared_state(actual: torch.nn.Module, expected: torch.nn.Module) -> N
     assert list(actual.state_dict()) == list(expected.state_dict())
     ours, theirs = [dict(module.named_modules(remove_duplicate=False)) for module in (actual, expected)]
     assert list(ours) == list(theirs)
-    assert {name: module.training for name, module in ours.items()} == {name: module.training for name, module in theirs.items()}
+    assert {name: module.training for name, module in ours.items()} == {
+        name: module.training for name, module in theirs.items()
+    }
 
 
 def copied(inputs: Any) -> Any:
     """Inputs that a program may change, each with a gradient of its own."""
     return pytree.tree_map(
-        lambda leaf: leaf.detach().clone().requires_grad_(leaf.requires_grad) if isinstance(leaf, torch.Tensor) else leaf, inputs
+        lambda leaf: (
+            leaf.detach().clone().requires_grad_(leaf.requires_grad) if isinstance(leaf, torch.Tensor) else leaf
+        ),
+        inputs,
     )
 
 
-def outcome(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> dict[str, Any]:
+def outcome(
+    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None, gradients: bool = True
+) -> dict[str, Any]:
     """What a call returns, what it does to inputs and buffers, and the gradients of all inputs and parameters.
 
     The module is copied first, so that one can be run many times.
     """
+    saved = [name for name, _ in module.named_buffers() if name in module.state_dict()]
     module = copy.deepcopy(module)
     args, kwargs = copied(args), copied(kwargs or {})
     torch.manual_seed(0)
     result = module(*args, **kwargs)
     leaves = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
-    if leaves:
+    if leaves and gradients:
         sum(leaf.double().pow(2).sum() for leaf in leaves).backward()
     tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
     return {
@@ -111,7 +121,7 @@ def outcome(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, An
         "inputs": [leaf.detach() for leaf in tensors],
         "input gradients": [leaf.grad for leaf in tensors if leaf.is_leaf],
         "gradients": {name: parameter.grad for name, parameter in module.named_parameters()},
-        "buffers": {name: value for name, value in module.named_buffers() if name in module.state_dict()},
+        "buffers": {name: module.get_buffer(name) for name in saved},
     }
 
 

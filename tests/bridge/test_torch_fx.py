@@ -21,25 +21,6 @@ from torchgraft import BridgeError, from_fx, to_fx, zoo
 from torchgraft.capture.inputs import assert_is_none
 from torchgraft.capture.tracer_base import assert_traced
 
-SMALL = {
-    "mlp": ({}, {}),
-    "resnet18": ({}, {"size": 32}),
-    "transformer": ({"layers": 2}, {}),
-    "deep_recommender": ({}, {}),
-    "learning_to_paint": ({}, {"size": 128}),
-}
-
-
-class Pair(NamedTuple):
-    first: Any
-    second: Any
-
-
-def small(name: str) -> tuple[nn.Module, tuple[Any, ...]]:
-    options, sizes = SMALL[name]
-    return zoo.create(name, **options), zoo.example_inputs(name, batch=2, **sizes)
-
-
 # ---- there and back ----
 
 
@@ -120,101 +101,6 @@ def test_a_graph_without_an_output_crosses():
     assert_same_module(to_fx(from_fx(module)), module)
 
 
-# ---- metadata ----
-
-
-@pytest.mark.parametrize("name", ["mlp", "resnet18"])
-def test_shape_metadata_crosses(name):
-    model, inputs = small(name)
-    module = torch.fx.symbolic_trace(model)
-    ShapeProp(module).propagate(*inputs)
-    ours = from_fx(module)
-    assert all(node.meta["tensor_meta"].shape for node in ours.graph.nodes)
-    assert f"# f32[{', '.join(map(str, model(*inputs).shape))}]" in ours.print_readable(print_output=False)
-    assert_same_module(to_fx(ours), module)
-
-
-def test_fake_tensors_cross():
-    model, inputs = small("mlp")
-    module = torch.fx.symbolic_trace(model)
-    FakeTensorProp(module, FakeTensorMode(allow_non_fake_inputs=True)).propagate(*inputs)
-    ours = from_fx(module)
-    for mine, theirs in zip(ours.graph.nodes, module.graph.nodes, strict=True):
-        assert mine.meta["val"] is theirs.meta["val"]
-    assert_same_module(to_fx(ours), module)
-    assert copy.deepcopy(ours).code == ours.code
-    with pytest.warns(UserWarning, match="metadata 'val' of node .* cannot be pickled"):
-        assert pickle.loads(pickle.dumps(ours)).code == ours.code
-
-
-def test_where_nodes_came_from_is_in_the_metadata_of_torch_fx():
-    ours = torchgraft.symbolic_trace(nn.Sequential(nn.Sequential(nn.ReLU())))
-    node = to_fx(ours).graph.find_nodes(op="call_module")[0]
-    assert node.meta["nn_module_stack"] == {"0": ("0", nn.Sequential), "0.0": ("0.0", nn.ReLU)}
-    assert "stack_trace" in to_fx(torchgraft.symbolic_trace(lambda x: x + 1)).graph.find_nodes(
-        op="call_function", target=operator.add
-    )[0].meta
-
-
-def test_metadata_that_mentions_nodes_is_mapped():
-    module = torch.fx.symbolic_trace(lambda x: torch.relu(x) + 1)
-    x, relu, add, _ = module.graph.nodes
-    by_kind = defaultdict(list, {"kind": [relu]})
-    add.meta.update(
-        alone=x,
-        nested=[{"key": (relu, 1)}, Pair(x, add)],
-        keys={relu: "value"},
-        ordered=OrderedDict(a=x),
-        by_kind=by_kind,
-        a_set={x},
-        frozen=torch.fx.immutable_collections.immutable_list([x, 1]),
-        plain=[1, 2],
-        part=slice(x, None),
-    )
-    module.meta["nodes"] = [relu]
-    ours = from_fx(module)
-    mine_x, mine_relu, mine, _ = ours.graph.nodes
-    assert mine.meta["alone"] is mine_x
-    assert mine.meta["nested"] == [{"key": (mine_relu, 1)}, Pair(mine_x, mine)]
-    assert type(mine.meta["nested"][1]) is Pair
-    assert mine.meta["keys"] == {mine_relu: "value"}
-    assert mine.meta["ordered"] == {"a": mine_x} and type(mine.meta["ordered"]) is OrderedDict
-    assert mine.meta["by_kind"] == {"kind": [mine_relu]} and mine.meta["by_kind"].default_factory is list
-    assert by_kind["kind"] == [relu]
-    assert mine.meta["a_set"] == {mine_x}
-    assert type(mine.meta["frozen"]) is torchgraft.immutable_list and mine.meta["frozen"] == [mine_x, 1]
-    assert mine.meta["plain"] is add.meta["plain"]
-    assert mine.meta["part"].start is mine_x
-    assert ours.meta["nodes"] == [mine_relu]
-    assert_same_module(to_fx(ours), module)
-
-
-def test_metadata_dicts_are_not_shared():
-    module = torch.fx.symbolic_trace(lambda x: torch.relu(x))
-    ours = from_fx(module)
-    ours.graph.output_node().meta["mine"] = 1
-    ours.meta["mine"] = 1
-    assert "mine" not in module.graph.output_node().meta
-    assert "mine" not in module.meta
-
-
-def test_a_node_of_a_third_graph_stays_in_the_metadata():
-    other = torch.fx.symbolic_trace(lambda y: y)
-    foreign = next(iter(other.graph.nodes))
-    module = torch.fx.symbolic_trace(lambda x: x)
-    module.graph.output_node().meta["foreign"] = foreign
-    assert from_fx(module).graph.output_node().meta["foreign"] is foreign
-
-
-def test_attributes_set_on_nodes_cross():
-    module = torch.fx.symbolic_trace(lambda x: torch.relu(x))
-    x, relu, _ = module.graph.nodes
-    relu.partner, relu.color = x, "red"
-    mine = list(from_fx(module).graph.nodes)
-    assert mine[1].partner is mine[0] and mine[1].color == "red"
-    assert_same_module(to_fx(from_fx(module)), module)
-
-
 # ---- order, users, names ----
 
 
@@ -263,7 +149,9 @@ def test_an_argument_of_another_graph_is_refused():
     module = torch.fx.symbolic_trace(lambda x: torch.relu(x))
     other = torch.fx.symbolic_trace(lambda elsewhere: elsewhere)
     list(module.graph.nodes)[1].args = (next(iter(other.graph.nodes)),)
-    with pytest.raises(BridgeError, match="cannot convert node 'relu': its argument 'elsewhere' is not in the same graph"):
+    with pytest.raises(
+        BridgeError, match="cannot convert node 'relu': its argument 'elsewhere' is not in the same graph"
+    ):
         from_fx(module)
 
 
@@ -415,53 +303,3 @@ def test_graphs_of_make_fx_cross():
     assert ours.graph._constants["_tensor_constant0"] is theirs._tensor_constant0
     assert_same_module(to_fx(ours), theirs)
     assert torch.equal(ours(torch.ones(4)), theirs(torch.ones(4)))
-
-
-# ---- refusals ----
-
-
-@pytest.mark.parametrize("convert", [from_fx, to_fx])
-def test_a_plain_module_is_refused(convert):
-    with pytest.raises(BridgeError, match="not a torch.nn.modules.activation.ReLU; capture it with symbolic_trace"):
-        convert(nn.ReLU())
-
-
-def test_a_node_that_prints_in_its_own_way_is_refused():
-    module = torch.fx.symbolic_trace(lambda x: torch.relu(x))
-    list(module.graph.nodes)[1]._repr_fn = lambda node: "other"
-    with pytest.raises(BridgeError, match="cannot convert node 'relu': it has a _repr_fn"):
-        from_fx(module)
-
-
-class Opaque:
-    pass
-
-
-@pytest.mark.parametrize("value", [Opaque, Opaque(), torch.ones(2), {"a": torch.ops.aten.relu.default}, {"p": Pair(1, 2)}])
-def test_what_torch_fx_cannot_write_is_refused(value):
-    graph = torchgraft.Graph()
-    x = graph.placeholder("x")
-    graph.output(graph.call_function(declared, (x, value)))
-    with pytest.raises(BridgeError, match="cannot carry node 'declared' over to torch.fx: its argument .*get_attr node"):
-        to_fx(torchgraft.GraphModule(nn.Module(), graph))
-
-
-@pytest.mark.parametrize(
-    "value", [1.5, float("inf"), 2j, "a'b", b"x", ..., torch.float32, torch.device("cpu"), torch.strided, range(3), Pair(1, "x")]
-)
-def test_what_torch_fx_can_write_crosses(value):
-    graph = torchgraft.Graph()
-    x = graph.placeholder("x")
-    graph.output([x, value])
-    module = torchgraft.GraphModule(nn.Module(), graph)
-    assert to_fx(module)(1) == [1, value]
-    assert_same_module(from_fx(to_fx(module)), module)
-
-
-def test_what_torch_fx_writes_wrongly_is_warned_of():
-    graph = torchgraft.Graph()
-    graph.output(graph.call_function(operator.pow, (-2, graph.placeholder("x"))))
-    module = torchgraft.GraphModule(nn.Module(), graph)
-    with pytest.warns(UserWarning, match=r"writes node 'pow_1' as -2 \*\* exponent"):
-        theirs = to_fx(module)
-    assert module(2) == torch.fx.Interpreter(theirs).run(2) == 4

@@ -45,7 +45,7 @@ class Program:
         linecache.cache[filename] = (len(self.source), None, self.source.splitlines(keepends=True), filename)
         scope: dict[str, Any] = {"torch": torch, "F": functional, "nn": nn, "random": random, "parts": parts}
         scope |= {name: getattr(parts, name) for name in ("Parts", "Pair", "helper", "frozen_helper", "Cube")}
-        scope |= {"__name__": __name__, "leaf_function": parts.leaf_function, "leaf_write": parts.leaf_write}
+        scope["__name__"] = __name__
         exec(compile(self.source, filename, "exec"), scope)
         if self.is_function:
             return scope["program"], nn.Module()
@@ -125,7 +125,7 @@ def elementwise(w: Writer) -> None:
     form = w.pick(
         "torch.tanh({0})", "{0}.sigmoid()", "F.relu({0})", "-{0}", "{0} * 0.5", "1 - {0}", "{0}.abs()", "helper({0})", "{0} ** 2",
         "torch.where({0} > 0, {0}, 0.1)", "{0}.clamp(min=-1, max=1)", "torch.nn.functional.gelu({0})", "{0}.clone()",
-        "F.leaky_relu({0}, negative_slope=0.1)", "helper({0}, amount=2)", "leaf_function({0})", "Cube.apply({0})",
+        "F.leaky_relu({0}, negative_slope=0.1)", "helper({0}, amount=2)", "parts.leaf_function({0})", "Cube.apply({0})",
         "torch.stack([{0}, {0}]).sum(0)", "torch.softmax({0}.reshape(-1), 0).sum() * {0}", "frozen_helper({0})", "{0} / 2",
     )  # fmt: skip
     w.assign(form.format(a.name), a.shape, a)
@@ -211,13 +211,13 @@ def write_method(w: Writer) -> None:
         return
     form = w.pick(
         "{0}.mul_({1})", "{0}.add_({1})", "{0}.copy_({1} + 0 * {0})", "{0}.clamp_(-1, 1)", "torch.relu_({0})", "{0}.zero_()",
-        "F.relu({0}, inplace=True)", "{0}.fill_(0.25)", "{0}.masked_fill_({0} > 0, 0.5)", "leaf_write({0})", "{0}.neg_()",
-        "torch.Tensor.mul_({0}, {1})", "F.leaky_relu_({0}, 0.2)", "{0}.sub_({1}).mul_(2)",
+        "F.relu({0}, inplace=True)", "{0}.fill_(0.25)", "{0}.masked_fill_({0} > 0, 0.5)", "parts.leaf_write({0})", "{0}.neg_()",
+        "F.leaky_relu_({0}, 0.2)", "{0}.sub_({1}).mul_(2)",
     )  # fmt: skip
     statement = form.format(a.name, w.fitting(a.shape))
     if w.pick(True, False):
         w.write(statement)
-    elif not statement.startswith("leaf_write"):
+    elif not statement.startswith("parts."):
         w.assign(statement, a.shape, a, view=True)
 
 
@@ -274,7 +274,7 @@ def buffer_write(w: Writer) -> None:
     other = f"{a.name}.detach().reshape(3)" if a is not None and w.pick(True, False) else w.pick("0.5", "y[0]", "self.offset")
     form = w.pick(
         "self.memory.add_({0})", "self.memory.mul_(0.9)", "self.count.add_(1)", "self.memory.copy_(self.memory * {0})",
-        "self.memory[:2].add_(1)", "torch.add(self.memory, 1, out=self.memory)", "self.memory[0] = {1}[0]", "self.memory[1] = 2.5",
+        "self.memory[:2].add_(1)", "torch.add(self.memory, 1, out=self.memory)", "self.memory[0] = {1}[0]", 
         "self.memory[:] = self.memory + {0}", "F.relu(self.memory, inplace=True)", "self.offset.mul_(1.5)",
         "self.memory.data.add_({0})",
     )  # fmt: skip

@@ -226,7 +226,7 @@ def their_codegen(graph: Graph) -> fx_graph.CodeGen:
     return result
 
 
-def _translated(transformer: Any, back: type, forth: type) -> Any:
+def _translated(transformer: Any, back: Any, forth: Any) -> Any:
     if transformer is None:
         return None
     return transformer.original if isinstance(transformer, back) else forth(transformer)

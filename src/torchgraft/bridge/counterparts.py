@@ -11,6 +11,7 @@ from typing import Any
 import torch.fx
 import torch.fx.immutable_collections
 import torch.fx.proxy
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 from torchgraft.capture.inputs import assert_is_none
 from torchgraft.capture.tracer import Tracer
@@ -28,7 +29,19 @@ def enter_region(factory: str, *args: Any, **kwargs: Any) -> Any:
     >>> torch.is_grad_enabled(), exit_context(context), torch.is_grad_enabled()
     (False, None, True)
     """
+    _refuse_tracing(factory)
     return enter_context(import_factory(factory), *args, **kwargs)
+
+
+def _refuse_tracing(factory: str) -> None:
+    """torch.fx records calls that have a traced argument. This one has none, so a trace would lose it without a word."""
+    tracing = getattr(torch.fx._symbolic_trace, "is_fx_symbolic_tracing", None)
+    if tracing is not None and tracing() and get_proxy_mode() is None:
+        raise BridgeError(
+            f"torch.fx cannot trace a program that enters the region {factory}: it would lose the region; "
+            "trace the program with torchgraft. torch.fx traces also when it unpickles a module: pickle the torchgraft "
+            "module instead, and convert it after loading"
+        )
 
 
 # (torch.fx's, ours); the first is None where this version of torch has no such function.

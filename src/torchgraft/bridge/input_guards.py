@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
-import sympy
+import sympy  # type: ignore[import-untyped]
 import torch
 from torch.export import ExportedProgram
 from torch.fx.experimental.symbolic_shapes import SYMPY_INTERP
@@ -74,7 +74,7 @@ def _compile(names: list[str], conditions: list[str]) -> Callable[..., None]:
     for condition in conditions:
         left = _left_side(condition)
         lines.append(f"    _torchgraft_require({condition}, {condition!r}, {left!r}, lambda: {left})")
-    scope = {**SYMPY_INTERP, "math": math, "inf": math.inf, "torch": torch, "device": torch.device}
+    scope = {**SYMPY_INTERP, "math": math, "inf": math.inf, "torch": torch}
     scope["_torchgraft_require"] = _require
     exec(compile("\n".join(lines), "<conditions of an exported program>", "exec"), scope)
     return scope["check"]  # type: ignore[return-value]
@@ -127,7 +127,7 @@ class _Sizes:
             self._size(name, value)
         elif isinstance(value, float) and math.isnan(value):
             self.conditions.append(f"{name} != {name}")
-        elif isinstance(value, (int, float, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)):
+        elif value is None or isinstance(value, (int, float, str)):
             self.conditions.append(f"{name} == {value!r}")
 
     def _size(self, text: str, size: int | torch.SymInt) -> None:

@@ -30,8 +30,8 @@ def from_export(program: ExportedProgram, *, check_inputs: bool = True) -> Graph
     `module_call_graph`.
 
     Inputs of other sizes, types or structure than the program was exported for raise an error: a node calls the submodule
-    `_guards_fn`, which holds the conditions. `check_inputs=False` leaves it out. Like the module of torch.export itself,
-    the result refuses `train()` and `eval()` then, because the mode was fixed by the export.
+    `_guards_fn`, which holds the conditions. It also refuses `train()` and `eval()`, as torch.export's own module does,
+    because the mode was fixed by the export. `check_inputs=False` leaves it out.
 
     >>> model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU())
     >>> module = from_export(torch.export.export(model, (torch.ones(1, 2),)))
@@ -42,7 +42,9 @@ def from_export(program: ExportedProgram, *, check_inputs: bool = True) -> Graph
     """
     if not isinstance(program, ExportedProgram):
         kind = f"{type(program).__module__}.{type(program).__qualname__}"
-        raise BridgeError(f"from_export takes a torch.export.ExportedProgram, not a {kind}; make one with torch.export.export()")
+        raise BridgeError(
+            f"from_export takes a torch.export.ExportedProgram, not a {kind}; make one with torch.export.export()"
+        )
     source = program.module(check_guards=False)
     _strip_checks(source)
     result = from_fx(source, nested=True)
@@ -87,7 +89,9 @@ def _class_name(program: ExportedProgram) -> str:
 
 def _restore_names(module: GraphModule, program: ExportedProgram) -> None:
     """Call the fetches of parameters and buffers what the exported program calls these inputs."""
-    names = {spec.target: spec.arg.name for spec in program.graph_signature.input_specs if spec.kind != InputKind.USER_INPUT}
+    names = {
+        spec.target: spec.arg.name for spec in program.graph_signature.input_specs if spec.kind != InputKind.USER_INPUT
+    }
     # Names of inputs that are gone now are free.
     module.graph._graph_namespace._used = {node._name for node in module.graph.nodes}
     for node in module.graph.nodes:

@@ -40,7 +40,7 @@ _CONSTANT = re.compile(r"_(tensor_constant|module_constant|\w+_constant_|torchbi
 class Translation:
     """The nodes of one graph and what they have become in the other."""
 
-    def __init__(self, node_type: type, list_type: type, dict_type: type) -> None:
+    def __init__(self, node_type: Any, list_type: Any, dict_type: Any) -> None:
         self.nodes: dict[Any, Any] = {}
         self._node_type = node_type
         self._list_type = list_type
@@ -103,7 +103,7 @@ class Translation:
         return {self.nodes[user]: None for user in node.users if user in self.nodes}
 
 
-def _refilled(original: Any, cls: type, items: Iterable[Any]) -> Any:
+def _refilled(original: Any, cls: Any, items: Iterable[Any]) -> Any:
     """A container like `original`; a defaultdict keeps its default, a subclass its attributes."""
     if type(original) is not cls or cls in (list, dict, their_list, their_dict, immutable_list, immutable_dict):
         return cls(items)

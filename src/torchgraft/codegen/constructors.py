@@ -49,9 +49,8 @@ def is_container(module: torch.nn.Module) -> bool:
 
 def is_bare(module: torch.nn.Module) -> bool:
     """Whether no hooks are registered on a module."""
-    ignored = {*_TENSORS_AND_CHILDREN, "_non_persistent_buffers_set"}
-    fresh = torch.nn.Module()
-    return all(_is_same(module.__dict__.get(key), value) for key, value in fresh.__dict__.items() if key not in ignored)
+    tables = [name for name, value in torch.nn.Module().__dict__.items() if isinstance(value, dict)]
+    return not any(module.__dict__.get(name) for name in tables if name not in _TENSORS_AND_CHILDREN)
 
 
 def _is_like(module: torch.nn.Module, other: torch.nn.Module) -> bool:

@@ -39,7 +39,6 @@ from torchgraft.codegen.source import PyTreeCodeGen
 from torchgraft.errors import GraphError
 from torchgraft.ir.graph import Graph
 from torchgraft.ir.names import STANDARD_GLOBALS
-from torchgraft.ir.pytree import children_of
 
 _LITERALS = (bool, int, float, str, type(None), torch.dtype)
 # Names that module.py uses for itself.
@@ -156,7 +155,8 @@ class _Package:
         for name, parameter in module._parameters.items():
             value = "None"
             if parameter is not None:
-                value = f"torch.nn.Parameter({empty_tensor(parameter, _join(path, name))}, requires_grad={parameter.requires_grad})"
+                empty = empty_tensor(parameter, _join(path, name))
+                value = f"torch.nn.Parameter({empty}, requires_grad={parameter.requires_grad})"
                 if type(parameter) is not torch.nn.Parameter:
                     self._constant(_join(path, name), parameter)
             self.structure.append(f"{holder}.register_parameter({name!r}, {value})")
@@ -186,14 +186,23 @@ class _Package:
             text = constructor_text(child)
             if text is None:
                 self._place_later(holder, name, self._pickle(child, path))
+                self._share(child, path)
             else:
                 self._construct(child, path, text)
 
-    def _place_later(self, holder: str, name: str, expression: str | None) -> None:
+    def _place_later(self, holder: str, name: str, source: str | None) -> None:
         """Keep the place of a module among its siblings, which decides about the order of parameters."""
         self.structure.append(f"{expression(holder)}._modules[{name!r}] = None")
-        if expression is not None:
-            self.whole[_join(holder, name)] = expression
+        if source is not None:
+            self.whole[_join(holder, name)] = source
+
+    def _share(self, whole: torch.nn.Module, path: str) -> None:
+        """Let what stands both inside and outside of a pickled module be one module again."""
+        for name, part in _ordinary_modules(whole):
+            full = _join(path, name) if name else path
+            original = self._paths.setdefault(id(part), full)
+            if original != full:
+                self.whole[full] = expression(original)
 
     def _construct(self, child: torch.nn.Module, path: str, text: str) -> None:
         self.structure.append(assignment(path, text))
@@ -239,9 +248,12 @@ class _Package:
     # ---- values that are neither parameters nor in the state_dict ----
 
     def _constant(self, path: str, value: Any) -> None:
+        self.values.append(assignment(path, self._stored(path, value)))
+
+    def _stored(self, path: str, value: Any) -> str:
+        """The expression for a value that no table of a module holds: a literal, or an entry of constants.pt."""
         if type(value) in _LITERALS:
-            self.values.append(assignment(path, repr(value)))
-            return
+            return repr(value)
         if not isinstance(value, torch.Tensor):
             try:
                 pickle.dumps(value)
@@ -251,7 +263,7 @@ class _Package:
                     f"({error}); make it an input of the program, or define its class at the top level of a module"
                 ) from error
         self.constants[path] = value
-        self.values.append(assignment(path, f"constants[{path!r}]"))
+        return f"constants[{path!r}]"
 
     def _program_values(self, module: GraphModule, prefix: str) -> None:
         """The attributes of no module's tables that a program fetches, and the structure of its arguments."""
@@ -278,19 +290,17 @@ class _Package:
         return None
 
     def _argument_structure(self, path: str, spec: Any) -> None:
-        for kind in _types_in(spec):
-            if kind.__module__.partition(".")[0] not in ("builtins", "collections", "torch"):
-                self.imports[f"import {kind.__module__}"] = None  # where the type is registered as a tree
+        """A spec is written as a value that has this structure: that is readable, and tied to no version of torch."""
+        example = pytree.tree_unflatten([0] * spec.num_leaves, spec)
+        text = repr(example)
         try:
-            text = pytree.treespec_dumps(spec)
-            readable = pytree.treespec_loads(text) == spec
-        except Exception:  # types of the user's are written and read by the user's functions
-            readable = False
-        if readable:
-            self.imports["from torch.utils import _pytree as pytree"] = None
-            self.values.append(assignment(path, f"pytree.treespec_loads({text!r})"))
-        else:
-            self._constant(path, spec)
+            is_literal = pytree.tree_structure(ast.literal_eval(text)) == spec
+        except (ValueError, SyntaxError, TypeError):
+            is_literal = False
+        if not is_literal:
+            text = self._stored(path, example)
+        self.imports["from torch.utils import _pytree as pytree"] = None
+        self.values.append(assignment(path, f"pytree.tree_structure({text})"))
 
     def _tie(self) -> None:
         """Statements that make one tensor of what is one tensor under several names."""
@@ -299,14 +309,14 @@ class _Package:
             for name, tensor in [*owner._parameters.items(), *owner._buffers.items()]:
                 full = _join(path, name)
                 original = full if tensor is None else first.setdefault(id(tensor), full)
-                inside = any(
-                    f"{original}.".startswith(f"{whole}.") and full.startswith(f"{whole}.") for whole in self.whole
-                )
-                if original != full and not inside:
+                if original != full and not self._come_together(original, full):
                     self.values.append(assignment(full, expression(original)))
         for path, value in self.constants.items():
             if first.get(id(value), path) != path and isinstance(value, torch.Tensor):
                 self.values.append(assignment(path, expression(first[id(value)])))
+
+    def _come_together(self, first: str, second: str) -> bool:
+        return any(first.startswith(f"{path}.") and second.startswith(f"{path}.") for path in self.whole)
 
     # ---- programs ----
 
@@ -407,6 +417,7 @@ class _Package:
 
 
 def _class(name: str, constructor: str, function: _Function) -> str:
+    # Inside a class Python gives names that begin with two underscores another meaning.
     words = re.findall(r"[^\W\d]\w*", function.text)
     mangled = any(word.startswith("__") and not word.endswith("__") for word in words)
     lines = [f"class {name}(torch.nn.Module):"]
@@ -416,7 +427,6 @@ def _class(name: str, constructor: str, function: _Function) -> str:
         lines.append(textwrap.indent(function.text, "    "))
     if mangled or function.name != "forward":
         lines.append(f"    forward = {function.name}")
-    # Inside a class Python gives names that begin with two underscores another meaning.
     return "\n".join([function.text, "", "", *lines] if mangled else lines)
 
 
@@ -431,11 +441,3 @@ def _join(path: str, name: str) -> str:
 def _ordinary_modules(root: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
     """Every module once, without scripted ones: these keep their own flags, and make their tensors anew at each look."""
     return ((path, module) for path, module in root.named_modules() if not isinstance(module, torch.jit.ScriptModule))
-
-
-def _types_in(spec: Any) -> Iterator[type]:
-    for kind in (spec.type, spec.context):
-        if isinstance(kind, type):
-            yield kind
-    for child in children_of(spec):
-        yield from _types_in(child)

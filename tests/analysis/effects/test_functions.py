@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import io
 import logging
 import math
 import operator
@@ -24,6 +25,7 @@ REGISTRY: dict[str, torch.Tensor] = {}
 SEEN: list[int] = []
 COUNT = 0
 FLAG = False
+SHARED = torch.zeros(2)
 
 
 def effects_of_call(function, *constants, **keywords) -> tuple[Effects, object]:
@@ -98,7 +100,7 @@ def in_place_in_generator(x):
 
 
 def in_place_in_lambda(x):
-    return list(map(lambda t: t.mul_(2), [x]))
+    return list(map(lambda t: t.mul_(2), [x]))  # noqa: C417
 
 
 def in_place_in_sort_key(x):
@@ -117,7 +119,7 @@ def in_place_in_generator_function(x):
     def give():
         yield x.mul_(2)
 
-    for value in give():
+    for _ in give():
         pass
     return 1
 
@@ -505,7 +507,7 @@ def outside_log(x):
 
 
 def outside_file(x):
-    with open("x", "w") as file:  # noqa: PTH123
+    with open("x", "w") as file:
         file.write("x")
     return x
 
@@ -584,6 +586,31 @@ def outside_raises(x):
         raise ValueError
 
 
+def outside_file_object(x):
+    io.FileIO("x", "w")
+    return x
+
+
+def outside_tensor_of_module(x):
+    getattr(sys.modules[__name__], "SHARED").mul_(2)  # noqa: B009
+    return x
+
+
+def outside_tensor_by_computed_name(x):
+    getattr(torch.nn, "SHA" + "RED").mul_(2)
+    return x
+
+
+def outside_lock(x):
+    with threading.Lock():
+        return x
+
+
+def outside_tensor_of_class(x):
+    Holder.shared.mul_(2)
+    return x
+
+
 outside_two_lambdas = [lambda x: x.mul_(2), lambda x: x][0]
 WORLD = [value for name, value in list(globals().items()) if name.startswith("outside_")]
 
@@ -627,6 +654,14 @@ def random_permutation(x):
 
 def random_fractional_pool(x):
     return F.fractional_max_pool2d(x, 2, output_size=2)
+
+
+def random_star_arguments(x):
+    return torch.dropout(*x)
+
+
+def random_star_keywords(x):
+    return F.scaled_dot_product_attention(x, x, x, **dict(x.options))
 
 
 def random_low_rank(x):
@@ -745,7 +780,7 @@ def pure_dispatch(x):
 def pure_options(x, **options):
     if options.get("double", False):
         x = x * 2
-    return F.softmax(x, **{"dim": options.pop("dim", -1)})
+    return F.softmax(x, dim=options.pop("dim", -1))
 
 
 def pure_math(x):
@@ -869,15 +904,28 @@ def test_a_function_without_source_is_unknown():
     assert effects.reasons == ("the source of made is not there",)
 
 
-def test_a_function_whose_file_changed_is_unknown(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    "before, after",
+    [
+        ("return x.mul_(2)", "return x.mul(2)"),
+        ("x[0] = 1; return x", "x[0] == 1; return x"),
+        ("x += 1; return x", "x + 1; return x"),
+    ],
+)
+def test_a_function_whose_file_changed_is_not_read(tmp_path, before, after):
     path = tmp_path / "edited_after_import.py"
-    path.write_text("def late(x):\n    return x.mul_(2)\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    import edited_after_import
+    path.write_text(f"def late(x):\n    {before}\n")
+    namespace: dict = {"__name__": "edited_after_import"}
+    exec(compile(path.read_text(), str(path), "exec"), namespace)
+    path.write_text(f"def late(x):\n    {after}\n")
+    effects, _ = effects_of_call(namespace["late"])
+    assert effects
 
-    path.write_text("def late(x):\n    return x\n")
-    effects, _ = effects_of_call(edited_after_import.late)
-    assert effects.unknown or effects.writes
+
+def test_an_autograd_function_can_be_the_target():
+    assert not effects_of_call(Twice.apply)[0], effects_of_call(Twice.apply)[0].reasons
+    effects, x = effects_of_call(TwiceInPlace.apply)
+    assert effects.writes == {x}
 
 
 def test_reasons_name_the_operator():

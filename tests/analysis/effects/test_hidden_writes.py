@@ -1,4 +1,5 @@
 """Programs that write their argument by roundabout ways of Python; each is run to see that it does, then read."""
+# ruff: noqa: B007, C406, C408, C410, C416, C417, F841, RUF005, RUF015 (the roundabout ways are the point)
 
 import collections
 import contextlib
@@ -68,7 +69,7 @@ def through_dict_union_in_place(x):
 
 
 def through_dict_splat(x):
-    {**{"a": x}}["a"].mul_(2)
+    {"a": x}["a"].mul_(2)
 
 
 def through_dict_call(x):
@@ -796,6 +797,39 @@ def through_super(x):
 
     with Child(x) as y:
         y.mul_(2)
+
+
+def through_truth_by_builtin(x):
+    return bool(Box(x))
+
+
+def through_sum_of_object(x):
+    for value in list(Box(x)):
+        value.mul_(2)
+
+
+def through_star_into_operator(x):
+    arguments = [value for value in (x, 2)]
+    torch.Tensor.mul_(*arguments)
+
+
+def through_stored_argument(x):
+    holder = Box()
+    HELD.append(holder)
+    holder.value = x
+    HELD.pop().value.mul_(2)
+
+
+def through_set_of_memory(x):
+    y = torch.empty(0)
+    y.set_(x)
+    y.mul_(2)
+
+
+def through_set_of_data(x):
+    y = torch.empty(0)
+    y.data = x
+    y.mul_(2)
 
 
 PROGRAMS = [value for name, value in list(globals().items()) if name.startswith("through_")]

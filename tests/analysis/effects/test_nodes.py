@@ -2,6 +2,7 @@
 
 import math
 import operator
+import warnings
 
 import pytest
 import torch
@@ -40,10 +41,8 @@ IN_PLACE = [name for name in dir(operator) if name.startswith("i") and hasattr(o
 
 
 def test_the_list_of_in_place_operators_is_what_python_has():
-    assert sorted(IN_PLACE) == sorted(
-        ["iadd", "iand", "iconcat", "ifloordiv", "ilshift", "imatmul", "imod", "imul", "ior", "ipow", "irshift", "isub"]
-        + ["itruediv", "ixor"]
-    )
+    names = "iadd iand iconcat ifloordiv ilshift imatmul imod imul ior ipow irshift isub itruediv ixor"
+    assert sorted(IN_PLACE) == names.split()
 
 
 @pytest.mark.parametrize("name", [*IN_PLACE, "setitem", "delitem"])
@@ -68,6 +67,21 @@ def test_other_operators_only_compute(graph, name):
     assert not effects_of(graph.call_function(getattr(operator, name), (x, y)))
 
 
+def test_a_call_on_constants_says_nothing_about_other_calls(graph):
+    x = graph.placeholder("x")
+    for _ in range(2):
+        assert not is_impure(graph.call_function(operator.iadd, (1, 2)))
+        assert is_impure(graph.call_function(operator.iadd, (x, 2)))
+        assert not is_impure(graph.call_function(operator.call, (torch.relu, x)))
+        assert is_impure(graph.call_function(operator.call, (torch.relu_, x)))
+        assert not is_impure(graph.call_function(torch.add, (x, 2)))
+        assert is_impure(graph.call_function(torch.add, (x, 2), {"out": x}))
+        assert not is_impure(graph.call_function(torch.dropout, (x, 0.5, False)))
+        assert is_impure(graph.call_function(torch.dropout, (x, 0.5, True)))
+        assert not is_impure(graph.call_method("add", (x, 2)))
+        assert is_impure(graph.call_method("add", (x, 2), {"out": x}))
+
+
 def test_getters_only_compute_and_callers_are_unknown(graph):
     x = graph.placeholder("x")
     assert not effects_of(graph.call_function(operator.attrgetter("shape"), (x,)))
@@ -76,7 +90,25 @@ def test_getters_only_compute_and_callers_are_unknown(graph):
     assert effects_of(graph.call_function(operator.call, (x,)))
 
 
-PURE_BUILTINS = [abs, len, int, float, bool, str, tuple, list, max, min, sum, range, isinstance, getattr, slice, round, id]
+PURE_BUILTINS = [
+    abs,
+    len,
+    int,
+    float,
+    bool,
+    str,
+    tuple,
+    list,
+    max,
+    min,
+    sum,
+    range,
+    isinstance,
+    getattr,
+    slice,
+    round,
+    id,
+]
 
 
 @pytest.mark.parametrize("function", [*PURE_BUILTINS, math.sqrt, math.floor, math.prod], ids=lambda f: f.__name__)
@@ -136,6 +168,10 @@ def declared_inside(x):
 
 def calls_declared(x):
     return declared_inside(x) + 1
+
+
+def test_diagnostics_stay_although_they_change_nothing(graph):
+    assert is_impure(graph.call_function(warnings.warn, ("message",)))
 
 
 def test_regions_stay(graph):

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -80,7 +79,9 @@ class Attributes(Machine):
             self.reads.append((namespace, name, namespace[name]))
             return lift(namespace[name], OUTSIDE)
         found = getattr(module, name, MISSING)
-        if found is MISSING or is_plain_data(found):
+        if found is MISSING:
+            return Value(places=frozenset((OUTSIDE,)))
+        if is_plain_data(found):
             # A setting behind a property (torch.backends.cudnn.enabled) may be another one at the next call.
             return Value()
         return lift(found, OUTSIDE)
@@ -89,7 +90,7 @@ class Attributes(Machine):
         found = self._find_in_class(cls, name)
         if found is MISSING:
             found = getattr(type(cls), name, MISSING)
-            return Value() if found is MISSING else element_of(lift(found, OUTSIDE))
+            return Value(places=frozenset((OUTSIDE,))) if found is MISSING else element_of(Value(found))
         if isinstance(found, staticmethod):
             return lift(found.__func__, OUTSIDE)
         if isinstance(found, classmethod):
@@ -163,13 +164,7 @@ class Attributes(Machine):
         for name in names:
             method = self._find_in_class(cls, name)
             if isinstance(method, types.FunctionType) and method.__code__.co_filename != "<string>":
-                given = (
-                    [value]
-                    if name in ("__len__", "__bool__", "__iter__", "__str__", "__repr__")
-                    else [value, *arguments]
-                )
-                if name == "__format__":
-                    given.append(Value(""))
+                given = [value] if method.__code__.co_argcount == 1 else [value, *(arguments or (Value(),))]
                 return self.call((site, name), Value(method), Arguments(given))
         return None
 
@@ -245,27 +240,22 @@ class Attributes(Machine):
         module = owner.known
         if not isinstance(module, torch.nn.Sequential | torch.nn.ModuleList | torch.nn.ModuleDict):
             return self._item_by_method(site, owner, index)
-        children = module._modules
-        self._depends_on_children(module)
+        children = self._children(owner)
         try:
             if isinstance(index.known, str):
-                return _lift_inside(children[index.known], owner)
+                return children[index.known]
             if isinstance(index.known, int):
-                return _lift_inside(list(children.values())[index.known], owner)
+                return list(children.values())[index.known]
         except LookupError:
             return element_of(owner)
         if 0 < len(children) <= 16 and not index.is_known:
-            return Value(OneOf(tuple(_lift_inside(child, owner) for child in children.values())), owner.places)
+            return Value(OneOf(tuple(children.values())), owner.places)
         return self._item_by_method(site, owner, index)
 
     def items_of(self, value: Value) -> list[Value] | None:
         known = value.known
         if isinstance(known, torch.nn.Module):
-            iterate = getattr(type(known), "__iter__", None)
-            if iterate in _MODULE_ITERATORS:
-                self._depends_on_children(known)
-                return [_lift_inside(child, value) for child in _MODULE_ITERATORS[iterate](known)]
-            return None
+            return self._children_iterated(value)
         if isinstance(known, _BUILTIN_CONTAINERS + _VIEWS) and len(known) <= _ITEM_LIMIT:
             self._depends_on_contents(known)
             return [_lift_inside(item, value) for item in known]
@@ -276,6 +266,24 @@ class Attributes(Machine):
             return [Value(name) for name in local.entries]
         return None
 
+    def _children_iterated(self, value: Value) -> list[Value] | None:
+        """What iterating over a module container gives, unless a subclass changed that."""
+        iterate = getattr(type(value.known), "__iter__", None)
+        if iterate is torch.nn.ModuleDict.__iter__:
+            return [Value(name) for name in self._children(value)]
+        if iterate in (torch.nn.Sequential.__iter__, torch.nn.ModuleList.__iter__):
+            return list(self._children(value).values())
+        return None
+
+    def _children(self, owner: Value) -> dict[str, Value]:
+        module = owner.known
+        self.module_reads.append((module, ModuleRead.CHILDREN, tuple(module._modules)))
+        self.module_reads += [(module, name, child) for name, child in module._modules.items()]
+        return {
+            name: Value(child, frozenset() if child is None else child_places(owner, name))
+            for name, child in module._modules.items()
+        }
+
     def length_of(self, value: Value) -> int | None:
         known = value.known
         if isinstance(known, _BUILTIN_CONTAINERS + _VIEWS):
@@ -284,21 +292,9 @@ class Attributes(Machine):
         items = self.items_of(value)
         return None if items is None else len(items)
 
-    def _depends_on_children(self, module: torch.nn.Module) -> None:
-        self.module_reads.append((module, ModuleRead.CHILDREN, tuple(module._modules)))
-        self.module_reads += [(module, name, child) for name, child in module._modules.items()]
-
     def _depends_on_contents(self, known: Any) -> None:
         if not is_plain_data(known) and not isinstance(known, tuple):
             self.cacheable = False
-
-
-# Module containers whose iteration is known to be over their children (a subclass may override it).
-_MODULE_ITERATORS: dict[Any, Callable[[Any], list[Any]]] = {
-    torch.nn.Sequential.__iter__: lambda module: list(module._modules.values()),
-    torch.nn.ModuleList.__iter__: lambda module: list(module._modules.values()),
-    torch.nn.ModuleDict.__iter__: lambda module: list(module._modules),
-}
 
 
 def child_places(owner: Value, name: str) -> frozenset[Any]:

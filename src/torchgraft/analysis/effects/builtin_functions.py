@@ -4,6 +4,7 @@ Operators of torch are in `operators.py`.
 
 from __future__ import annotations
 
+import inspect
 import operator
 import re
 import types
@@ -17,6 +18,7 @@ from torchgraft.analysis.effects.attributes import Attributes
 from torchgraft.analysis.effects.machine import Arguments
 from torchgraft.analysis.effects.values import (
     MISSING,
+    OUTSIDE,
     WRAPPERS,
     Value,
     contents,
@@ -31,7 +33,7 @@ Handler = Callable[[Attributes, Any, Arguments], Value]
 # C modules whose functions compute and keep nothing.
 _STATELESS_MODULES = frozenset({"math", "cmath", "itertools", "_functools"})
 # They report to people or to the dispatcher of torch; a program means the same without them.
-_DIAGNOSTICS: frozenset[Any] = frozenset({warnings.warn, torch._C._log_api_usage_once})
+DIAGNOSTICS: frozenset[Any] = frozenset({warnings.warn, torch._C._log_api_usage_once})
 _TORCH_FUNCTION_QUESTIONS = frozenset(
     {
         torch._C._has_torch_function,
@@ -74,8 +76,6 @@ def call_builtin(machine: Attributes, site: Any, function: Any, arguments: Argum
     if function in _TORCH_FUNCTION_QUESTIONS:
         # Only argument classes with __torch_function__ are asked further, and what they do cannot be known here.
         return Value(False)
-    if function in _DIAGNOSTICS:
-        return Value(None)
     handler = _HANDLERS.get(function)
     if handler is not None:
         return handler(machine, site, arguments)
@@ -87,7 +87,7 @@ def call_builtin(machine: Attributes, site: Any, function: Any, arguments: Argum
     if module in _STATELESS_MODULES:
         return _call_pure(machine, site, function, arguments)
     if module == "sys" and name.startswith(("get", "_get", "is", "exc_info")):
-        return machine.make(site)
+        return Value(places=frozenset({OUTSIDE, *machine.raised}))
     if module.startswith("torch") and _QUESTION.match(name):
         if name.startswith("_get_") and not arguments.all() and is_plain_data(setting := function()):
             # A setting of the process, unlike the modes that a program switches itself (is_grad_enabled, …).
@@ -95,6 +95,15 @@ def call_builtin(machine: Attributes, site: Any, function: Any, arguments: Argum
             return Value(setting)
         return machine.make(site, [Value(places=reachable(arguments.all()))])
     return None
+
+
+def is_always_pure(function: Any) -> bool:
+    """Whether a C function of Python's own computes and does nothing else, whatever its arguments."""
+    if not isinstance(function, types.BuiltinFunctionType):
+        return False
+    if function.__module__ == "_operator":
+        return not is_in_place_name(function.__name__) and function.__name__ != "call"
+    return function.__module__ == "math"
 
 
 def _call_operator(machine: Attributes, site: Any, name: str, arguments: Arguments) -> Value | None:
@@ -114,6 +123,7 @@ def _call_pure(machine: Attributes, site: Any, function: Any, arguments: Argumen
     """A function that does nothing itself; functions handed to it (a key, a predicate) may be called by it."""
     values = arguments.all()
     for number, value in enumerate(values):
+        machine.call_special((site, number), value, _METHODS_BEHIND.get(function, ("__iter__",)))
         if isinstance(value.known, (*WRAPPERS, types.FunctionType, torch.nn.Module)):
             machine.call((site, number), value, Arguments(rest=Value(places=reachable(values))))
     if not arguments.rest and not arguments.keyword and _all_plain(values) and function in _FOLDED:
@@ -153,14 +163,12 @@ def call_container_method(
                 return element_of(owner)
             return Value(found, frozenset() if is_plain_data(found) else owner.places)
         if cls in (str, int, float, bool, bytes):
-            return Value(cls=str if cls is str and name in ("format", "join", "lower", "upper", "replace") else None)
+            return Value()
         return machine.make(site, [owner, *values])
     if not owner.places and not owner.is_known:
         machine.give_up(f"calls {name} of an object of unknown origin")
     for value in arguments.all() or [Value()]:
         machine.store(owner, value, f"{cls.__name__}.{name} changes the {cls.__name__}")
-        for place in reachable((value,)):
-            machine.store(owner, Value(places=frozenset((place,))), f"{cls.__name__}.{name} changes the {cls.__name__}")
     return element_of(owner)
 
 
@@ -177,7 +185,7 @@ def _isinstance(machine: Attributes, site: Any, arguments: Arguments) -> Value:
         return Value()
     value, classes = arguments.positional
     wanted = _as_classes(machine, classes)
-    if wanted is None:
+    if wanted is None or any(_decides_in_python(cls) for cls in wanted):
         return Value()
     if value.is_known and not isinstance(value.known, WRAPPERS):
         return Value(isinstance(value.known, wanted))
@@ -187,12 +195,13 @@ def _isinstance(machine: Attributes, site: Any, arguments: Arguments) -> Value:
     if issubclass(cls, wanted):
         return Value(True)
     # A tensor may be of a subclass, but never a number or a container.
-    return Value() if any(issubclass(one, cls) or is_abstract(one) for one in wanted) else Value(False)
+    return Value() if any(issubclass(one, cls) or type(one) is not type for one in wanted) else Value(False)
 
 
-def is_abstract(cls: type) -> bool:
-    """Whether the class decides about its instances itself."""
-    return type(cls) is not type
+def _decides_in_python(cls: type) -> bool:
+    """Whether asking for instances of the class would run code of the user's."""
+    check = inspect.getattr_static(type(cls), "__instancecheck__", None)
+    return isinstance(check, types.FunctionType) and not check.__module__.startswith(("abc", "torch", "typing", "enum"))
 
 
 def _as_classes(machine: Attributes, value: Value) -> tuple[type, ...] | None:
@@ -213,7 +222,7 @@ def _len(machine: Attributes, site: Any, arguments: Arguments) -> Value:
     length = machine.length_of(arguments.positional[0])
     if length is None:
         return machine.call_special(site, arguments.positional[0], ("__len__",)) or Value()
-    return Value() if length is None else Value(length)
+    return Value(length)
 
 
 def _getattr(machine: Attributes, site: Any, arguments: Arguments) -> Value:
@@ -320,52 +329,25 @@ _HANDLERS: dict[Any, Handler] = {
 }
 # The builtins that only compute. Of the language's own functions there is no schema to ask; what is missing here
 # (print, open, exec, setattr, …) counts as an effect.
-_PURE_BUILTINS: frozenset[Any] = frozenset(
-    {abs, all, any, ascii, bin, bool, bytes, callable, chr, complex, dir, divmod, filter, float, format, frozenset}
-    | {
-        hash,
-        hex,
-        id,
-        int,
-        issubclass,
-        map,
-        max,
-        min,
-        object,
-        oct,
-        ord,
-        pow,
-        range,
-        repr,
-        round,
-        slice,
-        sorted,
-        str,
-        sum,
-    }
-)
-_NUMERIC: frozenset[Any] = frozenset(
-    {
-        abs,
-        all,
-        any,
-        bool,
-        callable,
-        chr,
-        complex,
-        float,
-        hash,
-        hex,
-        id,
-        int,
-        issubclass,
-        oct,
-        ord,
-        repr,
-        round,
-        str,
-        bin,
-    }
-)
-_FOLDED: frozenset[Any] = frozenset({abs, bool, float, int, max, min, range, round, sum, str, all, any})
+_PURE_BUILTINS: frozenset[Any] = frozenset({
+    abs, all, any, ascii, bin, bool, bytes, callable, chr, complex, dir, divmod, filter, float, format, frozenset, hash,
+    hex, id, int, issubclass, map, max, min, object, oct, ord, pow, range, repr, round, slice, sorted, str, sum,
+})  # fmt: skip
+_NUMERIC: frozenset[Any] = frozenset({
+    abs, all, any, bin, bool, callable, chr, complex, float, hash, hex, id, int, issubclass, oct, ord, repr, round, str,
+})  # fmt: skip
+_FOLDED: frozenset[Any] = frozenset({abs, all, any, bool, float, int, max, min, range, round, str, sum})
 _CHOOSING: frozenset[Any] = frozenset({max, min, sum})
+# The methods by which a class decides what a builtin does with its objects; for all others, iteration.
+_METHODS_BEHIND: dict[Any, tuple[str, ...]] = {
+    abs: ("__abs__",),
+    bool: ("__bool__", "__len__"),
+    float: ("__float__", "__index__"),
+    format: ("__format__", "__str__", "__repr__"),
+    hash: ("__hash__",),
+    id: (),
+    int: ("__int__", "__index__"),
+    repr: ("__repr__",),
+    round: ("__round__",),
+    str: ("__str__", "__repr__"),
+}

@@ -4,6 +4,7 @@ How the body of a Python function is read is said in `statements.py`.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
 import inspect
@@ -16,6 +17,7 @@ import torch
 
 from torchgraft.analysis.effects.attributes import Attributes, is_python_class
 from torchgraft.analysis.effects.builtin_functions import (
+    DIAGNOSTICS,
     call_builtin,
     call_container_method,
     is_in_place_name,
@@ -45,6 +47,7 @@ from torchgraft.analysis.effects.values import (
 from torchgraft.ir.node import _side_effectful_functions
 
 _BUILTIN_TYPES = (list, dict, set, tuple, frozenset, str, bytes, int, float, bool, complex, range, slice, torch.Size)
+_CONTAINERS_IN_C = (collections.OrderedDict, collections.defaultdict, collections.deque, types.SimpleNamespace)
 _CALLABLE_IN_C = (
     types.BuiltinFunctionType,
     types.MethodDescriptorType,
@@ -53,11 +56,11 @@ _CALLABLE_IN_C = (
     types.MethodWrapperType,
 )
 
-# They raise or do nothing. Inside a function that is no effect, as an assertion is none; a node that calls one stays
-# because it returns nothing.
-_CHECKS = frozenset(getattr(torch, name) for name in dir(torch) if name.startswith("_check"))
-
-_APPLY = inspect.getattr_static(torch.autograd.Function, "apply").__func__
+# Checks raise or do nothing, diagnostics tell people. Inside a function that is no effect, as an assertion is none; a node
+# that calls one stays because it returns nothing.
+_SILENT = DIAGNOSTICS | {getattr(torch, name) for name in dir(torch) if name.startswith("_check")}
+# A Python function up to torch 2.14, compiled code after.
+_APPLY = getattr(inspect.getattr_static(torch.autograd.Function, "apply"), "__func__", None)
 
 
 def is_declared_effect(target: Any) -> bool:
@@ -109,9 +112,9 @@ class Calls(Attributes):
 
     def _call_known(self, site: Any, callee: Value, arguments: Arguments) -> Value:
         known = callee.known
+        if isinstance(known, types.FunctionType | types.BuiltinFunctionType) and known in _SILENT:
+            return Value(None)
         if isinstance(known, types.FunctionType):
-            if known in _CHECKS:
-                return Value(None)
             if known is _APPLY and arguments.positional:
                 others = Arguments(arguments.positional[1:], arguments.keyword, arguments.rest)
                 return self._apply_autograd_function(site, arguments.positional[0], others)
@@ -157,13 +160,13 @@ class Calls(Attributes):
     # ---- torch ----
 
     def _call_operator(self, site: Any, target: Any, arguments: Arguments) -> Value:
-        if arguments.rest is not None:
-            arguments = Arguments([*arguments.positional, arguments.rest], arguments.keyword)
         if isinstance(target, torch._ops.OpOverload):
-            return operator_of_overload(target).call(self, site, arguments.positional, arguments.keyword)
-        if isinstance(target, torch._ops.OpOverloadPacket):
-            return operator_of_packet(target).call(self, site, arguments.positional, arguments.keyword)
-        return self._call_higher_order(site, target, arguments)
+            operator = operator_of_overload(target)
+        elif isinstance(target, torch._ops.OpOverloadPacket):
+            operator = operator_of_packet(target)
+        else:
+            return self._call_higher_order(site, target, arguments)
+        return operator.call(self, site, arguments.positional, arguments.keyword, arguments.rest)
 
     def _call_higher_order(self, site: Any, target: Any, arguments: Arguments) -> Value:
         """An operator on programs (cond, map, …) has the effects of the programs it is given."""
@@ -182,14 +185,15 @@ class Calls(Attributes):
         if name == "__new__" and arguments.positional and isinstance(arguments.positional[0].known, type):
             made = self.make_mapping(site, {}, arguments.positional[0].known)
             return Value(MISSING, made.places | reachable(arguments.all()), made.cls)
-        if arguments.rest is None:
-            operator = operator_of_function(function)
-            if operator is not None:
-                return operator.call(self, site, arguments.positional, arguments.keyword)
+        operator = operator_of_function(function)
+        if operator is not None:
+            return operator.call(self, site, arguments.positional, arguments.keyword, arguments.rest)
         result = call_builtin(self, site, function, arguments)
         if result is not None:
             return result
         receiver = getattr(function, "__self__", None)
+        if name == "apply" and isinstance(receiver, type) and issubclass(receiver, torch.autograd.Function):
+            return self._apply_autograd_function(site, Value(receiver), arguments)
         if type(receiver) in _BUILTIN_TYPES:
             return self.call_method(site, lift(receiver, OUTSIDE), name, arguments)
         self.give_up(f"calls {_name(function)}, of which only compiled code is there")
@@ -208,6 +212,8 @@ class Calls(Attributes):
             return Value(None)
         if issubclass(torch.Tensor, owner):
             return self._method_by_name(site, first, name, others, look_in_python=False)
+        if issubclass(torch.autograd.Function, owner) and name == "apply":
+            return self._apply_autograd_function(site, first, others)
         self.give_up(f"calls {owner.__name__}.{name}, of which only compiled code is there")
 
     def _apply_autograd_function(self, site: Any, cls: Value, arguments: Arguments) -> Value:
@@ -256,8 +262,7 @@ class Calls(Attributes):
             return self.call(site, Value(method), arguments.with_receiver(owner))
         operator = operator_of_method(name)
         if method is not None and operator is not None:
-            rest = [] if arguments.rest is None else [arguments.rest]
-            return operator.call(self, site, [owner, *arguments.positional, *rest], arguments.keyword)
+            return operator.call(self, site, [owner, *arguments.positional], arguments.keyword, arguments.rest)
         if method is None and is_pure_method_name(name):
             return self.make(site, [owner, *arguments.all()])
         if method is None and operator is not None:
@@ -286,6 +291,8 @@ class Calls(Attributes):
             return Value(MISSING, made.places | reachable(arguments.all()), torch.Tensor)
         if type(cls).__call__ is not type.__call__:
             self.give_up(f"makes a {cls.__name__}, whose class decides how")
+        if not _is_made_plainly(cls):
+            return self._construct_in_c(site, cls, arguments)
         if _has_plain_new(cls):
             instance = self.make_mapping(site, {}, cls)
         else:
@@ -375,6 +382,13 @@ def _complete(partial: Partial, arguments: Arguments) -> Arguments:
 
 def _has_plain_new(cls: type) -> bool:
     return not isinstance(cls.__new__, types.FunctionType)
+
+
+def _is_made_plainly(cls: type) -> bool:
+    """Whether what makes an object is Python code, or C code of types that only hold their contents."""
+    initialize = inspect.getattr_static(cls, "__init__")
+    makers = (getattr(cls.__new__, "__self__", object), getattr(initialize, "__objclass__", object))
+    return all(maker is object or maker in _BUILTIN_TYPES or maker in _CONTAINERS_IN_C for maker in makers)
 
 
 def _is_generated(function: Any) -> bool:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from torchgraft.analysis.effects.answers import Answers, submodule
+from torchgraft.analysis.effects.builtin_functions import DIAGNOSTICS, is_always_pure
 from torchgraft.analysis.effects.calls import declared_effects
 from torchgraft.analysis.effects.functions import Analysis
 from torchgraft.analysis.effects.operators import (
@@ -129,7 +130,7 @@ def _find(node: Any) -> tuple[Effects, Findings]:
         result = analysis.run_node(("node",), node, module, values)
     except CannotTell:
         result = analysis.unknown_result(values.values())
-    if not analysis.unknown and not analysis.writes and result.known is None and _is_python(node):
+    if not analysis.unknown and not analysis.writes and result.known is None and _may_return_nothing(node):
         analysis.write_outside("it returns nothing, so it is called for its effect")
     shares = frozenset(place for place in reachable((result,)) if not isinstance(place, Local))
     reasons = tuple(dict.fromkeys(analysis.reasons))
@@ -153,8 +154,11 @@ def _inputs(node: Any) -> list[Any]:
     return list(found)
 
 
-def _is_python(node: Any) -> bool:
-    return node.op == "call_module" or (node.op == "call_function" and isinstance(node.target, types.FunctionType))
+def _may_return_nothing(node: Any) -> bool:
+    """Whether a result that is None means that there is none (and not that None was looked up somewhere)."""
+    if node.op != "call_function":
+        return node.op == "call_module"
+    return isinstance(node.target, types.FunctionType) or node.target in DIAGNOSTICS
 
 
 def _remember_plain(node: Any) -> None:
@@ -168,7 +172,7 @@ def _remember_plain(node: Any) -> None:
         operator = _operator(target)
         if operator is not None and operator.is_plain:
             _plain[id(target)] = target, operator.written_keywords
-        elif isinstance(target, types.BuiltinFunctionType) and target.__module__ in ("_operator", "math"):
+        elif is_always_pure(target):
             _plain[id(target)] = target, frozenset()
 
 

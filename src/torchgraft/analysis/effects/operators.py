@@ -31,6 +31,7 @@ class _Parameter:
     keyword_only: bool
     written: bool
     shared: bool
+    off_by_default: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +55,16 @@ class _Signature:
             self.random or self.called_for_effect or self.updates_statistics or self.communicates or positional_write
         )
 
-    def bind(self, args: Sequence[Value], kwargs: Mapping[str, Value]) -> dict[str, Value]:
+    def bind(self, args: Sequence[Value], kwargs: Mapping[str, Value], rest: Value | None) -> dict[str, Value]:
         positional = [parameter.name for parameter in self.parameters if not parameter.keyword_only]
         bound = dict(zip(positional, args, strict=False))
         bound.update(kwargs)
         if "input" in bound:
             # The Python bindings call the first argument `input` where the schema says `self`.
             bound.setdefault("self", bound["input"])
+        if rest is not None:
+            # A star of unknown length may reach any parameter.
+            bound.update({parameter.name: rest for parameter in self.parameters if parameter.name not in bound})
         return bound
 
     def fits(self, bound: Mapping[str, Value]) -> bool:
@@ -86,31 +90,35 @@ class Operator:
         return frozenset({"out"} | {p.name for p in parameters if p.written and p.keyword_only})
 
     def call(
-        self, findings: Findings, site: Any, args: Sequence[Value], kwargs: Mapping[str, Value] = _NO_KEYWORDS
+        self,
+        findings: Findings,
+        site: Any,
+        args: Sequence[Value],
+        kwargs: Mapping[str, Value] = _NO_KEYWORDS,
+        rest: Value | None = None,
     ) -> Value:
-        """Record what this call does and return its result."""
+        """Record what this call does and return its result; `rest` stands for any number of further arguments."""
         out = kwargs.get("out")
         if out is not None and out.known is not None:
             findings.write_places(reachable((out,)), f"{self.name} writes its argument 'out'")
-        calls = [(signature, signature.bind(args, kwargs)) for signature in self.signatures]
+        calls = [(signature, signature.bind(args, kwargs, rest)) for signature in self.signatures]
         calls = [call for call in calls if call[0].fits(call[1])] or calls
         for signature, bound in calls:
-            self._record(findings, signature, bound, kwargs)
+            self._record(findings, signature, bound)
         if not calls and _announces_write(self.name):
             findings.write_places(reachable(args), f"{self.name} writes its arguments, as its name says")
-        return self._result(findings, site, calls, args, kwargs)
+        given = [*args, *kwargs.values(), *([] if rest is None else [rest])]
+        return self._result(findings, site, calls, given, out)
 
-    def _record(
-        self, findings: Findings, signature: _Signature, bound: dict[str, Value], kwargs: Mapping[str, Value]
-    ) -> None:
+    def _record(self, findings: Findings, signature: _Signature, bound: dict[str, Value]) -> None:
         draws = signature.random and not self._draws_nothing(signature, bound)
         if signature.random and not draws and "p" in bound:
             # A dropout that is switched off hands its input back untouched, also in place.
             return
         for parameter in signature.parameters:
-            if not parameter.written or (parameter.keyword_only and parameter.name not in kwargs):
-                continue
             value = bound.get(parameter.name)
+            if not parameter.written or (parameter.keyword_only and value is None):
+                continue
             places = reachable(bound.values()) if value is None else _memory(value, parameter.kind)
             findings.write_places(places, f"{self.name} writes its argument '{parameter.name}'")
         if signature.takes_over and reachable([value for name, value in bound.items() if name == "source"]):
@@ -119,7 +127,8 @@ class Operator:
             findings.write_outside(f"{self.name} returns nothing, or was declared to have an effect")
         if signature.communicates:
             findings.write_outside(f"{self.name} talks to other processes")
-        if signature.updates_statistics and not _switched_off(bound, _TRAINING_FLAGS):
+        flags = [parameter for parameter in signature.parameters if parameter.name in _TRAINING_FLAGS]
+        if signature.updates_statistics and not (flags and all(_is_off(parameter, bound) for parameter in flags)):
             running = [value for name, value in bound.items() if name.startswith("running_")]
             findings.write_places(reachable(running), f"{self.name} updates running statistics")
         if draws:
@@ -127,35 +136,32 @@ class Operator:
 
     @staticmethod
     def _draws_nothing(signature: _Signature, bound: Mapping[str, Value]) -> bool:
-        flags = {p.name: p.kind for p in signature.parameters if p.name in _TRAINING_FLAGS}
-        if flags and _switched_off(bound, flags, default_off=signature_defaults_off(signature, bound)):
+        flags = [parameter for parameter in signature.parameters if parameter.name in _TRAINING_FLAGS]
+        if flags and all(_is_off(parameter, bound) for parameter in flags):
             return True
         # `p` alone is not enough: bernoulli(p=0) draws. Only a switchable dropout leaves the generator alone at zero.
-        zero_means_none = ("dropout", "dropout_p", *(("p",) if "bool" in flags.values() else ()))
-        names = {parameter.name for parameter in signature.parameters}
-        for name in zero_means_none:
-            if name in names and ((name == "dropout_p" and name not in bound) or _is_zero(bound.get(name))):
-                return True
-        return False
+        is_dropout = any(parameter.kind == "bool" for parameter in flags)
+        zero_means_none = ("dropout", "dropout_p", "p") if is_dropout else ("dropout", "dropout_p")
+        return any(_is_off(parameter, bound) for parameter in signature.parameters if parameter.name in zero_means_none)
 
     def _result(
         self,
         findings: Findings,
         site: Any,
         calls: list[tuple[_Signature, dict[str, Value]]],
-        args: Sequence[Value],
-        kwargs: Mapping[str, Value],
+        given: Sequence[Value],
+        out: Value | None,
     ) -> Value:
         returns = {signature.returns for signature, _ in calls}
         if returns == {"number"}:
             return Value()
-        shared: set[Place] = set(reachable([kwargs["out"]])) if "out" in kwargs else set()
+        shared: set[Place] = set(reachable([out])) if out is not None else set()
         for signature, bound in calls:
             for parameter in signature.parameters:
                 if parameter.name in bound and (parameter.shared or signature.passes_through):
                     shared |= _memory(bound[parameter.name], parameter.kind)
         if not calls and not self.name.startswith("new"):
-            shared |= reachable([*args, *kwargs.values()])
+            shared |= reachable(given)
         places = frozenset(shared)
         if places and returns == {"tensor"}:
             return Value(places=places, cls=torch.Tensor)
@@ -163,25 +169,17 @@ class Operator:
         return Value(places=result.places | places, cls=result.cls)
 
 
-def signature_defaults_off(signature: _Signature, bound: Mapping[str, Value]) -> bool:
-    """Whether a training flag was left out of the call; every schema that allows that has the default False."""
-    return any(p.name in _TRAINING_FLAGS and p.name not in bound for p in signature.parameters)
-
-
-def _switched_off(bound: Mapping[str, Value], flags: Any, default_off: bool = False) -> bool:
-    values = [bound[name] for name in flags if name in bound]
-    if not values:
-        return default_off
-    return all(value.known is False for value in values)
+def _is_off(parameter: _Parameter, bound: Mapping[str, Value]) -> bool:
+    """Whether a flag is False, or a probability zero, in this call."""
+    value = bound.get(parameter.name)
+    if value is None:
+        return parameter.off_by_default
+    return type(value.known) in (bool, int, float) and value.known == 0
 
 
 def _memory(value: Value, kind: str) -> frozenset[Place]:
     """The memory of an argument: a tensor's own, or that of all tensors in a list."""
     return value.places if kind in ("Tensor", "Optional[Tensor]") else reachable((value,))
-
-
-def _is_zero(value: Value | None) -> bool:
-    return value is not None and type(value.known) in (int, float) and value.known == 0
 
 
 def _fits(value: Value, kind: str) -> bool:
@@ -264,20 +262,16 @@ def _signature(schema: Any, overload: Any, siblings: list[Any]) -> _Signature:
             argument.kwarg_only,
             argument.alias_info is not None and argument.alias_info.is_write,
             argument.alias_info is not None,
+            argument.has_default_value() and argument.default_value in (False, 0),
         )
         for argument in schema.arguments
     )
-    kinds = {str(result.type) for result in schema.returns}
     return _Signature(
         parameters,
         random=any(_is_random(sibling) for sibling in (overload, *siblings)),
         # Nothing returned and nothing written: what is left is to print, to check, to seed.
         called_for_effect=_is_registered_effect(overload) or not (schema.returns or any(p.written for p in parameters)),
-        returns="tensor"
-        if kinds == {"Tensor"} and len(schema.returns) == 1
-        else "number"
-        if kinds <= _NUMBERS
-        else "other",
+        returns=_kind_of_result(schema),
         passes_through=_may_pass_through(overload, schema),
         updates_statistics=_updates_statistics(schema, overload),
         takes_over=torch.Tag.inplace_view in overload.tags and any(p.name == "source" for p in parameters),
@@ -286,6 +280,13 @@ def _signature(schema: Any, overload: Any, siblings: list[Any]) -> _Signature:
 
 
 _NUMBERS = frozenset({"int", "float", "bool", "number", "Scalar", "SymInt", "Device", "Layout", "ScalarType"})
+
+
+def _kind_of_result(schema: Any) -> str:
+    kinds = [str(result.type) for result in schema.returns]
+    if kinds == ["Tensor"]:
+        return "tensor"
+    return "number" if set(kinds) <= _NUMBERS else "other"
 
 
 def _is_random(overload: Any) -> bool:

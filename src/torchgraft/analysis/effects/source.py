@@ -5,6 +5,7 @@ What the tree means is read in `statements.py` and `expressions.py`.
 from __future__ import annotations
 
 import ast
+import dis
 import functools
 import inspect
 import re
@@ -31,22 +32,19 @@ def function_tree(code: CodeType) -> FunctionTree | None:
         compiled = compile(module, code.co_filename, "exec", dont_inherit=True)
     except (SyntaxError, ValueError):
         return None
-    wanted = ast.Lambda if code.co_name == "<lambda>" else ast.FunctionDef
-    trees = [tree for tree in ast.walk(module) if isinstance(tree, wanted) and _is_called(tree, code.co_name)]
-    twins = [twin for twin in _nested_codes(compiled) if twin.co_name == code.co_name]
+    # The block starts with the function; its code may carry another name (torch renames that of its decorators).
+    is_lambda = code.co_name == "<lambda>"
+    trees = [tree for tree in ast.walk(module) if isinstance(tree, ast.Lambda if is_lambda else ast.FunctionDef)]
     # A file edited after import, or two lambdas on a line: the tree in hand might be another function's.
-    if wanted is ast.Lambda and len(trees) != 1:
-        return None
-    if not trees or not twins or _fingerprint(twins[0]) != _fingerprint(code):
+    if not trees or (is_lambda and len(trees) != 1):
         return None
     tree = trees[0]
-    assert isinstance(tree, FunctionTree)
+    name = tree.name if isinstance(tree, ast.FunctionDef) else "<lambda>"
+    twins = [twin for twin in _nested_codes(compiled) if twin.co_name == name]
+    if not twins or _fingerprint(twins[0]) != _fingerprint(code):
+        return None
     ast.increment_lineno(tree, first_line - 1)
     return tree
-
-
-def _is_called(tree: ast.AST, name: str) -> bool:
-    return not isinstance(tree, ast.FunctionDef) or tree.name == name
 
 
 def _nested_codes(code: CodeType) -> list[CodeType]:
@@ -59,6 +57,19 @@ def _nested_codes(code: CodeType) -> list[CodeType]:
 
 
 def _fingerprint(code: CodeType) -> tuple[object, ...]:
-    names = {_MANGLED.sub("", name) for name in (*code.co_names, *code.co_freevars)}
+    """What stays the same when a function is compiled again outside its class and its enclosing functions."""
+    names = {_MANGLED.sub("", name) for name in (*code.co_names, *code.co_freevars)} - {"__class__"}
     numbers = sorted(repr(constant) for constant in code.co_consts if isinstance(constant, int | float))
-    return code.co_varnames, code.co_argcount, code.co_flags & 0x2C, frozenset(names - {"__class__"}), tuple(numbers)
+    stores = sorted(
+        (instruction.opname, instruction.argrepr if instruction.opname == "BINARY_OP" else "")
+        for instruction in dis.get_instructions(code)
+        if instruction.opname in _STORES
+    )
+    nested = [_fingerprint(constant) for constant in code.co_consts if isinstance(constant, CodeType)]
+    shape = code.co_varnames, code.co_argcount, code.co_flags & 0x2C
+    return *shape, frozenset(names), tuple(numbers), tuple(stores), tuple(nested)
+
+
+_STORES = frozenset(
+    {"BINARY_OP", "STORE_SUBSCR", "STORE_SLICE", "STORE_ATTR", "DELETE_SUBSCR", "DELETE_ATTR", "STORE_GLOBAL"}
+)

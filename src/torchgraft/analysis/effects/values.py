@@ -118,7 +118,7 @@ class Findings:
         self.raised: set[Place] = set()
         self._sites: dict[Any, Local] = {}
         # What was put into objects that existed before: writing such an object may then write this too.
-        self._held: dict[int | str, set[int | str]] = {}
+        self._held: dict[Place, set[Place]] = {}
         # Grows whenever a local object changes, so that loops know when they have settled.
         self.version = 0
 
@@ -130,16 +130,16 @@ class Findings:
             self.write_places((OUTSIDE,), reason)
 
     def write_places(self, places: Iterable[Place], reason: str) -> None:
-        pending = [place for place in places if not isinstance(place, Local)]
+        pending: list[Place] = [place for place in places if not isinstance(place, Local)]
         if pending:
             self.reasons.append(reason)
-        touched: set[int | str] = set()
+        touched: set[Place] = set()
         while pending:
             place = pending.pop()
             if place not in touched:
                 touched.add(place)
-                pending.extend(self._held.get(place, ()))
-        self.writes |= touched
+                pending += place.reach if isinstance(place, Local) else self._held.get(place, ())
+        self.writes |= {place for place in touched if not isinstance(place, Local)}
 
     def write_outside(self, reason: str) -> None:
         self.write_places((OUTSIDE,), reason)
@@ -227,8 +227,7 @@ class Findings:
                 self.forget_contents(place)
                 self.extend(place, value)
             else:
-                kept = (inner for inner in reachable((value,)) if not isinstance(inner, Local))
-                self._held.setdefault(place, set()).update(kept)
+                self._held.setdefault(place, set()).update(value.places)
         if not holder.places and not holder.is_known and value.places:
             self.give_up(f"{reason}, into an object of unknown origin")
 
@@ -256,7 +255,10 @@ def reachable(values: Iterable[Value]) -> frozenset[Place]:
 
 def element_of(value: Value) -> Value:
     """Something inside `value`, of which nothing more is known."""
-    return Value(MISSING, reachable((value,)))
+    places = reachable((value,))
+    if not places and value.is_known and not is_plain_data(value.known):
+        places = frozenset((OUTSIDE,))
+    return Value(MISSING, places)
 
 
 def contents(value: Value) -> Local | None:

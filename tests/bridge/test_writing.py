@@ -1,0 +1,86 @@
+"""What cannot cross to torch.fx, or would not mean the same in code that torch.fx writes."""
+
+import enum
+import operator
+
+import pytest
+import torch
+import torch.fx
+from torch import nn
+
+import torchgraft
+from tests.bridge.comparison import assert_same_module
+from tests.bridge.models import Pair
+from torchgraft import BridgeError, from_fx, to_fx
+
+
+def function(*values):
+    return values
+
+
+class Color(enum.Enum):
+    RED = 1
+
+
+@pytest.mark.parametrize("convert", [from_fx, to_fx])
+def test_a_plain_module_is_refused(convert):
+    with pytest.raises(BridgeError, match="not a torch.nn.modules.activation.ReLU; capture it with symbolic_trace"):
+        convert(nn.ReLU())
+
+
+def test_a_node_that_prints_in_its_own_way_is_refused():
+    module = torch.fx.symbolic_trace(lambda x: torch.relu(x))
+    list(module.graph.nodes)[1]._repr_fn = lambda node: "other"
+    with pytest.raises(BridgeError, match="cannot convert node 'relu': it has a _repr_fn"):
+        from_fx(module)
+
+
+class Opaque:
+    pass
+
+
+@pytest.mark.parametrize(
+    "value", [Opaque, Opaque(), torch.ones(2), {"a": torch.ops.aten.relu.default}, {"p": Pair(1, 2)}, Pair(Color.RED, 1)]
+)
+def test_what_torch_fx_cannot_write_is_refused(value):
+    graph = torchgraft.Graph()
+    x = graph.placeholder("x")
+    graph.output(graph.call_function(function, (x, value)))
+    with pytest.raises(
+        BridgeError, match="cannot carry node 'function' over to torch.fx: its argument .*get_attr node"
+    ):
+        to_fx(torchgraft.GraphModule(nn.Module(), graph))
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        1.5,
+        float("inf"),
+        2j,
+        "a'b",
+        b"x",
+        ...,
+        torch.float32,
+        torch.device("cpu"),
+        torch.strided,
+        range(3),
+        Pair(1, "x"),
+    ],
+)
+def test_what_torch_fx_can_write_crosses(value):
+    graph = torchgraft.Graph()
+    x = graph.placeholder("x")
+    graph.output([x, value])
+    module = torchgraft.GraphModule(nn.Module(), graph)
+    assert to_fx(module)(1) == [1, value]
+    assert_same_module(from_fx(to_fx(module)), module)
+
+
+def test_what_torch_fx_writes_wrongly_is_warned_of():
+    graph = torchgraft.Graph()
+    graph.output(graph.call_function(operator.pow, (-2, graph.placeholder("x"))))
+    module = torchgraft.GraphModule(nn.Module(), graph)
+    with pytest.warns(UserWarning, match=r"writes node 'pow_1' as -2 \*\* exponent"):
+        theirs = to_fx(module)
+    assert module(2) == torch.fx.Interpreter(theirs).run(2) == 4
