@@ -142,6 +142,16 @@ def test_without_example_inputs():
         from_export(program)(torch.ones(3))
 
 
+def test_a_tensor_that_was_given_twice():
+    """torch.export's own module answers wrongly here."""
+    twice = torch.ones(2)
+    program = exported(add, twice, twice)
+    module = from_export(program)
+    assert torch.equal(module(twice, twice), twice * 2)
+    with pytest.raises(GuardError, match=r"y is x does not hold, y is a tensor of shape \(2,\)"):
+        module(torch.ones(2), torch.zeros(2))
+
+
 def test_the_error():
     module = from_export(exported(lambda self, x: x + 1, torch.ones(2)))
     with pytest.raises(GuardError) as caught:

@@ -60,7 +60,9 @@ def test_constants_of_the_trace_cross(fx, convert, back):
     source = fx.symbolic_trace(Model())
     result = convert(source)
     assert result._tensor_constant0 is source._tensor_constant0
-    assert_same_module(back(result), source)
+    again = back(result)
+    assert_same_module(again, source)
+    assert getattr(again.graph, "_constants", {}).keys() == getattr(source.graph, "_constants", {}).keys()
 
 
 def test_our_graph_knows_constants_that_came_from_torch_fx():

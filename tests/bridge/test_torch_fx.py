@@ -1,23 +1,19 @@
 """`from_fx` and `to_fx`: there and back again, node for node, with metadata, code, results and gradients."""
 
-import copy
 import operator
 import pickle
-from collections import OrderedDict, defaultdict
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
 import torch.fx
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx.passes.fake_tensor_prop import FakeTensorProp
-from torch.fx.passes.shape_prop import ShapeProp
 
 import torchgraft
 from tests.bridge.comparison import assert_same_graph, assert_same_module, assert_same_outcome, outcome
+from tests.bridge.models import SMALL, Pair, small
 from tests.compatibility.programs import PROGRAMS
-from torchgraft import BridgeError, from_fx, to_fx, zoo
+from torchgraft import BridgeError, from_fx, to_fx
 from torchgraft.capture.inputs import assert_is_none
 from torchgraft.capture.tracer_base import assert_traced
 
@@ -48,7 +44,6 @@ def test_programs_of_torch_fx_cross_both_ways(build):
     assert_same_module(to_fx(ours), theirs)
 
 
-# torch.fx has no words for these: see test_regions.py and test_what_torch_fx_cannot_write_is_refused.
 @pytest.mark.parametrize("build", PROGRAMS.values(), ids=PROGRAMS.keys())
 def test_programs_of_ours_cross_both_ways(build):
     ours = build(torchgraft)

@@ -40,7 +40,8 @@ class Opaque:
 
 
 @pytest.mark.parametrize(
-    "value", [Opaque, Opaque(), torch.ones(2), {"a": torch.ops.aten.relu.default}, {"p": Pair(1, 2)}, Pair(Color.RED, 1)]
+    "value",
+    [Opaque, Opaque(), torch.ones(2), {"a": torch.ops.aten.relu.default}, {"p": Pair(1, 2)}, Pair(Color.RED, 1)],
 )
 def test_what_torch_fx_cannot_write_is_refused(value):
     graph = torchgraft.Graph()
@@ -66,6 +67,8 @@ def test_what_torch_fx_cannot_write_is_refused(value):
         torch.strided,
         range(3),
         Pair(1, "x"),
+        Color.RED,
+        [torch.ops.aten.relu.default],
     ],
 )
 def test_what_torch_fx_can_write_crosses(value):

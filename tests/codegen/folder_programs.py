@@ -321,7 +321,7 @@ def chained_calls() -> fx.GraphModule:
     graph = fx.Graph()
     x = graph.placeholder("x")
     scripted = torch.jit.script(paint_red)
-    for function in (scripted, Steep.apply, Outer.Inner.twice, Outer.Inner.thrice, torch.Tensor.neg, operation):
+    for function in (scripted, Outer.Inner.twice, Outer.Inner.thrice, torch.Tensor.neg, operation):
         x = graph.call_function(function, (x,))
     graph.output(x)
     return fx.GraphModule(nn.Module(), graph)
@@ -355,6 +355,7 @@ PROGRAMS: dict[str, Callable[[], tuple[fx.GraphModule, tuple[Any, ...]]]] = {
     "plain_attributes": lambda: (program_with_plain_attributes(), (X,)),
     "private_names": lambda: (program_with_private_names(), (X,)),
     "chained_calls": lambda: (chained_calls(), (X,)),
+    "autograd_function": lambda: (call_of(Steep.apply), (X,)),
     "custom_operator": lambda: (call_of(torch.ops.test_folder.shifted.default), (X,)),
     "bfloat16_eval": lambda: (
         fx.symbolic_trace(nn.Sequential(nn.Linear(3, 3), nn.LayerNorm(3), nn.Dropout())).bfloat16().eval(),

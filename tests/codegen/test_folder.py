@@ -113,45 +113,64 @@ class Written(NamedTuple):
     expected: Any
 
 
-@pytest.fixture(scope="module")
-def packages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Written]:
+class Packages:
     """Every program, written to one folder that is moved elsewhere afterwards."""
-    first, place = tmp_path_factory.mktemp("first"), tmp_path_factory.mktemp("place") / "moved"
-    written = {}
-    torch.manual_seed(0)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        for name, make in PROGRAMS.items():
-            module, arguments = make()
-            # Before running: layers such as spectral_norm change a little with every run.
-            module.to_folder(first / f"package_{name}")
-            torch.manual_seed(0)
-            written[f"package_{name}"] = Written(place / f"package_{name}", module, arguments, module(*arguments))
-    torch.save({name: item.arguments for name, item in written.items()}, first / "arguments.pt")
-    shutil.move(first, place)
-    return written
+
+    def __init__(self, first: Path, place: Path) -> None:
+        self.place = place
+        self._written: dict[str, Written | Exception] = {}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            for name in PROGRAMS:
+                try:
+                    self._written[name] = self._write(name, first)
+                except Exception as error:  # one program that fails must not hide the others
+                    self._written[name] = error
+        arguments = {
+            f"package_{name}": item.arguments for name, item in self._written.items() if isinstance(item, Written)
+        }
+        torch.save(arguments, first / "arguments.pt")
+        shutil.move(first, place)
+
+    def _write(self, name: str, first: Path) -> Written:
+        torch.manual_seed(0)
+        module, arguments = PROGRAMS[name]()
+        # Before running: layers such as spectral_norm change a little with every run.
+        module.to_folder(first / f"package_{name}")
+        torch.manual_seed(0)
+        return Written(self.place / f"package_{name}", module, arguments, module(*arguments))
+
+    def __getitem__(self, name: str) -> Written:
+        item = self._written[name]
+        if isinstance(item, Exception):
+            raise item
+        return item
 
 
 @pytest.fixture(scope="module")
-def results_of_another_process(packages: dict[str, Written]) -> dict[str, Any]:
-    place = next(iter(packages.values())).folder.parent
-    run_python(LOADER, str(place))
-    return torch.load(place / "results.pt", weights_only=False)
+def packages(tmp_path_factory: pytest.TempPathFactory) -> Packages:
+    return Packages(tmp_path_factory.mktemp("first"), tmp_path_factory.mktemp("place") / "moved")
+
+
+@pytest.fixture(scope="module")
+def results_of_another_process(packages: Packages) -> dict[str, Any]:
+    run_python(LOADER, str(packages.place))
+    return torch.load(packages.place / "results.pt", weights_only=False)
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_same_results_in_another_process(
-    name: str, packages: dict[str, Written], results_of_another_process: dict[str, Any]
+    name: str, packages: Packages, results_of_another_process: dict[str, Any]
 ) -> None:
+    written = packages[name]
     result, state = results_of_another_process[f"package_{name}"]
-    written = packages[f"package_{name}"]
     same(result, written.expected)
     assert list(state) == list(written.module.state_dict())
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_same_module_in_this_process(name: str, packages: dict[str, Written]) -> None:
-    written = packages[f"package_{name}"]
+def test_same_module_in_this_process(name: str, packages: Packages) -> None:
+    written = packages[name]
     random_state = torch.get_rng_state()
     loaded = load(written.folder)
     assert torch.equal(torch.get_rng_state(), random_state)
@@ -177,8 +196,8 @@ def test_zoo(name: str, tmp_path: Path) -> None:
         same(loaded(*arguments), module(*arguments))
 
 
-def test_gradients_are_those_of_the_program(packages: dict[str, Written]) -> None:
-    written = packages["package_chained_calls"]
+def test_gradients_are_those_of_the_program(packages: Packages) -> None:
+    written = packages["autograd_function"]
     gradients = []
     for module in (load(written.folder), written.module):
         x = X.clone().requires_grad_()
@@ -187,21 +206,21 @@ def test_gradients_are_those_of_the_program(packages: dict[str, Written]) -> Non
     same(*gradients)
 
 
-def test_training_reaches_every_name_of_a_tied_parameter(packages: dict[str, Written]) -> None:
-    loaded = load(packages["package_tied_to_leaf"].folder)
+def test_training_reaches_every_name_of_a_tied_parameter(packages: Packages) -> None:
+    loaded = load(packages["tied_to_leaf"].folder)
     with torch.no_grad():
         loaded.linear.weight.zero_()
     assert not loaded.leaf.inner.weight.any()
     assert loaded.again.leaf is loaded.leaf
-    shared = load(packages["package_shared_with_leaf"].folder)
+    shared = load(packages["shared_with_leaf"].folder)
     assert shared.leaf.extra is shared.before
     assert shared.leaf.inner is shared.behind
-    whole = load(packages["package_many_kinds"].folder).leaf
+    whole = load(packages["many_kinds"].folder).leaf
     assert whole.weights[0] is whole.inner.weight
 
 
-def test_needs_no_torchgraft_unless_the_program_does(packages: dict[str, Written]) -> None:
-    folders = [packages[f"package_{name}"].folder for name in ("odd_names", "tied", "regions", "bfloat16_eval")]
+def test_needs_no_torchgraft_unless_the_program_does(packages: Packages) -> None:
+    folders = [packages[name].folder for name in ("odd_names", "tied", "regions", "bfloat16_eval")]
     run_python(
         "import importlib, sys\n"
         "sys.modules['torchgraft'] = None\n"
@@ -213,12 +232,12 @@ def test_needs_no_torchgraft_unless_the_program_does(packages: dict[str, Written
     )
 
 
-def test_loaded_programs_can_be_captured_scripted_and_pickled(packages: dict[str, Written], tmp_path: Path) -> None:
-    written = packages["package_user_code"]
+def test_loaded_programs_can_be_captured_scripted_and_pickled(packages: Packages, tmp_path: Path) -> None:
+    written = packages["user_code"]
     again = fx.symbolic_trace(load(written.folder))
     assert [node.target for node in again.graph.nodes] == [node.target for node in written.module.graph.nodes]
     same(again(*written.arguments), written.expected)
-    layers = packages["package_bfloat16_eval"]
+    layers = packages["bfloat16_eval"]
     loaded = load(layers.folder)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)

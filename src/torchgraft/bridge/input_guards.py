@@ -88,8 +88,10 @@ def _left_side(condition: str) -> str:
 def _require(holds: Any, condition: str, left: str, found: Callable[[], Any]) -> None:
     if isinstance(holds, bool):
         if not holds:
+            value = found()
+            text = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else repr(value)
             raise GuardError(
-                f"the exported program does not take these inputs: {condition} does not hold, {left} is {found()!r}; "
+                f"the exported program does not take these inputs: {condition} does not hold, {left} is {text}; "
                 "give inputs like those it was exported with, or export it again with dynamic_shapes that allow these"
             )
     else:  # a traced value: the condition becomes part of the traced program
@@ -105,9 +107,23 @@ def input_conditions(program: ExportedProgram, inputs: list[Any]) -> list[str]:
     for node in inputs:
         sizes.input(node._name, node.meta.get("val"))
     sizes.relate()
-    conditions = sizes.conditions + _traced_guards(program, [node._name for node in inputs])
+    conditions = sizes.conditions + _aliases(program, inputs)
+    conditions += _traced_guards(program, [node._name for node in inputs])
     normal = [ast.unparse(ast.parse(condition, mode="eval")) for condition in conditions]
     return list(dict.fromkeys(normal))
+
+
+def _aliases(program: ExportedProgram, inputs: list[Any]) -> list[str]:
+    """torch.export takes a tensor that was given twice for one input, and the program then looks at one of them only."""
+    if not program.example_inputs:
+        return []
+    first: dict[int, Any] = {}
+    conditions = []
+    for node, value in zip(inputs, pytree.tree_leaves(program.example_inputs), strict=False):
+        other = first.setdefault(id(value), node) if isinstance(value, torch.Tensor) else node
+        if other is not node and not (other.users and node.users):
+            conditions.append(f"{node._name} is {other._name}")
+    return conditions
 
 
 class _Sizes:

@@ -11,7 +11,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 
 from torchgraft.bridge.input_guards import InputGuards, input_conditions
-from torchgraft.bridge.torch_fx import from_fx
+from torchgraft.bridge.torch_fx import from_fx, kind_of
 from torchgraft.bridge.translation import Translation
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import BridgeError
@@ -29,9 +29,9 @@ def from_export(program: ExportedProgram, *, check_inputs: bool = True) -> Graph
     and the metadata they have in `program.graph`. `meta` of the module holds `graph_signature`, `range_constraints` and
     `module_call_graph`.
 
-    Inputs of other sizes, types or structure than the program was exported for raise an error: a node calls the submodule
-    `_guards_fn`, which holds the conditions. It also refuses `train()` and `eval()`, as torch.export's own module does,
-    because the mode was fixed by the export. `check_inputs=False` leaves it out.
+    Inputs of other sizes or structure than the program was exported for, and other constants, raise an error: a node calls
+    the submodule `_guards_fn`, which holds the conditions. It also refuses `train()` and `eval()`, as torch.export's own
+    module does, because the mode was fixed by the export. `check_inputs=False` leaves it out.
 
     >>> model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU())
     >>> module = from_export(torch.export.export(model, (torch.ones(1, 2),)))
@@ -41,9 +41,8 @@ def from_export(program: ExportedProgram, *, check_inputs: bool = True) -> Graph
     True
     """
     if not isinstance(program, ExportedProgram):
-        kind = f"{type(program).__module__}.{type(program).__qualname__}"
         raise BridgeError(
-            f"from_export takes a torch.export.ExportedProgram, not a {kind}; make one with torch.export.export()"
+            f"from_export takes a torch.export.ExportedProgram, not a {kind_of(program)}; make one with torch.export.export()"
         )
     source = program.module(check_guards=False)
     _strip_checks(source)
@@ -113,7 +112,7 @@ def _restore_metadata(module: GraphModule, program: ExportedProgram) -> None:
         if node is not None and _corresponds(node, theirs):
             translation.nodes[theirs] = node
     for theirs, node in translation.nodes.items():
-        node._meta = dict(translation.metadata(dict(theirs.meta)))
+        node._meta = translation.entries(theirs.meta)
 
 
 def _corresponds(node: Node, theirs: torch.fx.Node) -> bool:

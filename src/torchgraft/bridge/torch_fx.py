@@ -39,7 +39,7 @@ def from_fx(module: torch.fx.GraphModule, *, nested: bool = False) -> GraphModul
     """
     if not isinstance(module, torch.fx.GraphModule):
         raise BridgeError(
-            f"from_fx takes a torch.fx.GraphModule, not a {_kind(module)}; capture it with symbolic_trace()"
+            f"from_fx takes a torch.fx.GraphModule, not a {kind_of(module)}; capture it with symbolic_trace()"
         )
     return _Crossing(nested).module_from_fx(module)
 
@@ -65,12 +65,13 @@ def to_fx(module: GraphModule, *, nested: bool = False) -> torch.fx.GraphModule:
     """
     if not isinstance(module, GraphModule):
         raise BridgeError(
-            f"to_fx takes a torchgraft.GraphModule, not a {_kind(module)}; capture it with symbolic_trace()"
+            f"to_fx takes a torchgraft.GraphModule, not a {kind_of(module)}; capture it with symbolic_trace()"
         )
     return _Crossing(nested).module_to_fx(module)
 
 
-def _kind(value: Any) -> str:
+def kind_of(value: Any) -> str:
+    """The full name of the type of a value, for messages."""
     return f"{type(value).__module__}.{type(value).__qualname__}"
 
 
@@ -88,7 +89,7 @@ class _Crossing:
         graph, translation = graph_from_fx(source.graph)
         self._share_state(source, result, _own_of_torch_fx())
         graph._constants = find_constants(graph, result)
-        result.meta = dict(translation.metadata(dict(getattr(source, "meta", {}))))
+        result.meta = translation.entries(getattr(source, "meta", {}))
         if getattr(source, "shape_env", None) is not None:
             result.shape_env = source.shape_env  # type: ignore[assignment]
         result.graph = graph
@@ -103,7 +104,7 @@ class _Crossing:
         codegen = source.graph._codegen
         if isinstance(codegen, PyTreeCodeGen):
             result._in_spec, result._out_spec = codegen.in_spec, codegen.out_spec
-        result.meta = dict(translation.metadata(dict(source.meta)))
+        result.meta = translation.entries(source.meta)
         tracer_cls = graph._tracer_cls
         result._tracer_cls = tracer_cls if tracer_cls and "<locals>" not in tracer_cls.__qualname__ else None
         result._tracer_extras = graph._tracer_extras or {}

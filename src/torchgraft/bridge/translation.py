@@ -68,14 +68,20 @@ class Translation:
             return slice(*[self.argument(item, user) for item in (value.start, value.stop, value.step)])
         return value
 
+    def entries(self, values: dict[Any, Any]) -> dict[Any, Any]:
+        """A dict of its own with the same entries, nodes in the values mapped."""
+        return {key: self.metadata(value) for key, value in values.items()}
+
     def metadata(self, value: Any) -> Any:
         """The same value where it mentions no node; otherwise a copy that mentions the other language's.
 
         Nodes of third graphs stay what they are.
         """
+        cls = type(value)
+        if cls in _LEAVES:
+            return value
         if isinstance(value, self._node_type):
             return self.nodes.get(value, value)
-        cls = type(value)
         if isinstance(value, list):
             own = self._list_type if cls in (their_list, immutable_list) else cls
             return self._rebuilt(value, list(value), own is not cls, lambda items: _refilled(value, own, items))
@@ -136,8 +142,9 @@ def graph_from_fx(source: torch.fx.Graph) -> tuple[Graph, Translation]:
             args = (import_factory(args[0]), *args[1:])
         kwargs = translation.argument(theirs.kwargs, theirs.name) if theirs.kwargs else EMPTY_DICT
         ours._set_arguments(args, kwargs)
-        ours._meta = dict(translation.metadata(dict(theirs.meta)))
-        ours.__dict__.update(translation.metadata(vars(theirs)))
+        ours._meta = translation.entries(theirs.meta)
+        if vars(theirs):
+            vars(ours).update(translation.entries(vars(theirs)))
     for theirs, ours in translation.nodes.items():
         ours.users = translation.users(theirs)
     names = source._graph_namespace
@@ -176,8 +183,9 @@ def graph_to_fx(source: Graph) -> tuple[torch.fx.Graph, Translation]:
             args = (factory_name(args[0], ours._name), *args[1:])
         theirs.args = translation.argument(args, ours._name)
         theirs.kwargs = translation.argument(ours._kwargs, ours._name)
-        theirs.meta = dict(translation.metadata(dict(ours.meta)))
-        vars(theirs).update(translation.metadata(vars(ours)))
+        theirs.meta = translation.entries(ours.meta)
+        if vars(ours):
+            vars(theirs).update(translation.entries(vars(ours)))
         check_writing(theirs)
         if ours._op == "call_function" and is_declared_effect(theirs.target):
             torch.fx.node.has_side_effect(theirs.target)

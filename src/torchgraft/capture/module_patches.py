@@ -132,10 +132,13 @@ _original_apply = torch.autograd.Function.__dict__["apply"]
 
 
 def _apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
-    proxy = find_proxy((args, kwargs)) if active.tracer is not None else None
+    tracer = active.tracer
+    # One node for the whole function, so that its own backward runs.
+    if tracer is not None and tracer._runs_for_real:
+        return tracer.call_leaf(cls.apply, _original_apply.__get__(None, cls), args, kwargs, snake_case(cls.__name__))
+    proxy = find_proxy((args, kwargs)) if tracer is not None else None
     if proxy is None:
         return _original_apply.__get__(None, cls)(*args, **kwargs)
-    # One node for the whole function, so that its own backward runs.
     return proxy.tracer.create_proxy("call_function", cls.apply, args, kwargs, name=snake_case(cls.__name__))
 
 

@@ -4,6 +4,7 @@ What is written down during the run is decided in `watch.py`; capture without in
 
 from __future__ import annotations
 
+import builtins
 import inspect
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -11,14 +12,17 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from torchgraft.capture.active import active, paused_collection
+from torchgraft.capture.active import Patch, active, paused_collection
 from torchgraft.capture.module_patches import MODULE_PATCHES
+from torchgraft.capture.sizes import combine, unwrapped, wrapped
 from torchgraft.capture.watch import KeepWhole, Watcher, WatchingMode
+from torchgraft.capture.wrapping import Autowrap, wrapped_patches
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.codegen.source import PyTreeCodeGen
 from torchgraft.errors import TraceError
 from torchgraft.ir.node import Node
 from torchgraft.ir.pytree import children_of
+from torchgraft.ir.structures import put_together, take_apart
 
 LeafRule = Callable[[torch.nn.Module, str], bool] | Iterable[Any] | type | str | None
 
@@ -63,6 +67,27 @@ def capture(
             symbolic = False
 
 
+_AUTOWRAP = Autowrap((), ())
+
+
+def _symbolic_choice(original: Callable[..., Any]) -> Callable[..., Any]:
+    """`min` or `max` that does not force its arguments to be plain numbers when two of them are given."""
+
+    def choice(*args: Any, **kwargs: Any) -> Any:
+        if active.tracer is not None and len(args) == 2 and not kwargs:
+            numbers = [unwrapped(value) for value in args]
+            known = numbers[0] or numbers[1]
+            if known is not None and all(isinstance(v, (int, float, torch.SymInt, torch.SymFloat)) for v in args):
+                pair = [number or known.wrap_int(value) for number, value in zip(numbers, args, strict=True)]
+                return wrapped(combine(original, original.__name__, *pair))
+        return original(*args, **kwargs)
+
+    return choice
+
+
+_MIN_MAX = [Patch(builtins, "min", _symbolic_choice(min)), Patch(builtins, "max", _symbolic_choice(max))]
+
+
 def _root_and_function(model: Any) -> tuple[torch.nn.Module, Callable[..., Any]]:
     if isinstance(model, torch.nn.Module):
         return model, model
@@ -97,7 +122,8 @@ def _watched_run(
 ) -> GraphModule:
     call, args, kwargs = _inputs(watcher, function, args, kwargs)
     with _unchanged(watcher.root), paused_collection:
-        for patch in MODULE_PATCHES:
+        patches = [*MODULE_PATCHES, *wrapped_patches(), *_AUTOWRAP.library_patches(), *_MIN_MAX]
+        for patch in patches:
             patch.acquire()
         previous, active.tracer = active.tracer, watcher
         try:
@@ -106,7 +132,7 @@ def _watched_run(
                 _output(watcher, result)
         finally:
             active.tracer = previous
-            for patch in reversed(MODULE_PATCHES):
+            for patch in reversed(patches):
                 patch.release()
             changed = watcher.state.restore()
     if changed:
@@ -154,14 +180,32 @@ def _input_value(watcher: Watcher, leaf: Any, node: Node, copies: dict[int, torc
 def _output(watcher: Watcher, result: Any) -> None:
     codegen = watcher.graph._codegen
     if _is_plain(result) and not isinstance(codegen, PyTreeCodeGen):
-        watcher.create_node("output", "output", (watcher.create_arg(result),), {})
+        watcher.create_node("output", "output", (_result(watcher, result),), {})
         return
     if not isinstance(codegen, PyTreeCodeGen):
         inputs = [node for node in watcher.graph.nodes if node.op == "placeholder"]
         names = [node.name for node in inputs]
         codegen = watcher.graph._codegen = PyTreeCodeGen(names, pytree.tree_structure([0] * len(names)))
     leaves, codegen.out_spec = pytree.tree_flatten(result)
-    watcher.create_node("output", "output", ([watcher.create_arg(leaf) for leaf in leaves],), {})
+    watcher.create_node("output", "output", ([_result(watcher, leaf) for leaf in leaves],), {})
+
+
+def _result(watcher: Watcher, value: Any) -> Any:
+    """A part of the result; objects of their own kind are put together anew by every run."""
+    if type(value) in (tuple, list):
+        return type(value)([_result(watcher, item) for item in value])
+    if type(value) is dict:
+        return {key: _result(watcher, item) for key, item in value.items()}
+    if hasattr(value, "__dict__") and not isinstance(value, (torch.Tensor, torch.nn.Module)) and unwrapped(value) is None:
+        template, parts = take_apart(value, _is_part)
+        if parts:
+            arguments = (watcher._constant("_template", template), *[watcher.create_arg(part) for part in parts])
+            return watcher.create_node("call_function", put_together, arguments, {})
+    return watcher.create_arg(value)
+
+
+def _is_part(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) or unwrapped(value) is not None
 
 
 def _is_plain(value: Any) -> bool:

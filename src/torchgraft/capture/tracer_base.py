@@ -71,6 +71,8 @@ class TracerBase:
     proxy_buffer_attributes: bool = False
     traced_func_name: str = "forward"
     _scope_chain: ScopeChain | None = None
+    # Whether the traced program runs on real tensors (a watched run) and not on proxies.
+    _runs_for_real = False
     # Whether a user's subclass has a say in how a call becomes a node; create_proxy is three times as fast where not.
     _is_overridden = False
 

@@ -57,6 +57,8 @@ class WatchingMode(TorchFunctionMode):
 class Watcher(TracerBase):
     """Writes down one run of a model."""
 
+    _runs_for_real = True
+
     def __init__(
         self, root: torch.nn.Module, is_leaf: Callable[[torch.nn.Module, str], bool], sizes_are_symbolic: bool = True
     ) -> None:
@@ -228,6 +230,28 @@ class Watcher(TracerBase):
         where = str(current_source_line() or "an unknown line")
         self.create_node("call_function", check_value, (node, self.create_arg(expected), condition, where), {})
 
+    def call_leaf(
+        self, target: Any, function: Callable[..., Any], args: Any, kwargs: Any, name: str | None = None
+    ) -> Any:
+        """Run a function without looking inside, and write it down as one call."""
+        if self._switching or not _has_tensor((args, kwargs)):
+            return function(*args, **kwargs)
+        lowered = self.create_arg(tuple(args)), self.create_arg(dict(kwargs)) if kwargs else {}
+        node = self.create_node("call_function", target, *lowered, name)
+        return self.unwatched(self._run_leaf, function, node, concrete(args), concrete(kwargs))
+
+    def call_random(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """A call of Python's random numbers or of torch's random state, which gives something else each time."""
+        if self._switching:
+            return function(*args, **kwargs)
+        result = self.unwatched(function, *concrete(args), **concrete(kwargs))
+        node = self.create_node("call_function", function, self.create_arg(tuple(args)), self.create_arg(dict(kwargs)))
+        if isinstance(result, torch.Tensor):
+            return self.unwatched(self.register, result, node, {})
+        if isinstance(result, (int, float)):
+            return wrapped(SymbolicNumber(self, result, lambda: node, f"{function.__name__}()"))
+        return result
+
     # ---- numbers ----
 
     def number(self, node: Node, key: Any, value: Any, make: Callable[[], Node], description: str) -> Any:
@@ -332,7 +356,7 @@ class Watcher(TracerBase):
         self._scope_chain = (outer, path, path, type(m))
         self._modules.append(m)
         try:
-            if not self._is_leaf(m, path) and not _has_hooks(m):
+            if not self._is_leaf(m, path) and not _has_hooks(m) and not isinstance(m, torch.jit.ScriptModule):
                 return forward(*args, **kwargs)
             node_arguments = self.create_arg(tuple(args)), self.create_arg(dict(kwargs)) if kwargs else {}
             node = self.create_node("call_module", path, *node_arguments)

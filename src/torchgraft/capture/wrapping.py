@@ -40,9 +40,11 @@ def recorded_leaf(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def recorded_call(function: Callable[..., Any]) -> Callable[..., Any]:
     """A function of torch that takes traced values, but does not know how to say so."""
-    return _replacement(
-        function, lambda tracer, args, kwargs: tracer.create_proxy("call_function", function, args, kwargs)
-    )
+
+    def record(tracer: Any, args: Any, kwargs: Any) -> Any:
+        return tracer.create_proxy("call_function", function, args, kwargs)
+
+    return _replacement(function, record, is_leaf=False)
 
 
 def _recorded_always(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -52,15 +54,22 @@ def _recorded_always(function: Callable[..., Any]) -> Callable[..., Any]:
     def replacement(*args: Any, **kwargs: Any) -> Any:
         if active.tracer is None:
             return function(*args, **kwargs)
+        if active.tracer._runs_for_real:
+            return active.tracer.call_random(function, args, kwargs)
         return active.tracer.create_proxy("call_function", function, args, kwargs)
 
     replacement.__torchgraft_original__ = function  # type: ignore[attr-defined]
     return replacement
 
 
-def _replacement(function: Callable[..., Any], record: Callable[..., Any]) -> Callable[..., Any]:
+def _replacement(
+    function: Callable[..., Any], record: Callable[..., Any], is_leaf: bool = True
+) -> Callable[..., Any]:
     @functools.wraps(function, updated=())
     def replacement(*args: Any, **kwargs: Any) -> Any:
+        tracer = active.tracer
+        if is_leaf and tracer is not None and tracer._runs_for_real:
+            return tracer.call_leaf(function, function, args, kwargs)
         proxy = find_proxy((args, kwargs))
         return function(*args, **kwargs) if proxy is None else record(proxy.tracer, args, kwargs)
 

@@ -424,7 +424,10 @@ class Graph:
     # ---- names ----
 
     def _target_to_str(self, target: Any) -> str:
-        wish = _wishes.get(target)
+        try:
+            wish = _wishes.get(target)
+        except TypeError:  # a callable object that cannot be a key
+            return snake_case(getattr(target, "__name__", type(target).__name__))
         if wish is None:
             text = target if isinstance(target, str) else getattr(target, "__name__", type(target).__name__)
             if text.startswith("__") and text.endswith("__"):

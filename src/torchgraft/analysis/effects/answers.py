@@ -15,6 +15,7 @@ import torch
 
 from torchgraft.analysis.effects.machine import ModuleRead
 from torchgraft.analysis.effects.values import MISSING, OUTSIDE, Findings, is_plain_data, lift
+from torchgraft.ir.node import Node
 
 Fact = TypeVar("Fact")
 
@@ -55,18 +56,21 @@ class Answers(Generic[Fact]):
 
     def get(self, node: Any, find: Callable[[Any], tuple[Fact, Findings]]) -> Fact:
         """The fact about a call, from memory if it still holds."""
-        shelf, key = self._place(node)
-        if shelf is None or key is None:
+        try:
+            key = call_key(node)
+            shelf = self._by_call if node.op != "call_module" else self._shelf_of_module(node)
+            remembered = None if shelf is None else shelf.get(key)
+        except TypeError:  # something in the call cannot be a key
             return find(node)[0]
-        remembered = shelf.get(key)
         if remembered is not None and remembered.still_holds():
             return remembered.fact
         fact, findings = find(node)
-        names, attributes = dependencies(findings)
-        if names is not None and attributes is not None:
-            if len(shelf) >= _LIMIT:
-                shelf.clear()
-            shelf[key] = Remembered(fact, names, attributes)
+        if shelf is not None and (node.op != "call_function" or is_permanent(node.target)):
+            names, attributes = dependencies(findings)
+            if names is not None and attributes is not None:
+                if len(shelf) >= _LIMIT:
+                    shelf.clear()
+                shelf[key] = Remembered(fact, names, attributes)
         return fact
 
     def clear(self) -> None:
@@ -74,16 +78,9 @@ class Answers(Generic[Fact]):
         self._by_call.clear()
         self._by_module.clear()
 
-    def _place(self, node: Any) -> tuple[dict[Any, Remembered[Fact]] | None, Any]:
-        if node.op != "call_module":
-            if node.op == "call_function" and not is_permanent(node.target):
-                return None, None
-            return self._by_call, call_key(node)
+    def _shelf_of_module(self, node: Any) -> dict[Any, Remembered[Fact]] | None:
         module = submodule(node.graph.owning_module, node.target)
-        try:
-            return (None if module is None else self._by_module.setdefault(module, {})), call_key(node)
-        except TypeError:
-            return None, None
+        return None if module is None else self._by_module.setdefault(module, {})
 
 
 def submodule(root: torch.nn.Module | None, path: str) -> torch.nn.Module | None:
@@ -150,26 +147,23 @@ def is_permanent(target: Any) -> bool:
 
 
 def call_key(node: Any) -> Any:
-    """The target and the arguments of a call, with positions in the place of nodes; None if it cannot be a key."""
+    """The target and the arguments of a call, with positions in the place of nodes; TypeError if some cannot be keys."""
     order: dict[Any, int] = {}
-    try:
-        positional = tuple([_argument_key(value, order) for value in node.args])
-        named = tuple([(name, _argument_key(value, order)) for name, value in node.kwargs.items()])
-        key = (node.op, node.target, positional, named)
-        hash(key)
-        return key
-    except TypeError:
-        return None
+    positional = tuple([_argument_key(value, order) for value in node.args])
+    if not node.kwargs:
+        return node.op, node.target, positional
+    return node.op, node.target, positional, tuple([(k, _argument_key(v, order)) for k, v in node.kwargs.items()])
 
 
 def _argument_key(value: Any, order: dict[Any, int]) -> Any:
-    if hasattr(type(value), "all_input_nodes"):
-        return (Findings, order.setdefault(value, len(order)))
+    cls = type(value)
+    if cls is Node or hasattr(cls, "all_input_nodes"):
+        return Node, order.setdefault(value, len(order))
     if isinstance(value, list | tuple):
-        return (type(value), *[_argument_key(item, order) for item in value])
-    if isinstance(value, slice):
+        return (cls, *[_argument_key(item, order) for item in value])
+    if cls is slice:
         return (slice, *[_argument_key(part, order) for part in (value.start, value.stop, value.step)])
     if not is_plain_data(value):
         raise TypeError("not a constant")
     # 1, 1.0 and True are equal, but not for `isinstance` in the code that is read.
-    return (type(value), value)
+    return cls, value

@@ -81,7 +81,7 @@ def declared_effects() -> int:
 def _declared_to_torch() -> Any:
     # Libraries declare effects to torch.fx (the collectives of torch.distributed do); read where it is loaded anyway.
     module = sys.modules.get("torch.fx.node")
-    return () if module is None else module.__dict__.get("_side_effectful_functions", ())
+    return () if module is None else module._side_effectful_functions
 
 
 class Calls(Attributes):

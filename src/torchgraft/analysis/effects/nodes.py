@@ -109,10 +109,7 @@ def _effects_by_position(node: Any) -> Effects:
         _declared = declared_effects()
         _plain.clear()
         _answers.clear()
-    effects = _answers.get(node, _find)
-    if not effects:
-        _remember_plain(node)
-    return effects
+    return _answers.get(node, _find)
 
 
 def _find(node: Any) -> tuple[Effects, Findings]:
@@ -134,7 +131,10 @@ def _find(node: Any) -> tuple[Effects, Findings]:
         analysis.write_outside("it returns nothing, so it is called for its effect")
     shares = frozenset(place for place in reachable((result,)) if not isinstance(place, Local))
     reasons = tuple(dict.fromkeys(analysis.reasons))
-    return Effects(frozenset(analysis.writes), analysis.random, analysis.unknown, shares, reasons), analysis
+    effects = Effects(frozenset(analysis.writes), analysis.random, analysis.unknown, shares, reasons)
+    if not effects:
+        _remember_plain(node)
+    return effects, analysis
 
 
 def _inputs(node: Any) -> list[Any]:

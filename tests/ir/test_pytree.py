@@ -1,0 +1,39 @@
+"""Taking call arguments apart into the leaves that a program was captured with.
+Programs with such inputs are in tests/capture/test_inputs.py.
+"""
+
+import pytest
+from torch.utils import _pytree as pytree
+
+from torchgraft.ir.pytree import children_of, tree_flatten_spec
+
+
+def spec_of(*values):
+    return pytree.tree_structure(list(values))
+
+
+def test_children_of_a_spec() -> None:
+    children = children_of(spec_of(1, (2, 3)))
+    assert [child.num_leaves for child in children] == [1, 2]
+
+
+def test_leaves_come_in_the_order_of_the_spec() -> None:
+    spec = spec_of({"a": 0, "b": 0}, [0, (0,)])
+    assert tree_flatten_spec([{"a": 1, "b": 2}, [3, (4,)]], spec) == [1, 2, 3, 4]
+
+
+def test_what_was_a_leaf_is_handed_on_whole() -> None:
+    assert tree_flatten_spec([[1, 2]], spec_of(0)) == [[1, 2]]
+
+
+@pytest.mark.parametrize(
+    "value", [{"a": 1}, {"a": 1, "c": 2}, [1, 2], 3], ids=["missing key", "other key", "other container", "leaf"]
+)
+def test_another_structure_is_refused_and_both_are_named(value) -> None:
+    with pytest.raises(ValueError, match="(?s)argument 1 does not have the structure.*expected.*found.*capture again"):
+        tree_flatten_spec([0, value], spec_of(0, {"a": 0, "b": 0}))
+
+
+def test_too_few_values_are_refused() -> None:
+    with pytest.raises(ValueError):
+        tree_flatten_spec([1], spec_of(1, 2))
