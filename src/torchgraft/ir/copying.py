@@ -135,7 +135,7 @@ def _import_path(node: Node) -> str:
         found = _import_object(path)
     except (ImportError, AttributeError):
         found = None
-    if found is not node._target:
+    if found != node._target:  # a method of a class is a new object each time it is looked up
         raise GraphError(
             f"cannot pickle node '{node._name}': its function {node._target!r} cannot be imported as '{path}'; "
             "define it at the top level of an importable module"

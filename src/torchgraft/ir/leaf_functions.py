@@ -10,8 +10,8 @@ from typing import Any
 
 from torchgraft.errors import TraceError
 
-# The __name__ that generated code sees.
-GENERATED_MODULE = "torchgraft.generated"
+# A name in the globals of generated code, by which it is known. (Not __name__: torch.compile would try to import that.)
+GENERATED = "__torchgraft_generated__"
 
 _MARKS = "__torchgraft_wrapped__"
 # (globals of the module that called wrap, name): looked up when a trace begins, because wrap may precede the definition.
@@ -39,7 +39,7 @@ def wrap(fn_or_name: str | Callable[..., Any]) -> str | Callable[..., Any]:
 
 
 def _mark(scope: dict[str, Any], name: str) -> None:
-    if scope.get("__name__") == GENERATED_MODULE:
+    if GENERATED in scope:
         # Generated code comes and goes; its marks live and die with its namespace.
         scope.setdefault(_MARKS, []).append(name)
     else:

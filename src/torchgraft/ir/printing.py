@@ -55,6 +55,9 @@ def qualified_name(function: Callable[..., Any]) -> str:
     ):
         if function is getattr(torch.Tensor, name, None):
             return f"torch.Tensor.{name}"
+    owner = getattr(function, "__self__", None)
+    if isinstance(function, types.MethodType) and isinstance(owner, type):
+        return f"{owner.__module__}.{owner.__qualname__}.{name}"
     if name == "<lambda>":
         name = _lambda_name(function)
     return f"{_module_of(function)}.{name}"
