@@ -62,7 +62,7 @@ def test_a_callable_that_is_no_plain_function_must_be_given_by_name() -> None:
 
 
 def test_marks_in_generated_code_live_with_its_namespace() -> None:
-    scope = {"__name__": leaf_functions.GENERATED_MODULE}
+    scope = {leaf_functions.GENERATED: True}
     before = len(leaf_functions.marked_functions())
     leaf_functions._mark(scope, "leaf")
     assert leaf_functions.marks_in(scope) == ["leaf"]

@@ -24,7 +24,7 @@ _numbers = itertools.count()
 # are mended.
 NOT_YET = frozenset(
     {
-        "constant_write", "write_low_precision", "self.memory[1] = 2.5", "Cube.apply({0})", "{0}.T", "{0}.data", "{0}.real",
+        "Cube.apply({0})", "{0}.T", "{0}.data", "{0}.real",
         "self.memory.data.add_({0})", "torch.atleast_2d({0})", "torch.einsum('ij->ji', {0})", "{0}.type_as({0})",
     }
 )  # fmt: skip
@@ -113,7 +113,9 @@ class Writer:
         other = self.value(lambda value: _broadcasts(value.shape, shape))
         return other.name if other is not None and self.draw(st.integers(0, 3)) else self.pick("0.5", "2", "-1.25")
 
-    def assign(self, text: str, shape: tuple[int, ...], *sources: Value, view: bool = False, low: bool = False) -> Value:
+    def assign(
+        self, text: str, shape: tuple[int, ...], *sources: Value, view: bool = False, low: bool = False
+    ) -> Value:
         """`name = text`, as a new variable."""
         self._count += 1
         low = low or "autocast" in self.regions or any(source.low for source in sources)
@@ -241,7 +243,8 @@ def write_item(w: Writer) -> None:
     w.write(
         w.pick(
             f"{name}[0] = {other}", f"{name}[..., {last}] = 1.5", f"{name}[0] += {other}", f"{name}[:1] *= 0.5",
-            f"{name}[{name} > 0] = 0.25", f"{name}[0].mul_(2)", f"{name}[:, None] = 0.5" if len(a.shape) > 1 else f"{name}[:] = 1",
+            f"{name}[{name} > 0] = 0.25", f"{name}[0].mul_(2)",
+            f"{name}[:, None] = 0.5" if len(a.shape) > 1 else f"{name}[:] = 1",
         )
     )  # fmt: skip
 
@@ -298,10 +301,15 @@ def buffer(w: Writer) -> None:
 
 def buffer_write(w: Writer) -> None:
     a = w.value(lambda value: value.shape == (3,) or value.shape == (1, 3))
-    other = f"{a.name}.detach().reshape(3)" if a is not None and w.pick(True, False) else w.pick("0.5", "y[0]", "self.offset")
+    other = (
+        f"{a.name}.detach().reshape(3)"
+        if a is not None and w.pick(True, False)
+        else w.pick("0.5", "y[0]", "self.offset")
+    )
     form = w.pick(
         "self.memory.add_({0})", "self.memory.mul_(0.9)", "self.count.add_(1)", "self.memory.copy_(self.memory * {0})",
-        "self.memory[:2].add_(1)", "torch.add(self.memory, 1, out=self.memory)", "self.memory[0] = {1}[0]", "self.memory[1] = 2.5",
+        "self.memory[:2].add_(1)", "torch.add(self.memory, 1, out=self.memory)", "self.memory[0] = {1}[0]",
+        "self.memory[1] = 2.5",
         "self.memory[:] = self.memory + {0}", "F.relu(self.memory, inplace=True)", "self.offset.mul_(1.5)",
         "self.memory.data.add_({0})",
     )  # fmt: skip
@@ -369,7 +377,15 @@ def chance_unused(w: Writer) -> None:
 def size(w: Writer) -> None:
     a = w.value(lambda value: value.shape)
     number = w.pick(*w.sizes)
-    form = w.pick("{0}.shape[0]", "{0}.size(-1)", "{0}.numel()", "{0}.shape[-1] + {1}", "{0}.size(0) * 2 - 1", "{0}.dim()", "len(({0}, 1))")
+    form = w.pick(
+        "{0}.shape[0]",
+        "{0}.size(-1)",
+        "{0}.numel()",
+        "{0}.shape[-1] + {1}",
+        "{0}.size(0) * 2 - 1",
+        "{0}.dim()",
+        "len(({0}, 1))",
+    )
     w._count += 1
     w.write(f"n{w._count} = {form.format(a.name, number)}")
     w.sizes.append(f"n{w._count}")
@@ -381,7 +397,8 @@ def size_use(w: Writer) -> None:
     text, shape, is_view = w.pick(
         ("{0} * {1}", a.shape, False), ("{0} + torch.zeros({1}).sum()", a.shape, False), ("{0} / ({1} + 1)", a.shape, False),
         ("{0}[: {0}.shape[0] // 2 + 1]", (a.shape[0] // 2 + 1, a.shape[1]), True),
-        ("{0}.reshape({0}.size(1), {0}.size(0))", a.shape[::-1], True), ("{0}.reshape({0}.shape[0] * {0}.shape[1])", (a.shape[0] * a.shape[1],), True),
+        ("{0}.reshape({0}.size(1), {0}.size(0))", a.shape[::-1], True),
+        ("{0}.reshape({0}.shape[0] * {0}.shape[1])", (a.shape[0] * a.shape[1],), True),
         ("{0}.view_as({0}).expand(*({0}.shape[0], {0}.shape[1]))", a.shape, True),
     )  # fmt: skip
     w.assign(text.format(a.name, number), shape, a, view=is_view)
@@ -413,9 +430,41 @@ def region(w: Writer) -> None:
 
 # ---- programs ----
 
-_ANYWHERE = (elementwise, binary, matmul, reduction, unpacking, view, view, write_operator, write_operator, write_method)
-_ANYWHERE += (write_through_alias, write_low_precision, write_item, constant, constant_write, chance, chance_unused, size, size_use, region)
-_IN_MODELS = (*_ANYWHERE, module, module, module_in_place, buffer, buffer_write, buffer_write, buffer_alias, parameter_write)
+_ANYWHERE = (
+    elementwise,
+    binary,
+    matmul,
+    reduction,
+    unpacking,
+    view,
+    view,
+    write_operator,
+    write_operator,
+    write_method,
+)
+_ANYWHERE += (
+    write_through_alias,
+    write_low_precision,
+    write_item,
+    constant,
+    constant_write,
+    chance,
+    chance_unused,
+    size,
+    size_use,
+    region,
+)
+_IN_MODELS = (
+    *_ANYWHERE,
+    module,
+    module,
+    module_in_place,
+    buffer,
+    buffer_write,
+    buffer_write,
+    buffer_alias,
+    parameter_write,
+)
 
 
 def statement(w: Writer) -> None:
@@ -430,7 +479,8 @@ def _result(w: Writer) -> None:
     w.write(
         "return "
         + w.pick(
-            first, f"({', '.join(names)},)", f"[{', '.join(names)}]", f"{{'a': {first}, 'b': [{last}, 2]}}", f"({first}, None, 1.5)",
+            first, f"({', '.join(names)},)", f"[{', '.join(names)}]", f"{{'a': {first}, 'b': [{last}, 2]}}",
+            f"({first}, None, 1.5)",
             f"Pair({first}, {last})", f"({first}, {first}, ({last}, {{'size': {last}.shape}}))",
             first if w.is_function else f"({first}, self.memory)", f"{first} + x.sum()", f"({first} * x[0, 0], {last})",
         )

@@ -274,7 +274,12 @@ class Edits(RuleBasedStateMachine):
     @rule(index=WHERE, function=FUNCTIONS)
     def retarget(self, index: int, function: Any) -> None:
         node = self.node(index)
-        if node.op == "call_function" and node.target is not mean_of and "alpha" not in node.kwargs and len(node.args) == 2:
+        if (
+            node.op == "call_function"
+            and node.target is not mean_of
+            and "alpha" not in node.kwargs
+            and len(node.args) == 2
+        ):
             node.target = function
 
     @rule(index=WHERE)
@@ -331,16 +336,17 @@ class Edits(RuleBasedStateMachine):
             with self.graph.inserting_before(value):
                 self.graph.erase_node(node)
             self.dead.append(node)
-            before = picture(self.graph)
-            try:
-                self.graph.call_method("relu", (value,))
-            except RuntimeError:
-                check_consistent(self.graph)
-                assert picture(self.graph) == before
+        # What becomes of a node that is made between the two is asked in test_found_programs.py.
+        made = self.graph.call_method("relu", (value,))
+        assert made.next.op == "root"
 
     # ---- walking while editing (rule 4) ----
 
-    @rule(at=WHERE, action=st.sampled_from(["insert after", "insert before", "erase next", "erase me", "replace me"]), back=st.booleans())
+    @rule(
+        at=WHERE,
+        action=st.sampled_from(["insert after", "insert before", "erase next", "erase me", "replace me"]),
+        back=st.booleans(),
+    )
     def walk(self, at: int, action: str, back: bool) -> None:
         nodes = list(self.graph.nodes)
         stop = nodes[at % len(nodes)]

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import copy
 import os
+import re
 
 import pytest
 from hypothesis import given, settings
@@ -28,7 +29,9 @@ def test_functions(program: Program) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(os.environ.get("HYPOTHESIS_PROFILE") != "thorough", reason="minutes; HYPOTHESIS_PROFILE=thorough runs it")
+@pytest.mark.skipif(
+    os.environ.get("HYPOTHESIS_PROFILE") != "thorough", reason="minutes; HYPOTHESIS_PROFILE=thorough runs it"
+)
 @given(programs())
 @settings(max_examples=600)
 def test_many_programs_in_every_way(program: Program) -> None:
@@ -42,6 +45,11 @@ def test_two_captures_are_the_same(program: Program) -> None:
         first, second = capture(program)[0], capture(program)[0]
     except torchgraft.TraceError:
         return
-    assert first.code == second.code
-    assert str(first.graph) == str(second.graph)
+    assert _without_number(first.code) == _without_number(second.code)
+    assert _without_number(str(first.graph)) == _without_number(str(second.graph))
     assert [node.name for node in first.graph.nodes] == [node.name for node in copy.deepcopy(first).graph.nodes]
+
+
+def _without_number(code: str) -> str:
+    """Guards name the user's file, and every random program is a file of its own."""
+    return re.sub(r"<random program \d+>", "<random program>", code)

@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-from hypothesis import note
+from hypothesis import currently_in_test_context, note
 
 import torchgraft
 from tests.properties.observation import Snapshot, difference, observe
@@ -78,7 +78,6 @@ def _chosen(program: Program) -> set[str]:
 
 def check(program: Program, all_ways: bool = False) -> None:
     """Every way of running the captured program does what eager does."""
-    note(repr(program))
     subject, model = program.make()
     expected = observe(subject, model, program.seed)
     try:
@@ -86,7 +85,8 @@ def check(program: Program, all_ways: bool = False) -> None:
     except torchgraft.TraceError:
         assert expected.error is not None, "refused, although eager runs it"
         return
-    note(module.code)
+    if currently_in_test_context():
+        note(f"{program!r}\n{module.code}")
     for name, way in WAYS.items():
         if not all_ways and name not in _chosen(program):
             continue
@@ -100,7 +100,9 @@ def check(program: Program, all_ways: bool = False) -> None:
     compare(expected, Interpreter(module).run, module, model, program, "interpreted")
 
 
-def compare(expected: Any, run: Callable[..., Any], module: GraphModule, model: Any, program: Program, way: str) -> None:
+def compare(
+    expected: Any, run: Callable[..., Any], module: GraphModule, model: Any, program: Program, way: str
+) -> None:
     """Run a captured program and compare what it did with what eager did."""
     holder = StateHolder(model, module)
     found = observe(run, holder, program.seed)

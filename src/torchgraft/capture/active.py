@@ -144,12 +144,12 @@ class CodePatch:
 class NamespacePatch:
     """Many replaced entries of one dictionary, put in place and back together."""
 
-    __slots__ = ("holder", "originals", "replacements", "users")
+    __slots__ = ("holder", "originals", "previous", "replacements", "users")
 
     def __init__(self, holder: dict[str, Any], replacements: dict[str, Callable[..., Any]]) -> None:
         self.holder = holder
         self.replacements = replacements
-        self.originals = {name: holder[name] for name in replacements}
+        self.originals = self.previous = {name: holder[name] for name in replacements}
         self.users = 0
 
     def acquire(self) -> None:
@@ -157,6 +157,10 @@ class NamespacePatch:
         with _lock:
             self.users += 1
             if self.users == 1:
+                # Usually the originals; but torch.fx may be tracing around us and have put its own there.
+                self.previous = {name: self.holder.get(name, value) for name, value in self.originals.items()}
+                for name, value in self.previous.items():
+                    self.replacements[name].__torchgraft_fallback__[0] = value  # type: ignore[attr-defined]
                 self.holder.update(self.replacements)
 
     def release(self) -> None:
@@ -164,7 +168,7 @@ class NamespacePatch:
         with _lock:
             self.users -= 1
             if self.users == 0:
-                self.holder.update(self.originals)
+                self.holder.update(self.previous)
 
 
 # Patches by (id of holder, name), kept for good: two tracers that need the same one share it.

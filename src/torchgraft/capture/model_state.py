@@ -6,9 +6,11 @@ Tensors need no watching, because calls that would write into them are recorded 
 from __future__ import annotations
 
 import dis
+import functools
 import sys
+from collections import deque
 from operator import is_
-from types import FrameType
+from types import FrameType, ModuleType
 from typing import Any, NoReturn
 
 import torch
@@ -17,25 +19,47 @@ from torchgraft.errors import TraceError
 from torchgraft.ir.origin import SourceLine, current_source_line, is_user_code
 from torchgraft.ir.origin import source_line as line_of
 
-_CONTAINERS = frozenset({list, dict, set})
+_CONTAINERS = (list, dict, set, deque)
+# What every module has. Most of it changes by assigning attributes, which is refused before it happens.
+_STANDARD = frozenset(torch.nn.Module().__dict__) - {"_buffers", "_forward_hooks", "_forward_pre_hooks"}
 
 
 class ModelState:
-    """A shallow picture of every module whose forward was entered: its attributes, and what lists, dicts and sets hold."""
+    """A picture of a model's Python side: the attributes of every module whose forward was entered, and what the lists,
+    dicts, sets and plain objects among the attributes of all its modules hold."""
 
     def __init__(self, paths: dict[torch.nn.Module, str]) -> None:
         self._paths = paths
         self._attributes: dict[torch.nn.Module, dict[str, Any]] = {}
+        # (module, name of its attribute, the container or the attributes of an object, a copy of it)
         self._contents: list[tuple[torch.nn.Module, str, Any, Any]] = []
+        seen: set[int] = set()
+        for module in paths:
+            # Modules of torch.nn keep no notes of their own, and there are many of them.
+            if not _is_from_torch(type(module)):
+                for name, value in module.__dict__.items():
+                    if name not in _STANDARD and type(value) not in _PLAIN:
+                        self._picture(module, name, value, seen, 0)
+
+    def _picture(self, module: torch.nn.Module, name: str, value: Any, seen: set[int], depth: int) -> None:
+        if isinstance(value, _CONTAINERS):
+            content = value
+        elif hasattr(value, "__dict__") and not isinstance(value, _NOT_LOOKED_INTO) and not callable(value):
+            content = value.__dict__
+        else:
+            return
+        if id(content) in seen or depth > 4:
+            return
+        seen.add(id(content))
+        self._contents.append((module, name, content, content.copy()))
+        for item in content.values() if isinstance(content, dict) else content:
+            if type(item) not in _PLAIN:
+                self._picture(module, name, item, seen, depth + 1)
 
     def watch(self, module: torch.nn.Module) -> None:
-        """Remember a module as it is now."""
-        if module in self._attributes:
-            return
-        self._attributes[module] = before = module.__dict__.copy()
-        for name, value in before.items():
-            if type(value) in _CONTAINERS and name != "_parameters" and name != "_non_persistent_buffers_set":
-                self._contents.append((module, name, value, value.copy()))
+        """Remember the attributes of a module as they are now."""
+        if module not in self._attributes:
+            self._attributes[module] = module.__dict__.copy()
 
     def before_write(self, module: torch.nn.Module, name: str, value: Any, tracer: Any) -> None:
         """Refuse an attribute to be changed; writing the value that is there already is no change."""
@@ -66,11 +90,8 @@ class ModelState:
             if _same_content(container, content):
                 continue
             changed.append((module, name))
-            if type(container) is list:
-                container[:] = content
-            else:
-                container.clear()
-                container.update(content)
+            container.clear()
+            container.extend(content) if isinstance(container, (list, deque)) else container.update(content)
         return changed
 
     def refuse_changes(self, changed: list[tuple[torch.nn.Module, str]]) -> None:
@@ -87,6 +108,30 @@ class ModelState:
             "keep the value in a buffer and write it in place (self.buffer.copy_(value)), return it as an output, "
             "or keep the module as a leaf (Tracer.is_leaf_module). The model is left as it was"
         )
+
+
+_PLAIN = frozenset(
+    {
+        int,
+        float,
+        bool,
+        str,
+        bytes,
+        complex,
+        type(None),
+        tuple,
+        torch.Tensor,
+        torch.nn.Parameter,
+        torch.dtype,
+        torch.device,
+    }
+)
+_NOT_LOOKED_INTO = (torch.Tensor, torch.nn.Module, type, ModuleType)
+
+
+@functools.cache
+def _is_from_torch(cls: type) -> bool:
+    return cls.__module__.startswith("torch.nn.")
 
 
 def _writer() -> Any:
@@ -107,10 +152,8 @@ def _is_equal(now: Any, before: Any) -> bool:
 def _same_content(container: Any, content: Any) -> bool:
     if len(container) != len(content):
         return False
-    if type(container) is list:
-        return all(map(is_, container, content))
-    if type(container) is set:
-        return container == content
+    if not isinstance(container, dict):
+        return container == content if isinstance(container, set) else all(map(is_, container, content))
     return all(map(is_, container.values(), content.values())) and all(map(is_, container, content))
 
 

@@ -4,6 +4,7 @@ The answers are the tracer's; the machinery that puts these functions in place a
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import torch
@@ -17,10 +18,11 @@ from torchgraft.ir.names import snake_case
 # Factories that take sizes one by one refuse a proxy before torch's override protocol is asked.
 _SIZE_FACTORIES = ("zeros", "ones", "empty", "rand", "randn")
 
-_module_call = CodePatch(torch.nn.Module.__call__)  # type: ignore[arg-type]
-_module_getattr = CodePatch(torch.nn.Module.__getattr__)  # type: ignore[arg-type]
-_module_setattr = CodePatch(torch.nn.Module.__setattr__)  # type: ignore[arg-type]
-_module_delattr = CodePatch(torch.nn.Module.__delattr__)  # type: ignore[arg-type]
+# Unwrapped, because torch.fx may be tracing, and have its own functions there, when this file is first imported.
+_module_call = CodePatch(inspect.unwrap(torch.nn.Module.__call__))  # type: ignore[arg-type]
+_module_getattr = CodePatch(inspect.unwrap(torch.nn.Module.__getattr__))  # type: ignore[arg-type]
+_module_setattr = CodePatch(inspect.unwrap(torch.nn.Module.__setattr__))  # type: ignore[arg-type]
+_module_delattr = CodePatch(inspect.unwrap(torch.nn.Module.__delattr__))  # type: ignore[arg-type]
 
 call_module = _module_call.original
 read_attribute = _module_getattr.original
@@ -118,6 +120,8 @@ class TrainingFlag:
 
 
 def _read_training(module: torch.nn.Module) -> Any:
+    if "training" not in module.__dict__:
+        raise AttributeError("training")  # Python goes on to ask __getattr__, as it would have without the property
     tracer = active.tracer
     if tracer is None or tracer._switching:
         return module.__dict__["training"]
@@ -126,6 +130,12 @@ def _read_training(module: torch.nn.Module) -> Any:
 
 def _write_training(module: torch.nn.Module, value: Any) -> None:
     module.__dict__["training"] = bool(value) if isinstance(value, TrainingFlag) else value
+
+
+def _delete_training(module: torch.nn.Module) -> None:
+    if "training" not in module.__dict__:
+        raise AttributeError("training")
+    del module.__dict__["training"]
 
 
 _original_apply = torch.autograd.Function.__dict__["apply"]
@@ -148,7 +158,7 @@ MODULE_PATCHES = [
     _module_getattr,
     _module_setattr,
     _module_delattr,
-    Patch(torch.nn.Module, "training", property(_read_training, _write_training)),  # type: ignore[arg-type]
+    Patch(torch.nn.Module, "training", property(_read_training, _write_training, _delete_training)),  # type: ignore[arg-type]
     Patch(torch.autograd.Function, "apply", classmethod(_apply)),  # type: ignore[arg-type]
     *REGION_PATCHES,
     *[patch for name in _SIZE_FACTORIES if (patch := shared_patch(torch, name, recorded_call)) is not None],

@@ -196,7 +196,11 @@ def _result(watcher: Watcher, value: Any) -> Any:
         return type(value)([_result(watcher, item) for item in value])
     if type(value) is dict:
         return {key: _result(watcher, item) for key, item in value.items()}
-    if hasattr(value, "__dict__") and not isinstance(value, (torch.Tensor, torch.nn.Module)) and unwrapped(value) is None:
+    if (
+        hasattr(value, "__dict__")
+        and not isinstance(value, (torch.Tensor, torch.nn.Module))
+        and unwrapped(value) is None
+    ):
         template, parts = take_apart(value, _is_part)
         if parts:
             arguments = (watcher._constant("_template", template), *[watcher.create_arg(part) for part in parts])
@@ -241,6 +245,3 @@ def _tidy(watcher: Watcher) -> None:
         is_read = node._op == "get_attr" or node._target in (getattr, "size", "numel", "item")
         if is_read and not node.users:
             watcher.graph.erase_node(node)
-
-
-

@@ -5,11 +5,14 @@ what is constant is run as well as recorded, because Python may go on to read it
 
 from __future__ import annotations
 
+import functools
+from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.overrides import TorchFunctionMode
 
+from torchgraft.capture.active import active
 from torchgraft.capture.proxy import Proxy, find_proxy, record_torch_call
 from torchgraft.errors import TraceError
 from torchgraft.ir.node import Node
@@ -17,8 +20,6 @@ from torchgraft.ir.origin import current_source_line
 
 if TYPE_CHECKING:
     from torchgraft.capture.tracer import Tracer
-
-_random_functions: dict[Any, bool] = {}
 
 
 class RecordingMode(TorchFunctionMode):
@@ -32,8 +33,8 @@ class RecordingMode(TorchFunctionMode):
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         tracer = self.tracer
-        if tracer._switching:
-            return function(*args, **kwargs)
+        if tracer._switching or active.tracer is not tracer:
+            return function(*args, **kwargs)  # our own doing, or that of a trace within this one
         if Proxy in types:
             return self._on_proxies(function, args, kwargs)
         if find_proxy((args, kwargs)) is not None:
@@ -62,6 +63,8 @@ class RealValues:
         self.tracer = tracer
         self._made: dict[int, tuple[torch.Tensor, Node]] = {}
         self._written_storages: set[int] = set()
+        self._recorded: list[Node] = []
+        self._writes: set[Node] = set()
 
     @property
     def any_made(self) -> bool:
@@ -73,19 +76,17 @@ class RealValues:
         entry = self._made.get(id(tensor))
         return None if entry is None else entry[1]
 
-    def constant_nodes(self) -> list[Node]:
-        """Every node recorded for a constant, oldest first."""
-        return [node for _, node in self._made.values()]
+    def readable_nodes(self) -> list[Node]:
+        """Every node recorded for a constant that only returns a value, oldest first."""
+        return [node for node in self._recorded if node not in self._writes]
 
     def call(self, function: Any, args: Any, kwargs: Any) -> Any:
         """A call in which no argument is a proxy."""
-        tensors = list(_tensors((args, kwargs)))
-        if not tensors:
-            return self._call_without_tensors(function, args, kwargs)
-        if all(self._is_constant(tensor) for tensor in tensors):
-            if is_random(function):
-                self.written(function, args, kwargs)
-                return record_torch_call(self.tracer, function, args, kwargs)
+        is_constant = all(self._is_constant(tensor) for tensor in _tensors((args, kwargs)))
+        if is_constant and is_random(function):
+            self.written(function, args, kwargs)
+            return record_torch_call(self.tracer, function, args, kwargs)
+        if is_constant and not may_draw(function):
             return self._run_and_record(function, args, kwargs)
         return self._call_on_state(function, args, kwargs)
 
@@ -102,49 +103,52 @@ class RealValues:
             return True  # an overridden Tracer.getattr wants this one to be real
         return id(tensor) in self._made and tensor.untyped_storage()._cdata not in self._written_storages
 
-    def _call_without_tensors(self, function: Any, args: Any, kwargs: Any) -> Any:
-        if is_random(function):
-            return record_torch_call(self.tracer, function, args, kwargs)
-        return self._run_and_record(function, args, kwargs)
-
     def _run_and_record(self, function: Any, args: Any, kwargs: Any) -> Any:
+        given = [(tensor, tensor._version) for tensor in _tensors((args, kwargs))]
         result = function(*args, **kwargs)
-        produced = list(_tensors(result))
-        if not produced:
+        produced = next(_tensors(result), None) is not None
+        writes = any(tensor._version != version for tensor, version in given)
+        if not produced and not writes:
             return result
-        known = {id(tensor): tensor for tensor in _tensors((args, kwargs))}
         try:
             proxy = record_torch_call(self.tracer, function, args, kwargs)
         except NotImplementedError:
-            return result  # an argument that cannot be written down (a numpy array, say): the result is a tensor from outside
+            return (
+                result  # an argument that cannot be written down (a numpy array): the result is a tensor from outside
+            )
+        self._recorded.append(proxy.node)
+        if writes:
+            self._writes.add(proxy.node)
         if isinstance(result, torch.Tensor):
             self._made[id(result)] = (result, proxy.node)
-        else:
+        elif isinstance(result, (tuple, list)):
             for index, item in enumerate(result):
-                if isinstance(item, torch.Tensor) and id(item) not in known:
-                    self._made[id(item)] = (item, proxy[index].node)
+                if isinstance(item, torch.Tensor):
+                    part = proxy[index].node
+                    self._recorded.append(part)
+                    self._made[id(item)] = (item, part)
         return result
 
     def _call_on_state(self, function: Any, args: Any, kwargs: Any) -> Any:
-        if getattr(function, "__name__", "") == "__get__":
+        name = getattr(function, "__name__", "")
+        if name == "__get__":
             result = function(*args, **kwargs)  # properties neither compute nor write
             if not isinstance(result, torch.Tensor):
                 return result
-            proxy = self.tracer.create_proxy("call_function", getattr, (args[0], function.__self__.__name__), {})
-            return proxy
-        if getattr(function, "__name__", "") == "__set__":
+            return self.tracer.create_proxy("call_function", getattr, (args[0], function.__self__.__name__), {})
+        if name == "__set__":
             self._refuse(function, "assigns an attribute of")
-        structure = self._structure(function, args, kwargs)
-        if not list(_tensors(structure)):
+        structure, writes = self._structure(function, args, kwargs)
+        if next(_tensors(structure), None) is None and not writes:
             return structure
         self.written(function, args, kwargs)
         proxy = record_torch_call(self.tracer, function, args, kwargs)
         if isinstance(structure, (tuple, list)) and not hasattr(structure, "_fields"):
             return type(structure)([proxy[index] for index in range(len(structure))])
-        return proxy
+        return proxy if structure is not None else None
 
-    def _structure(self, function: Any, args: Any, kwargs: Any) -> Any:
-        """What a call returns, found out on tensors without data, so that nothing of the model is written or read."""
+    def _structure(self, function: Any, args: Any, kwargs: Any) -> tuple[Any, bool]:
+        """What a call returns and whether it writes, found out on tensors without data: nothing of the model is touched."""
         stand_ins: dict[int, torch.Tensor] = {}
 
         def stand_in(value: Any) -> Any:
@@ -165,12 +169,15 @@ class RealValues:
         self.tracer._switching = True  # what happens to the stand-ins is no part of the program
         try:
             with torch.no_grad():
-                return function(*stand_in(args), **stand_in(kwargs))
+                real_args, real_kwargs = stand_in(args), stand_in(kwargs)
+                versions = {key: tensor._version for key, tensor in stand_ins.items()}
+                result = function(*real_args, **real_kwargs)
+                return result, any(tensor._version != versions[key] for key, tensor in stand_ins.items())
         except Exception as error:  # any operator may refuse tensors without data, each with an error of its own
             if is_random(function) or getattr(function, "__name__", "").startswith(
                 ("masked_select", "nonzero", "unique")
             ):
-                return torch.empty(0, device="meta")
+                return torch.empty(0, device="meta"), True
             self._refuse(function, "reads values of", error)
         finally:
             self.tracer._switching = False
@@ -186,14 +193,25 @@ class RealValues:
         ) from cause
 
 
+@functools.cache
 def is_random(function: Any) -> bool:
     """Whether a torch function draws random numbers, by the tags of the operators it is named after."""
-    result = _random_functions.get(function)
-    if result is None:
-        result = _random_functions[function] = _operators_draw(getattr(function, "__name__", ""))
-    return result
+    return _operators_draw(getattr(function, "__name__", ""))
 
 
+@functools.cache
+def may_draw(function: Any, depth: int = 3) -> bool:
+    """Whether a function of torch written in Python mentions an operator that draws, itself or in what it calls."""
+    if not isinstance(function, FunctionType):
+        return is_random(function)
+    for name in function.__code__.co_names:
+        called = function.__globals__.get(name)
+        if _operators_draw(name) or (isinstance(called, FunctionType) and depth and may_draw(called, depth - 1)):
+            return True
+    return False
+
+
+@functools.cache
 def _operators_draw(name: str) -> bool:
     packet = getattr(torch.ops.aten, name, None) if name and not name.startswith("__") else None
     if packet is None or not hasattr(packet, "overloads"):

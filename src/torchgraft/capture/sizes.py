@@ -28,9 +28,7 @@ class SymbolicNumber:
 
     __slots__ = ("_description", "_make", "_node", "value", "watcher")
 
-    def __init__(
-        self, watcher: Watcher, value: Number, make: Callable[[], Any] | None, description: str = ""
-    ) -> None:
+    def __init__(self, watcher: Watcher, value: Number, make: Callable[[], Any] | None, description: str = "") -> None:
         self.watcher = watcher
         self.value = value
         self._make = make

@@ -73,7 +73,8 @@ class Tracer(TracerBase):
     def is_leaf_module(self, m: torch.nn.Module, module_qualified_name: str) -> bool:
         """Whether a call of `m` stays one node. By default the modules of torch.nn do, except Sequential."""
         home = type(m).__module__
-        return home.startswith(("torch.nn", "torch.ao.nn")) and not isinstance(m, torch.nn.Sequential)
+        is_torch = home.startswith(("torch.nn", "torch.ao.nn")) and not isinstance(m, torch.nn.Sequential)
+        return is_torch or home.startswith("torch.jit")
 
     def path_of_module(self, mod: torch.nn.Module) -> str:
         """The dotted path of a module in the model."""
@@ -215,6 +216,7 @@ class Tracer(TracerBase):
         function, is_module = self._prepare(root)
         self._state.watch(self.root)
         previous, previous_scope = active.tracer, self._scope_chain
+        records_gradients = torch.is_grad_enabled()
         self._hold([*MODULE_PATCHES, *wrapped_patches(), *self._autowrap.library_patches()])
         self._hold(self._autowrap.patches(getattr(inspect.unwrap(function), "__globals__", {})))
         active.tracer = self
@@ -229,9 +231,11 @@ class Tracer(TracerBase):
             raise
         finally:
             active.tracer = previous
+            if torch.is_grad_enabled() is not records_gradients:  # switched by a forward, and never switched back
+                torch.set_grad_enabled(records_gradients)
             for patch in reversed(self._held):
                 patch.release()
-            constants = self._mode.values.constant_nodes() if self._mode is not None else []
+            constants = self._mode.values.readable_nodes() if self._mode is not None else []
             self._mode, self._scope_chain, self.submodule_paths = None, previous_scope, None
             self._autowrap.forget()
         self._state.refuse_changes(self._state.restore())

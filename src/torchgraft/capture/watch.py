@@ -25,11 +25,17 @@ from torchgraft.ir.origin import current_source_line
 
 _MARK = "_torchgraft_value"
 # Properties that say nothing about what a program computes.
-_UNGUARDED = frozenset({"device", "grad_fn", "grad", "_version", "_backward_hooks", "names", "_base", "output_nr", "is_leaf"})
+_UNGUARDED = frozenset(
+    {"device", "grad_fn", "grad", "_version", "_backward_hooks", "names", "_base", "output_nr", "is_leaf"}
+)
 # Calls whose result is for people to read.
-_FOR_PEOPLE = frozenset({"__repr__", "__str__", "__format__", "data_ptr", "__hash__", "register_hook", "untyped_storage"})
+_FOR_PEOPLE = frozenset(
+    {"__repr__", "__str__", "__format__", "data_ptr", "__hash__", "register_hook", "untyped_storage"}
+)
 _TO_NUMBER = frozenset({"__bool__", "__int__", "__float__", "__index__", "__complex__"})
-_LEAVES_TORCH = frozenset({"numpy", "__array__", "__array_wrap__", "storage", "__dlpack__", "share_memory_", "pin_memory"})
+_LEAVES_TORCH = frozenset(
+    {"numpy", "__array__", "__array_wrap__", "storage", "__dlpack__", "share_memory_", "pin_memory"}
+)
 
 
 class KeepWhole(Exception):
@@ -49,7 +55,7 @@ class WatchingMode(TorchFunctionMode):
         self.watcher = watcher
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if self.watcher._switching:
+        if self.watcher._switching or active.tracer is not self.watcher:
             return function(*args, **(kwargs or {}))
         return self.watcher.call(function, args, kwargs or {})
 
@@ -185,9 +191,7 @@ class Watcher(TracerBase):
             return result
         return self._write_down(function, name, args, kwargs, given, result)
 
-    def _write_down(
-        self, function: Any, name: str, args: Any, kwargs: Any, given: dict[int, int], result: Any
-    ) -> Any:
+    def _write_down(self, function: Any, name: str, args: Any, kwargs: Any, given: dict[int, int], result: Any) -> Any:
         if _has_tensor(result):
             return self.register(result, self._record(function, args, kwargs), given)
         if given:
@@ -407,7 +411,10 @@ class Watcher(TracerBase):
 
 # How torch names the methods behind Python's operators, which read better in a program; with the number of operands.
 _OPERATORS: dict[str, tuple[Callable[..., Any], int]] = {
-    **{name: (getattr(operator, name), 2) for name in ("add", "sub", "mul", "matmul", "pow", "eq", "ne", "lt", "le", "gt", "ge")},
+    **{
+        name: (getattr(operator, name), 2)
+        for name in ("add", "sub", "mul", "matmul", "pow", "eq", "ne", "lt", "le", "gt", "ge")
+    },
     **{f"__{name}__": (getattr(operator, name), 2) for name in ("eq", "ne", "lt", "le", "gt", "ge", "getitem", "xor")},
     "div": (operator.truediv, 2),
     "neg": (operator.neg, 1),

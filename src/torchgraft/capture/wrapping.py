@@ -53,28 +53,33 @@ def _recorded_always(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function, updated=())
     def replacement(*args: Any, **kwargs: Any) -> Any:
         if active.tracer is None:
-            return function(*args, **kwargs)
+            return fallback[0](*args, **kwargs)
         if active.tracer._runs_for_real:
             return active.tracer.call_random(function, args, kwargs)
         return active.tracer.create_proxy("call_function", function, args, kwargs)
 
-    replacement.__torchgraft_original__ = function  # type: ignore[attr-defined]
+    fallback = [function]
+    return _marked(replacement, function, fallback)
+
+
+def _marked(replacement: Any, function: Callable[..., Any], fallback: list[Any]) -> Callable[..., Any]:
+    """`fallback` holds what is called where nobody traces; a patch puts there what it found in its place."""
+    replacement.__torchgraft_original__ = function
+    replacement.__torchgraft_fallback__ = fallback
     return replacement
 
 
-def _replacement(
-    function: Callable[..., Any], record: Callable[..., Any], is_leaf: bool = True
-) -> Callable[..., Any]:
+def _replacement(function: Callable[..., Any], record: Callable[..., Any], is_leaf: bool = True) -> Callable[..., Any]:
     @functools.wraps(function, updated=())
     def replacement(*args: Any, **kwargs: Any) -> Any:
         tracer = active.tracer
         if is_leaf and tracer is not None and tracer._runs_for_real:
             return tracer.call_leaf(function, function, args, kwargs)
         proxy = find_proxy((args, kwargs))
-        return function(*args, **kwargs) if proxy is None else record(proxy.tracer, args, kwargs)
+        return fallback[0](*args, **kwargs) if proxy is None else record(proxy.tracer, args, kwargs)
 
-    replacement.__torchgraft_original__ = function  # type: ignore[attr-defined]
-    return replacement
+    fallback = [function]
+    return _marked(replacement, function, fallback)
 
 
 def wrapped_patches() -> list[Patch]:

@@ -97,6 +97,7 @@ class GraphModule(torch.nn.Module):
 
     def _adopt(self, root: torch.nn.Module, graph: Graph) -> None:
         constants = graph._constants
+        _refuse_own_names(graph)
         adoption = Adoption(root, self)
         for path in _referenced_paths(graph):
             if path in constants and not hasattr(root, path):
@@ -175,6 +176,15 @@ class GraphModule(torch.nn.Module):
         except Exception as error:
             _annotate(error, self)
             raise
+
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """Compile with torch.compile in place; the code is generated first, because torch.compile cannot do that inside."""
+        self._ready()
+        super().compile(*args, **kwargs)
+
+    def _ready(self) -> None:
+        if type(self).__dict__["forward"] is _PENDING:
+            self._compile()
 
     def print_readable(
         self,
@@ -320,8 +330,23 @@ class GraphModule(torch.nn.Module):
         return "\n".join([super().__str__(), self.code, reminder])
 
 
+def _refuse_own_names(graph: Graph) -> None:
+    for path in _referenced_paths(graph):
+        name = path.partition(".")[0]
+        if name in _OWN_NAMES:
+            raise GraphError(
+                f"cannot make a graph module with an attribute {name!r}: GraphModule uses that name itself; "
+                f"rename the attribute of the model that the program refers to as '{path}'"
+            )
+
+
 def _referenced_paths(graph: Graph) -> list[str]:
     return list(dict.fromkeys(node._target for node in graph.nodes if node._op in ("get_attr", "call_module")))
+
+
+_OWN_NAMES = frozenset(dir(GraphModule)) - frozenset(dir(torch.nn.Module)) | {
+    "meta", "_graph", "_edit_hooks", "_deepcopy_hooks", "_in_spec", "_out_spec",
+}  # fmt: skip
 
 
 def _checked_hook(hook: Callable[..., Any]) -> Callable[..., Any]:

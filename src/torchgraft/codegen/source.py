@@ -178,7 +178,9 @@ class _Function:
         names = Namespace()
         names._used.update(node._name for node in graph.nodes)
         names._used.add(root_module)
-        self.globals = SourceGlobals(names)
+        parameters = {str(node._target).lstrip("*") for node in graph.nodes if node._op == "placeholder"}
+        self.globals = SourceGlobals(names, parameters)
+        names._used |= parameters
         self.parameters: list[str] = []
         self.returned = ""
         self.comments: _Comments | None = None

@@ -5,6 +5,7 @@ The layout of a whole function is in `source.py`.
 from __future__ import annotations
 
 import enum
+import math
 import types
 import typing
 from collections.abc import Callable
@@ -34,11 +35,13 @@ class SourceGlobals:
     gets a global of its own.
     """
 
-    def __init__(self, names: Namespace) -> None:
+    def __init__(self, names: Namespace, parameters: set[str] = frozenset()) -> None:  # type: ignore[assignment]
         self.values: dict[str, Any] = {}
         self._names = names
         self._texts: dict[int, str] = {}
         self._kept: list[Any] = []  # keeps ids in `_texts` from being reused
+        # Standard names that an input of the function hides; what would be written with them gets a global of its own.
+        self.shadowed = STANDARD_GLOBALS.keys() & parameters
         for name, value in STANDARD_GLOBALS.items():
             self.values[name] = value
             names.create_name(name, value)
@@ -60,12 +63,12 @@ class SourceGlobals:
     def _place(self, wish: str, value: Any) -> str:
         if value is torch.device:
             return "device"
-        if wish.startswith("torch.") and not wish.startswith("torch.Tensor.") and _resolve_torch(wish) is value:
+        if "torch" not in self.shadowed and wish.startswith("torch.") and not wish.startswith("torch.Tensor.") and _resolve_torch(wish) is value:
             return wish
         name = wish.replace(".", "_")
         if name in self.values and self.values[name] is value:
             return name
-        name = self._names.create_name(name, value if _hashable(value) else None)
+        name = self._names.create_name(name)
         self.values[name] = value
         return name
 
@@ -73,6 +76,8 @@ class SourceGlobals:
 
     def text(self, value: Any) -> str:
         """An argument as source."""
+        if self.shadowed and type(value) in _WRITTEN_WITH_GLOBALS:
+            return self._by_representation(value)
         writer = _WRITERS.get(type(value))
         if writer is not None:
             return writer(value)
@@ -142,10 +147,17 @@ def _device_text(value: torch.device) -> str:
     return repr(value)
 
 
+def _complex_text(value: complex) -> str:
+    # repr loses the sign of zero, and writes infj.
+    plain = all(math.isfinite(part) and (part != 0 or math.copysign(1, part) > 0) for part in (value.real, value.imag))
+    return repr(value) if plain else f"complex({value.real!r}, {value.imag!r})"
+
+
 def _float_text(value: float) -> str:
     return repr(value)  # inf and nan are globals of every generated function
 
 
+_WRITTEN_WITH_GLOBALS = frozenset({float, complex, torch.dtype, torch.memory_format, torch.layout, torch.device})
 _WRITERS: dict[type, Callable[[Any], str]] = {
     Node: lambda node: node._name,
     int: repr,
@@ -153,7 +165,7 @@ _WRITERS: dict[type, Callable[[Any], str]] = {
     bool: repr,
     str: repr,
     bytes: repr,
-    complex: lambda value: f"complex({value.real!r}, {value.imag!r})",  # repr loses the sign of zero, and writes infj
+    complex: _complex_text,
     type(None): repr,
     type(Ellipsis): repr,
     torch.dtype: repr,
@@ -162,14 +174,6 @@ _WRITERS: dict[type, Callable[[Any], str]] = {
     torch.device: _device_text,
     range: repr,
 }
-
-
-def _hashable(value: Any) -> bool:
-    try:
-        hash(value)
-    except TypeError:
-        return False
-    return True
 
 
 def _resolve_torch(path: str) -> Any:

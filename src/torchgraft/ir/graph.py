@@ -243,8 +243,9 @@ class Graph:
             node._order = previous._order + _ORDER_GAP
             self._length += 1
         else:
-            if anchor._erased:
-                self._refuse_anchor(anchor)
+            # An anchor erased inside its own `with` block leaves a gap; new nodes go there.
+            while anchor._erased:
+                anchor = anchor._prev if self._after else anchor._next
             self._link(node, anchor._next if self._after else anchor)
         if self._hooks is not None:
             for hook in self._hooks.create:
@@ -417,9 +418,6 @@ class Graph:
         to_erase._prev._next, to_erase._next._prev = to_erase._next, to_erase._prev
         to_erase._erased = True
         self._length -= 1
-        if to_erase is self._anchor:
-            # Only possible inside a `with` block around the erased node; new nodes then go where it was.
-            self._anchor, self._after = (to_erase._prev, True) if self._after else (to_erase._next, False)
 
     # ---- names ----
 

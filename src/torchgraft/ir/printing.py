@@ -85,7 +85,8 @@ def _module_of(function: Callable[..., Any]) -> str:
     if isinstance(owner, types.ModuleType):
         return owner.__name__
     home = sys.modules.get(type(owner).__module__)  # methods of a hidden instance, as random.random is one
-    if home is not None and getattr(home, name, None) == function:
+    found = getattr(home, name, None)
+    if home is not None and getattr(found, "__torchgraft_original__", found) == function:
         return home.__name__
     objclass = getattr(function, "__objclass__", None)
     if objclass is not None:

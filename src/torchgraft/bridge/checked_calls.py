@@ -1,0 +1,142 @@
+"""Conditions that a program checks on every call, before its first operation: they belong to how it is called, not to it.
+So the operations of the program stay exactly those of the level it was captured at; what to check is decided elsewhere.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch.fx.experimental.symbolic_shapes import SYMPY_INTERP
+
+from torchgraft.bridge.calling import CallTreeCodeGen
+from torchgraft.codegen.source import CodeGen
+from torchgraft.errors import GuardError
+
+CHECK = "_check_inputs"
+
+
+class InputCheck:
+    """Raises GuardError unless every condition holds; a condition is a Python expression over the names of the inputs.
+
+    `modes` says of submodules, by their paths, whether they were in training mode ("" is the program itself).
+
+    >>> check = InputCheck(["x"], ["x.size()[1] == 4"])
+    >>> check.inputs(torch.ones(2, 4))
+    >>> check.inputs(torch.ones(2, 5))  # doctest: +IGNORE_EXCEPTION_DETAIL
+    Traceback (most recent call last):
+    torchgraft.errors.GuardError: the program was captured for x.size()[1] == 4, and now x.size()[1] is 5; ...
+    """
+
+    def __init__(
+        self, names: Iterable[str], conditions: Iterable[str], modes: Mapping[str, bool] | None = None
+    ) -> None:
+        self.names = list(names)
+        self.conditions = list(conditions)
+        self.modes = dict(modes or {})
+        self._function = _compile(self.names, self.conditions)
+
+    def __call__(self, program: torch.nn.Module, *values: Any) -> None:
+        """Check the modes of a program and the values of its inputs, in the order of `names`."""
+        for path, expected in self.modes.items():
+            found = program.get_submodule(path).training
+            if found != expected:
+                _refuse_mode(path, expected)
+        self._function(*values)
+
+    def inputs(self, *values: Any) -> None:
+        """Check the values alone; for interpreters, which have no module to ask for its mode."""
+        self._function(*values)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {key: value for key, value in vars(self).items() if key != "_function"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._function = _compile(self.names, self.conditions)
+
+    def __repr__(self) -> str:
+        return f"InputCheck({', '.join(self.names)}: {'; '.join(self.conditions)})"
+
+
+def _refuse_mode(path: str, expected: bool) -> None:
+    modes = {True: "training mode", False: "evaluation mode"}
+    raise GuardError(
+        f"the program was captured in {modes[expected]}, and {f'its submodule {path!r}' if path else 'it'} is now in "
+        f"{modes[not expected]}, but the model does different things in the two (dropout, batch norm, if self.training); "
+        f"capture the model again in {modes[not expected]}, or switch back with .{'train' if expected else 'eval'}()"
+    )
+
+
+def _compile(names: list[str], conditions: list[str]) -> Callable[..., None]:
+    """One function for all conditions, because it runs on every call."""
+    lines = [f"def check({', '.join(names)}):", "    pass"]
+    for condition in conditions:
+        expression = ast.parse(condition, mode="eval").body
+        left = ast.unparse(expression.left) if isinstance(expression, ast.Compare) else condition
+        lines.append(f"    _torchgraft_require({condition}, {condition!r}, {left!r}, lambda: {left})")
+    scope: dict[str, Any] = {**SYMPY_INTERP, "math": math, "inf": math.inf, "torch": torch}
+    scope["_torchgraft_require"] = _require
+    exec(compile("\n".join(lines), "<conditions of a captured program>", "exec"), scope)
+    return scope["check"]
+
+
+def _require(holds: Any, condition: str, left: str, found: Callable[[], Any]) -> None:
+    if isinstance(holds, bool):
+        if not holds:
+            raise GuardError(
+                f"the program was captured for {condition}, and now {left} is {found()!r}; capture the model again with "
+                "inputs like these, or name the dimensions that must stay free (dynamic=)"
+            )
+    else:  # a traced value: the condition becomes part of the traced program
+        torch._assert(holds, f"{condition} does not hold")
+
+
+def tensor_conditions(name: str, value: torch.Tensor) -> list[str]:
+    """That a tensor has the rank, sizes and dtype of an example.
+
+    >>> tensor_conditions("x", torch.ones(2, 3))
+    ['x.dtype == torch.float32', 'tuple(x.shape) == (2, 3)']
+    """
+    return [f"{name}.dtype == {value.dtype}", f"tuple({name}.shape) == {tuple(map(int, value.shape))}"]
+
+
+class _Checked(CodeGen):
+    """Adds one line to the head of the generated function."""
+
+    check: InputCheck
+
+    def gen_fn_def(self, free_vars: list[str], maybe_return_annotation: str) -> str:
+        """The head of the function, then the check."""
+        leaves = [text.split("=")[0].split(":")[0].strip().lstrip("*") for text in free_vars]
+        head = super().gen_fn_def(free_vars, maybe_return_annotation)
+        return f"{head}\n    {CHECK}({', '.join(['self', *leaves])})"
+
+    def process_inputs(self, *args: Any) -> Any:
+        """The leaves of the arguments, checked."""
+        leaves = super().process_inputs(*args)
+        self.check.inputs(*leaves)
+        return leaves
+
+    def additional_globals(self) -> list[tuple[str, Any]]:
+        """The check, under the name the head calls it by."""
+        return [*super().additional_globals(), (CHECK, self.check)]
+
+
+class CheckedCodeGen(_Checked):
+    """For programs that take their inputs one by one."""
+
+    def __init__(self, check: InputCheck) -> None:
+        super().__init__()
+        self.check = check
+
+
+class CheckedCallCodeGen(_Checked, CallTreeCodeGen):
+    """For programs that take their inputs in the containers of the model."""
+
+    def __init__(self, parameters: list[str], in_spec: Any, out_spec: Any, check: InputCheck) -> None:
+        CallTreeCodeGen.__init__(self, parameters, in_spec, out_spec)
+        self.check = check

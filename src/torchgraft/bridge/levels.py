@@ -1,0 +1,326 @@
+"""`aten_program`: the ATen or core ATen program of a model, through torch.export, as a module that runs like the model.
+Forward and backward as one program are in `training.py`; converting a program somebody else exported is `from_export`.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+import re
+import traceback
+import types
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch.export import Dim, ExportedProgram, export
+from torch.utils import _pytree as pytree
+
+from torchgraft.bridge.checked_calls import CheckedCallCodeGen, InputCheck
+from torchgraft.bridge.input_guards import input_conditions
+from torchgraft.bridge.model_watch import (
+    AttributeWatch,
+    GradientWatch,
+    PlainTensors,
+    custom_gradient,
+    reads_training,
+)
+from torchgraft.bridge.torch_export import from_export
+from torchgraft.codegen.graph_module import GraphModule
+from torchgraft.codegen.source import PyTreeCodeGen
+from torchgraft.errors import BridgeError, GraftError
+from torchgraft.ir.node import Node, map_arg
+from torchgraft.ir.origin import SourceLine, is_user_code, source_line
+
+Model = torch.nn.Module | Callable[..., Any]
+Dynamic = Mapping[str, Any] | str | None
+
+
+def aten_program(
+    model: Model,
+    args: Iterable[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    core: bool = False,
+    dynamic: Dynamic = None,
+) -> GraphModule:
+    """The program of `model` in ATen operators, or with `core` in the smaller set called core ATen.
+
+    The result is called like the model and does what it does, gradients and buffers included. Parameters and buffers are
+    the model's own, under their own names; each node has the shape and dtype of its value in `meta["val"]`.
+
+    The program holds for inputs of the sizes and dtypes of the example, and for the model in the mode it is in; anything
+    else raises GuardError when it is called. `dynamic` names dimensions that must stay free: `{"x": [0]}` or
+    `{"x": {0: "batch"}, "y": {0: "batch"}}` for dimensions that are equal; nested inputs take nested containers, as
+    torch.export's `dynamic_shapes` do. With "auto", every dimension stays free that the model lets.
+
+    BridgeError says what could not be exported and where: torch.export's own reasons, and what it would lose silently (an
+    attribute that the model writes, gradients that are not those of the operators).
+
+    >>> model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU())
+    >>> program = aten_program(model, (torch.ones(4, 2),), core=True, dynamic={"input": [0]})
+    >>> [str(node.target) for node in program.graph.nodes if node.op == "call_function"]
+    ['aten.permute.default', 'aten.addmm.default', 'aten.relu.default']
+    >>> torch.equal(program(torch.ones(7, 2)), model(torch.ones(7, 2)))
+    True
+    """
+    values = tuple(args) if isinstance(args, (tuple, list)) else (args,)
+    keywords = dict(kwargs or {})
+    module = as_module(model)
+    exported = _exported(module, values, keywords, dynamic)
+    if core:
+        exported = _decomposed(module, exported)
+    result = from_export(exported, check_inputs=False)
+    type(result).__name__ = type(result).__qualname__ = model_name(model)
+    _restore_modes(result, module)
+    if core:
+        _keep_old_values(result)
+    complete_values(result)
+    _check_calls(result, exported, module)
+    return result
+
+
+def as_module(model: Model) -> torch.nn.Module:
+    """The model as a module: a function becomes the forward of one, a method of a module the forward of a copy of it."""
+    if isinstance(model, torch.nn.Module):
+        return model
+    if not callable(model):
+        raise BridgeError(f"cannot capture a {type(model).__name__}; give a torch.nn.Module or a function")
+    owner = getattr(model, "__self__", None)
+    module = copy.copy(owner) if isinstance(owner, torch.nn.Module) else torch.nn.Module()
+    bound = types.MethodType(model.__func__, module) if isinstance(model, types.MethodType) else model
+    vars(module)["forward"] = bound if isinstance(owner, torch.nn.Module) else model
+    return module
+
+
+def model_name(model: Model) -> str:
+    """What the class of the program is called, and what messages call the model."""
+    name = type(model).__name__ if isinstance(model, torch.nn.Module) else getattr(model, "__name__", "")
+    return name if name.isidentifier() else "GraphModule"
+
+
+# ---- exporting ----
+
+
+def _exported(
+    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic: Dynamic
+) -> ExportedProgram:
+    watched = copy.copy(module)
+    vars(watched)["forward"] = _watched_forward(module, watched)
+    shapes = _dynamic_shapes(module, args, kwargs, dynamic)
+    random_state, plain = torch.get_rng_state(), PlainTensors(module)
+    try:
+        return export(watched, args, kwargs, dynamic_shapes=shapes, strict=False)
+    except Exception as error:  # torch.export raises anything
+        raise export_error(module, error) from error
+    finally:
+        plain.restore()
+        torch.set_rng_state(random_state)
+
+
+def _decomposed(module: torch.nn.Module, exported: ExportedProgram) -> ExportedProgram:
+    try:
+        return exported.run_decompositions()
+    except Exception as error:  # decompositions are arbitrary code
+        raise export_error(module, error) from error
+
+
+def _watched_forward(module: torch.nn.Module, watched: torch.nn.Module) -> Callable[..., Any]:
+    """The forward of the model, refusing what torch.export would lose."""
+    original = vars(module).get("forward") or types.MethodType(type(module).forward, watched)
+
+    @functools.wraps(original)
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        attributes = AttributeWatch(watched)
+        with GradientWatch() as gradients:
+            try:
+                result = original(*args, **kwargs)
+            finally:
+                changed = attributes.restore()
+        if changed:
+            refuse_attributes(module, changed)
+        if gradients.found:
+            _refuse_gradient(module, "puts a hook on a tensor", gradients.hook)
+        name = custom_gradient(result)
+        if name is not None:
+            _refuse_gradient(module, f"uses {_gradient_text(name)}", None)
+        return result
+
+    return forward
+
+
+def refuse_attributes(module: torch.nn.Module, changed: list[str]) -> None:
+    """Raise because a forward writes attributes."""
+    raise BridgeError(
+        f"cannot capture {type(module).__name__}: its forward writes {', '.join(changed[:3])}"
+        f"{f' and {len(changed) - 3} more' if len(changed) > 3 else ''}, and the program would not do that when it runs; "
+        "keep the value in a registered buffer, or return it as an output. The model is left as it was"
+    )
+
+
+def _gradient_text(name: str) -> str:
+    if name == "BackwardHookFunction":
+        return "a backward hook on a module"
+    return f"the torch.autograd.Function {name}, which has a backward of its own"
+
+
+def _refuse_gradient(module: torch.nn.Module, what: str, line: SourceLine | None) -> None:
+    raise BridgeError(
+        f"cannot export {type(module).__name__} with its gradients: it {what}{f' at {line}' if line else ''}, and an ATen "
+        "program computes gradients from its operators alone; capture it under torch.no_grad() if you need none, or take "
+        "capture_training() or level 'function', which keep it"
+    )
+
+
+def _dynamic_shapes(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic: Dynamic) -> Any:
+    if dynamic is None:
+        return None
+    try:
+        inputs = inspect.signature(module.forward).bind(*args, **kwargs).arguments
+    except TypeError as error:
+        raise BridgeError(
+            f"cannot capture {type(module).__name__}: {error}; give the inputs its forward takes"
+        ) from error
+    if isinstance(dynamic, str):
+        if dynamic != "auto":
+            raise BridgeError(f'dynamic takes "auto" or a dict such as {{"x": [0]}}, not {dynamic!r}')
+        return pytree.tree_map(_all_automatic, dict(inputs))
+    unknown = [name for name in dynamic if name not in inputs]
+    if unknown:
+        raise BridgeError(
+            f"dynamic names {', '.join(map(repr, unknown))}, but the inputs of {type(module).__name__} are "
+            f"{', '.join(map(repr, inputs)) or 'none'}"
+        )
+    named: dict[str, Any] = {}
+    return {name: _dimensions(dynamic.get(name), named) for name in inputs}
+
+
+def _all_automatic(leaf: Any) -> Any:
+    return dict.fromkeys(range(leaf.dim()), Dim.AUTO) if isinstance(leaf, torch.Tensor) else None
+
+
+def _dimensions(entry: Any, named: dict[str, Any]) -> Any:
+    """Positions and names in the words of torch.export; anything else is already in them."""
+    if isinstance(entry, int):
+        return {entry: Dim.DYNAMIC}
+    if isinstance(entry, str):
+        return named.setdefault(entry, Dim(entry))
+    if isinstance(entry, (list, tuple, set, frozenset)):
+        if entry and all(type(item) is int for item in entry):
+            return dict.fromkeys(entry, Dim.DYNAMIC)
+        return type(entry)([_dimensions(item, named) for item in entry])  # type: ignore[call-arg]
+    if isinstance(entry, Mapping):
+        return {key: _dimensions(item, named) for key, item in entry.items()}
+    return entry
+
+
+# ---- errors ----
+
+_NOISE = re.compile(
+    r"\s*(For more information|Caused by|The following call raised|The error above|To fix the error).*", re.DOTALL
+)
+
+
+def export_error(module: torch.nn.Module, error: Exception) -> Exception:
+    """The error to raise instead: our own as they are, others with the reason in short and the user's line."""
+    if isinstance(error, GraftError):
+        return error
+    line = user_line(error)
+    return BridgeError(
+        f"cannot capture {type(module).__name__}: {_reason(error)}{f'; at {line}' if line else ''}; rewrite it with tensor "
+        "operations (torch.where, torch.cond), or capture at level 'function', which runs the model as it is"
+    )
+
+
+def _reason(error: Exception) -> str:
+    text = _NOISE.sub("", str(error)).strip() or type(error).__name__
+    if "_local_scalar_dense" in text or "data-dependent" in text:
+        return "Python needs the value of a tensor to go on (bool(), .item(), a branch), which is not known while exporting"
+    text = " ".join(text.split())
+    return text if len(text) <= 300 else f"{text[:300].rsplit(' ', 1)[0]} ..."
+
+
+def user_line(error: BaseException) -> SourceLine | None:
+    """The innermost line of the user's code that an error passed through."""
+    frames = [(frame.f_code, frame.f_lasti) for frame, _ in traceback.walk_tb(error.__traceback__)]
+    users = [
+        (code, instruction)
+        for code, instruction in frames
+        if is_user_code(code) and "site-packages" not in code.co_filename
+    ]
+    return source_line(*users[-1]) if users else None
+
+
+# ---- the result ----
+
+
+def _restore_modes(result: GraphModule, module: torch.nn.Module) -> None:
+    modes = {path: child.training for path, child in module.named_modules(remove_duplicate=False)}
+    for path, child in result.named_modules():
+        child.training = modes.get(path, module.training)
+
+
+def _keep_old_values(result: GraphModule) -> None:
+    """Let operators read a copy of a buffer that is written at the end.
+
+    In core ATen nothing is written in place, so new values of buffers are copied in last. Autograd, which noted the old
+    tensor for a backward of batch norm, would then refuse.
+    """
+    graph = result.graph
+    for write in graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default):
+        buffer = write.args[0]
+        others = [user for user in buffer.users if user is not write]
+        value = buffer.meta.get("val")
+        if buffer.op != "get_attr" or not others or not (isinstance(value, torch.Tensor) and value.is_floating_point()):
+            continue
+        with graph.inserting_after(buffer):
+            old = graph.call_function(torch.ops.aten.clone.default, (buffer,))
+        old.meta = {key: entry for key, entry in buffer.meta.items() if key in ("val", "tensor_meta")}
+        for user in others:
+            user.replace_input_with(buffer, old)
+
+
+def complete_values(result: GraphModule) -> None:
+    """Note values where the tracer notes none: on writes to buffers and on the output."""
+    for node in result.graph.nodes:
+        if "val" in node.meta:
+            continue
+        if node.op == "output":
+            node.meta["val"] = map_arg(node.args[0], _value)
+        elif (
+            node.op == "call_function" and node.args and isinstance(node.args[0], Node) and _returns_first(node.target)
+        ):
+            node.meta["val"] = _value(node.args[0])
+
+
+def _value(node: Node) -> Any:
+    return node.meta.get("val")
+
+
+def _returns_first(target: Any) -> bool:
+    return target is torch.ops.aten.copy_.default
+
+
+def _check_calls(result: GraphModule, exported: ExportedProgram, module: torch.nn.Module) -> None:
+    graph = result.graph
+    inputs = graph.find_nodes(op="placeholder")
+    conditions = [*_types(inputs, graph), *input_conditions(exported, inputs)]
+    paths = dict(result.named_modules())
+    modes: dict[str, bool] = {}
+    for path, child in module.named_modules():
+        if reads_training(child):
+            modes[path if path in paths else ""] = child.training if path in paths else module.training
+    check = InputCheck([node.name for node in inputs], conditions, modes)
+    codegen = graph._codegen
+    assert isinstance(codegen, PyTreeCodeGen)
+    graph.set_codegen(CheckedCallCodeGen(codegen.parameters, codegen.in_spec, codegen.out_spec, check))
+
+
+def _types(inputs: list[Node], graph: Any) -> list[str]:
+    """The dtypes of the inputs, and their devices where the program names one: a branch on either leaves no trace."""
+    values = [(node.name, node.meta.get("val")) for node in inputs]
+    tensors = [(name, value) for name, value in values if isinstance(value, torch.Tensor)]
+    leaves = [leaf for node in graph.nodes for leaf in pytree.tree_leaves((node.args, dict(node.kwargs)))]
+    named = any(isinstance(leaf, torch.device) for leaf in leaves)
+    result = [f"{name}.dtype == {value.dtype}" for name, value in tensors]
+    return [*result, *[f"{name}.device.type == {value.device.type!r}" for name, value in tensors if named]]

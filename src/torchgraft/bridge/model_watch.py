@@ -1,0 +1,218 @@
+"""What torch's own tracers lose without a word: attributes that a forward writes, gradients that were rewritten by hand, and
+reads of the mode. Found here by looking at the model before, during and after its run; refusing is up to the caller.
+"""
+
+from __future__ import annotations
+
+import inspect
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+
+from torchgraft.ir.origin import SourceLine, current_source_line
+
+_CONTAINERS = (list, dict, set)
+# The tables that every module has: hooks, parameters, buffers, submodules. Tracers look after those themselves.
+_TABLES = frozenset(vars(torch.nn.Module())) - {"training"}
+
+
+class AttributeWatch:
+    """The Python attributes of a model, one level deep into lists, dicts and sets, to be compared and put back.
+
+    >>> model = torch.nn.Module()
+    >>> model.count = 0
+    >>> watch = AttributeWatch(model)
+    >>> model.count += 1
+    >>> watch.restore(), model.count
+    (['self.count'], 0)
+    """
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._attributes = [(path, module, dict(vars(module))) for path, module in model.named_modules()]
+        self._contents = [
+            (_dotted(path, name), value, value.copy())
+            for path, module, before in self._attributes
+            for name, value in before.items()
+            if type(value) in _CONTAINERS
+            and name not in _TABLES
+            and not type(module).__module__.startswith("torch.nn.")
+        ]
+
+    def restore(self) -> list[str]:
+        """Put every attribute back and name those that had changed.
+
+        The modules of torch keep notes of their own (an LSTM its weights as a list), which mean nothing to the model.
+        """
+        changed = []
+        for path, module, before in self._attributes:
+            now = vars(module)
+            own = type(module).__module__.startswith("torch.nn.")
+            for name in (now.keys() | before.keys()) - _TABLES:
+                if name not in now or name not in before or not _is_equal(now[name], before[name]):
+                    if not own:
+                        changed.append(_dotted(path, name))
+                    if name in before:
+                        now[name] = before[name]
+                    else:
+                        del now[name]
+        for name, container, content in self._contents:
+            if not _same_content(container, content):
+                changed.append(name)
+                container.clear()
+                container.extend(content) if isinstance(container, list) else container.update(content)
+        return sorted(set(changed))
+
+
+def _dotted(path: str, name: str) -> str:
+    return ".".join(filter(None, ["self", path, name]))
+
+
+def _is_equal(now: Any, before: Any) -> bool:
+    if now is before:
+        return True
+    return type(now) is type(before) and isinstance(now, (int, float, str, bytes)) and now == before
+
+
+def _same_content(container: Any, content: Any) -> bool:
+    if len(container) != len(content):
+        return False
+    if isinstance(container, set):
+        return container == content
+    if isinstance(container, list):
+        return all(map(_is_equal, container, content))
+    return all(key in content and _is_equal(value, content[key]) for key, value in container.items())
+
+
+class PlainTensors:
+    """The tensors of a model that are no parameters and no buffers: torch.export runs writes to them for real."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        known = {id(tensor) for tensor in [*model.parameters(), *model.buffers()]}
+        self._copies = [
+            (tensor, tensor._version, tensor.detach().clone())
+            for module in model.modules()
+            for tensor in _tensors(vars(module))
+            if id(tensor) not in known
+        ]
+
+    def restore(self) -> None:
+        """Undo writes."""
+        for tensor, version, saved in self._copies:
+            if tensor._version != version:
+                with torch.no_grad():
+                    tensor.copy_(saved)
+
+
+def _tensors(attributes: dict[str, Any]) -> Iterator[torch.Tensor]:
+    for name, value in attributes.items():
+        if name in _TABLES:
+            continue
+        values = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else (value,)
+        yield from [item for item in values if isinstance(item, torch.Tensor)]
+
+
+# ---- gradients ----
+
+
+class GradientWatch(TorchFunctionMode):
+    """Notes the first hook that a forward puts on a tensor, and its line."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hook: SourceLine | None = None
+        self.found = False
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func in _HOOKS and not self.found:
+            self.found, self.hook = True, current_source_line()
+        return func(*args, **(kwargs or {}))
+
+
+_HOOKS = frozenset({torch.Tensor.register_hook, torch.Tensor.register_post_accumulate_grad_hook})
+
+
+def custom_gradient(result: Any) -> str | None:
+    """The name of a torch.autograd.Function (or of a module's backward hook) that the gradient of `result` goes through.
+
+    >>> class Scale(torch.autograd.Function):
+    ...     forward = staticmethod(lambda ctx, x: x.clone())
+    ...     backward = staticmethod(lambda ctx, gradient: gradient * 3)
+    >>> x = torch.ones(2, requires_grad=True)
+    >>> custom_gradient({"y": Scale.apply(x) + 1}), custom_gradient(x + 1)
+    ('Scale', None)
+    """
+    leaves = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+    waiting = [leaf.grad_fn for leaf in leaves]
+    seen = set()
+    while waiting:
+        function = waiting.pop()
+        if function is None or function in seen:
+            continue
+        seen.add(function)
+        if isinstance(function, torch.autograd.function.BackwardCFunction):
+            return type(function).__name__.removesuffix("Backward")
+        waiting += [source for source, _ in function.next_functions]
+    return None
+
+
+# ---- reads of the mode ----
+
+
+def reads_training(module: torch.nn.Module) -> bool:
+    """Whether a module may behave differently in training and evaluation mode.
+
+    Told from the code of its class, of its hooks and of the functions they call: does any of them mention `training`?
+
+    >>> reads_training(torch.nn.Dropout()), reads_training(torch.nn.Linear(1, 1))
+    (True, False)
+    """
+    hooks = [hook for table in (module._forward_pre_hooks, module._forward_hooks) for hook in table.values()]
+    own = [value for value in vars(module).values() if isinstance(value, (types.FunctionType, types.MethodType))]
+    seen: set[Any] = set()
+    return _class_mentions(type(module), seen) or any(_mentions(_code_owner(item), seen) for item in [*hooks, *own])
+
+
+def _class_mentions(cls: type, seen: set[Any]) -> bool:
+    classes = [base for base in cls.__mro__ if base not in (torch.nn.Module, object)]
+    values = [
+        value for base in classes for name, value in vars(base).items() if name not in ("__init__", "train", "eval")
+    ]
+    return any(_mentions(_code_owner(value), seen) for value in values)
+
+
+def _code_owner(value: Any) -> Callable[..., Any] | None:
+    """The Python function behind a method, property, partial or callable object."""
+    for attribute in ("__func__", "fget", "func"):
+        value = getattr(value, attribute, None) or value
+    if isinstance(value, types.FunctionType):
+        return value
+    call = None if isinstance(value, type) else inspect.getattr_static(type(value), "__call__", None)
+    return call if isinstance(call, types.FunctionType) else None
+
+
+def _mentions(function: Callable[..., Any] | None, seen: set[Any]) -> bool:
+    if not isinstance(function, types.FunctionType) or function in seen:
+        return False
+    seen.add(function)
+    names = list(_names(function.__code__))
+    if "training" in names:
+        return True
+    if function.__module__ is not None and function.__module__.partition(".")[0] == "torch":
+        return False  # functions of torch are given the mode; none asks a module for it
+    called = [function.__globals__.get(name) for name in names]
+    return any(_mentions(value, seen) for value in called)
+
+
+def _names(code: types.CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _names(constant)
+        elif constant == "training":  # getattr(self, "training")
+            yield constant
