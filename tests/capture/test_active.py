@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import torchgraft as fx
-from torchgraft.capture.active import CodePatch, NamespacePatch, Patch, active, paused_collection, shared_patch
+from torchgraft.capture.active import CodePatch, Patch, active, paused_collection, shared_patch
 
 
 def original():
@@ -111,15 +111,20 @@ class TestCodePatch:
             CodePatch(original).lend(closing)
 
 
-def test_namespace_patch() -> None:
-    holder = {"a": 1, "b": 2, "c": 3}
-    patch = NamespacePatch(holder, {"a": 10, "b": 20})
+def test_functions_of_a_whole_module_are_replaced_together() -> None:
+    import math
+
+    before = dict(vars(math))
+    patch = next(item for item in fx.Tracer()._autowrap.library_patches() if item.holder is vars(math))
     patch.acquire(), patch.acquire()
-    assert holder == {"a": 10, "b": 20, "c": 3}
-    patch.release()
-    assert holder["a"] == 10
-    patch.release()
-    assert holder == {"a": 1, "b": 2, "c": 3}
+    try:
+        assert math.sqrt is not before["sqrt"]
+        assert math.sqrt(4) == 2
+        patch.release()
+        assert math.sqrt is not before["sqrt"]
+    finally:
+        patch.release()
+    assert dict(vars(math)) == before
 
 
 class TestPausedCollection:
@@ -181,7 +186,7 @@ def test_everything_is_put_back_after_a_trace(model: nn.Module) -> None:
 def test_a_trace_inside_a_trace_gives_the_outer_one_back() -> None:
     def forward(x):
         inner = fx.symbolic_trace(lambda y: torch.relu(y))
-        return inner(x) + 1
+        return inner.forward(x) + 1
 
     program = fx.symbolic_trace(forward)
     assert program(torch.tensor(-1.0)) == 1

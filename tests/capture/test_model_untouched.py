@@ -308,7 +308,7 @@ REFUSED = [
 ]  # fmt: skip
 NOT_REFUSED_YET = [
     appends_in_a_called_child, appends_in_an_uncalled_child, appends_deep_inside, appends_to_a_deque, fills_an_ordered_dict,
-    fills_a_default_dict, writes_to_an_object, appends_to_an_object, registers_a_hook, writes_an_attribute_of_a_buffer,
+    fills_a_default_dict, writes_to_an_object, appends_to_an_object,
 ]  # fmt: skip
 REFUSED += [pytest.param(body, marks=not_right_yet) for body in NOT_REFUSED_YET]
 

@@ -62,7 +62,6 @@ class TestGradMode:
         assert [value.requires_grad for value in program(leaf())] == [False, True]
         assert torch.is_grad_enabled()
 
-    @pytest.mark.xfail(strict=True, reason="the switch is also done while tracing, and stays")
     def test_tracing_leaves_the_mode_as_it_was(self) -> None:
         def forward(x):
             torch.set_grad_enabled(False)
@@ -265,7 +264,6 @@ class TestEdges:
         with pytest.raises(fx.GraftError, match="close"):
             fx.symbolic_trace(forward).code  # noqa: B018
 
-    @pytest.mark.xfail(strict=True, reason="the open context is not left when the trace refuses")
     def test_a_refused_region_leaves_the_mode_as_it_was(self) -> None:
         def forward(x):
             torch.no_grad().__enter__()

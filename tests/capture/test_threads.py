@@ -212,18 +212,20 @@ def eager_functions() -> None:
 # ---- a trace that stands still while another thread does something ----
 
 
+entered, go_on = threading.Event(), threading.Event()
+
+
 class Waiting(nn.Module):
     """Its forward stops in the middle until it is told to go on."""
 
     def __init__(self) -> None:
         super().__init__()
         self.first, self.second = nn.Linear(3, 3), nn.Linear(3, 3)
-        self.entered, self.go_on = threading.Event(), threading.Event()
 
     def forward(self, x):
         y = self.first(x) * math.sqrt(x.shape[0])
-        self.entered.set()
-        assert self.go_on.wait(30)
+        entered.set()
+        assert go_on.wait(30)
         with torch.no_grad():
             z = torch.rand(3) + random.random()
         return self.second(y) * math.sqrt(y.shape[0]) + z
@@ -231,21 +233,21 @@ class Waiting(nn.Module):
 
 def during_a_trace(action: Callable[[], Any]) -> tuple[torchgraft.GraphModule, Any]:
     """Run `action` in this thread while another one is in the middle of a trace."""
-    model = Waiting()
+    entered.clear()
+    go_on.clear()
     with ThreadPoolExecutor(1) as pool:
-        tracing = pool.submit(torchgraft.symbolic_trace, model)
-        assert model.entered.wait(30)
+        tracing = pool.submit(torchgraft.symbolic_trace, Waiting())
         try:
+            assert entered.wait(30)
             result = action()
         finally:
-            model.go_on.set()
+            go_on.set()
         return tracing.result(30), result
 
 
 def waiting_alone() -> str:
-    model = Waiting()
-    model.go_on.set()
-    return torchgraft.symbolic_trace(model).code
+    go_on.set()
+    return torchgraft.symbolic_trace(Waiting()).code
 
 
 def test_a_trace_within_the_time_of_another():

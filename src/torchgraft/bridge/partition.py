@@ -71,6 +71,7 @@ def _belongs_to_forward(node: Node) -> bool:
 def _backward_nodes(graph: Graph, forward: set[Node], outputs: Iterable[Any]) -> tuple[set[Node], list[Node]]:
     """What gradients are computed from besides the forward, and the values of the forward that this needs."""
     needed = {value for value in outputs if isinstance(value, Node)}
+    needed |= {node for node in graph.nodes if node.op == "call_function" and node not in forward and node.is_impure()}
     saved: set[Node] = set()
     for node in reversed(graph.nodes):
         if node not in needed:

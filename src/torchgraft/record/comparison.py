@@ -128,9 +128,9 @@ def _parts(value: Any) -> dict[str, Any] | None:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {f".{field.name}": getattr(value, field.name, None) for field in dataclasses.fields(value)}
     # An object that says nothing about equality is what it holds (a cache of keys and values, say).
-    is_plain_object = type(value).__eq__ is object.__eq__ and not callable(value)
-    if is_plain_object and getattr(value, "__dict__", None):
-        return {f".{name}": item for name, item in vars(value).items()}
+    attributes: dict[str, Any] = getattr(value, "__dict__", {})
+    if attributes and type(value).__eq__ is object.__eq__ and not callable(value):
+        return {f".{name}": item for name, item in attributes.items()}
     return None
 
 
@@ -209,9 +209,9 @@ def compare_tensors(expected: torch.Tensor, found: torch.Tensor, tolerance: Tole
     """Values of two tensors with the same shape and dtype; not-a-number equals itself."""
     if not has_values(expected) or not has_values(found) or expected.numel() == 0:
         return "", 0.0
-    exact, first, second = _same_bits(expected, found), comparable(expected), comparable(found)
-    if exact:
+    if _same_bits(expected, found):
         return "", 0.0
+    first, second = comparable(expected), comparable(found)
     finite = torch.isfinite(first)
     odd = ~finite & ~((first == second) | (torch.isnan(first) & torch.isnan(second)))
     odd |= finite & ~torch.isfinite(second)

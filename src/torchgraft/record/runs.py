@@ -15,7 +15,7 @@ import torch
 
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import GraftError
-from torchgraft.record.comparison import freeze_tensor, frozen_leaves, has_values, named_tensors_in, tensors_in
+from torchgraft.record.comparison import FrozenTensor, frozen_leaves, has_values, named_tensors_in, tensors_in
 from torchgraft.record.situations import Situation
 
 _CONTAINERS = frozenset({list, dict, set})
@@ -90,8 +90,9 @@ class Surroundings:
                 module.__dict__.update(attributes)
             for name, content in contents.items():
                 _put_content_back(attributes[name], content)
+        written = self._written()
         for tensor, copied, gradient in self._tensors.values():
-            if copied is not None and not _same_values(tensor, copied):
+            if id(tensor) in written and copied is not None:
                 _put_values_back(tensor, copied)
             if tensor.is_leaf:
                 tensor.grad = gradient
@@ -99,18 +100,27 @@ class Surroundings:
 
     # ---- what a run did ----
 
+    def _written(self) -> set[int]:
+        """The tensors that do not hold what they held. All are looked at: a write through .data leaves no other trace."""
+        return {
+            key
+            for key, (tensor, copied, _) in self._tensors.items()
+            if copied is not None and not _same_values(tensor, copied)
+        }
+
     def changes(self, roots: list[torch.nn.Module]) -> dict[str, Any]:
         """The parameters, buffers and attributes that are not what they were; of two with one path the last root's."""
         result: dict[str, Any] = {}
+        written = self._written()
         for root in roots:
             for path, module in root.named_modules(remove_duplicate=False):
-                for name, value in self._changes_of(module):
+                for name, value in self._changes_of(module, written):
                     result.update(frozen_leaves(value, _joined(path, name)))
         if torch.is_grad_enabled() != self._grad_mode:
             result["torch.is_grad_enabled()"] = torch.is_grad_enabled()
         return result
 
-    def _changes_of(self, module: torch.nn.Module) -> Iterator[tuple[str, Any]]:
+    def _changes_of(self, module: torch.nn.Module, written: set[int]) -> Iterator[tuple[str, Any]]:
         if module not in self._modules:
             return
         attributes, contents = self._modules[module]
@@ -119,8 +129,7 @@ class Surroundings:
             if name not in before:
                 yield name, value
             elif isinstance(value, torch.Tensor):
-                copied = self._tensors.get(id(value), (None, None))[1]
-                if before[name] is not value or (copied is not None and not _same_values(value, copied)):
+                if before[name] is not value or id(value) in written:
                     yield name, value
             elif name in contents:
                 if not _same_content(value, contents[name]):
@@ -196,8 +205,9 @@ def _gradients(value: Any, inputs: dict[str, Any], roots: list[torch.nn.Module],
     for root in roots:
         for path, module in root.named_modules(remove_duplicate=False):
             leaves += [(_joined(path, name), value) for name, value in module._parameters.items() if value is not None]
+    # Gradients need no copies: nobody else has them, and they are taken away when the state is put back.
     return {
-        f"gradient of {name}": None if leaf.grad is None else freeze_tensor(leaf.grad)
+        f"gradient of {name}": None if leaf.grad is None else FrozenTensor(leaf.grad, leaf.grad.requires_grad)
         for name, leaf in leaves
         if leaf.requires_grad and leaf.is_leaf
     }

@@ -1,0 +1,183 @@
+"""`joint_program` and `capture_training`: forward and backward of a model as programs that anyone can read, change and run.
+How they are traced is in `joint_trace.py`, how they are cut in two in `partition.py`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils import _pytree as pytree
+
+from torchgraft.bridge.joint_trace import JointTrace, Role, SourceLines, copy_lines_to_backward, trace_joint
+from torchgraft.bridge.levels import Model, as_module, export_error, model_name, refuse_attributes
+from torchgraft.bridge.model_tensors import ModelTensors
+from torchgraft.bridge.model_watch import AttributeWatch, PlainTensors
+from torchgraft.bridge.partition import OutputEntry, finish_program, partition
+from torchgraft.bridge.torch_fx import from_fx
+from torchgraft.codegen.graph_module import GraphModule
+from torchgraft.errors import BridgeError, GuardError
+from torchgraft.ir.graph import Graph
+
+Loss = Callable[[Any], torch.Tensor] | None
+# Metadata of traced nodes that says something to people; the rest is AOTAutograd's own.
+_KEPT = ("val", "tensor_meta", "stack_trace", "nn_module_stack", "seq_nr", "partitioner_tag")
+
+
+def joint_program(
+    model: Model, args: Iterable[Any] = (), kwargs: Mapping[str, Any] | None = None, loss: Loss = None
+) -> GraphModule:
+    """Forward and backward of `model` as one program in ATen operators.
+
+    The program holds no state. Its inputs are `primals_1`, `primals_2`, ...: parameters, buffers, then the tensors among the
+    inputs of the model; and `tangents_1`, ...: the gradients of the results, one for each result that has a gradient. In
+    the metadata of an input, `origin_kind` says "parameter", "buffer", "constant", "input" or "tangent", and
+    `origin_name` which one. It returns one tuple; `entries` in the metadata of the output says of each entry whether it is
+    a "result", an "update" (the new value of a buffer or input that the model writes) or a "gradient", and of what.
+
+    `loss` is a function of what the model returns, and gives a scalar; then that is the only result. Every node has the
+    shape and dtype of its value in `meta["val"]`; the program holds for these sizes and raises GuardError for others.
+
+    >>> model = torch.nn.Linear(2, 3)
+    >>> program = joint_program(model, (torch.ones(4, 2),))
+    >>> [(node.name, node.meta["origin_name"]) for node in program.graph.find_nodes(op="placeholder")]
+    [('primals_1', 'weight'), ('primals_2', 'bias'), ('primals_3', 'input'), ('tangents_1', 'result')]
+    >>> [tuple(entry) for entry in program.graph.output_node().meta["entries"]]
+    [('result', 'result'), ('gradient', 'weight'), ('gradient', 'bias')]
+    >>> result, weight, bias = program(model.weight, model.bias, torch.ones(4, 2), torch.ones(4, 3))
+    >>> bias
+    tensor([4., 4., 4.], grad_fn=...)
+    """
+    return _Capture(model, args, kwargs, loss).joint
+
+
+class TrainingStep(NamedTuple):
+    """What the model (or the loss) returned, and the gradients by the names of parameters and inputs.
+
+    A parameter that the results do not depend on, or that needs no gradient, has None, as `parameter.grad` would.
+    """
+
+    results: Any
+    gradients: dict[str, torch.Tensor | None]
+
+
+@dataclass(frozen=True)
+class TrainingPrograms:
+    """The programs of one training step; made by `capture_training`.
+
+    `joint` computes everything at once, see `joint_program`. `forward` takes the primals and returns results, updates and
+    saved values; `backward` takes the saved values and the tangents and returns the gradients.
+    """
+
+    joint: GraphModule
+    forward: GraphModule
+    backward: GraphModule
+    _call: _Call = field(repr=False)
+
+    def primals(self, *args: Any, **kwargs: Any) -> list[torch.Tensor]:
+        """What `joint` and `forward` take for these inputs of the model: its tensors as they are now, then the inputs."""
+        return [held.value for held in self._call.tensors.held] + self._call.inputs(args, kwargs)
+
+    def run(self, *args: Any, tangents: Sequence[torch.Tensor] | None = None, **kwargs: Any) -> TrainingStep:
+        """Run forward and backward on inputs of the model, and write the buffers that it writes.
+
+        `tangents` are the gradients of the results, in the order of the inputs `tangents_*`; without them they are ones, as
+        if the sum of all results was to be minimised. Gradients are returned; `.grad` of the parameters stays as it is.
+        """
+        primals = self.primals(*args, **kwargs)
+        with torch.no_grad():
+            ahead = _by_kind(self.forward, self.forward(*primals))
+            saved = list(ahead["saved"].values())
+            back = _by_kind(self.backward, self.backward(*saved, *self._tangents(ahead["result"], tangents)))
+            # Last, because saved values may be the very tensors that are written here.
+            targets = dict(zip(self._call.names, primals, strict=True))
+            for name, value in ahead["update"].items():
+                targets[name].copy_(value)
+        gradients = {held.name: None for held in self._call.tensors.held if held.kind == "parameter"}
+        return TrainingStep(self._call.results(ahead["result"]), {**gradients, **back["gradient"]})
+
+    def _tangents(
+        self, results: dict[str, torch.Tensor], given: Sequence[torch.Tensor] | None
+    ) -> Iterable[torch.Tensor]:
+        nodes = [n for n in self.backward.graph.find_nodes(op="placeholder") if n.meta["origin_kind"] == "tangent"]
+        wanted = [node for node in nodes if node.meta["origin_name"] in results]
+        if given is not None and len(given) != len(wanted):
+            raise GuardError(
+                f"run() got {len(given)} tangents, and the program takes {len(wanted)}: "
+                f"{', '.join(str(node.meta['origin_name']) for node in wanted)}"
+            )
+        values = dict(zip(wanted, given, strict=True)) if given is not None else {}
+        for node in nodes:
+            example = node.meta["val"]
+            if node in values:
+                yield _laid_out(values[node], example)
+            elif node in wanted:
+                yield torch.ones_like(results[node.meta["origin_name"]])
+            else:  # nothing is asked about the new value of an input that the model writes
+                device = next(iter(results.values())).device
+                yield torch.zeros(example.shape, dtype=example.dtype, device=device)
+
+
+def capture_training(
+    model: Model, args: Iterable[Any] = (), kwargs: Mapping[str, Any] | None = None, loss: Loss = None
+) -> TrainingPrograms:
+    """The programs of one training step of `model`: joint, forward and backward, and a way to run them together.
+
+    They hold for the sizes and dtypes of the example inputs, in the mode that the model is in now.
+
+    >>> model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU())
+    >>> programs = capture_training(model, (torch.ones(4, 2),), loss=lambda y: y.pow(2).mean())
+    >>> value, gradients = programs.run(torch.ones(4, 2))
+    >>> model(torch.ones(4, 2)).pow(2).mean().backward()
+    >>> torch.allclose(gradients["0.weight"], model[0].weight.grad)
+    True
+    """
+    capture = _Capture(model, args, kwargs, loss)
+    forward, backward = partition(capture.joint)
+    return TrainingPrograms(capture.joint, forward, backward, capture.call)
+
+
+def _by_kind(program: GraphModule, values: Sequence[Any]) -> dict[str, dict[str, Any]]:
+    result: dict[str, dict[str, Any]] = {kind: {} for kind in ("result", "update", "gradient", "saved")}
+    for entry, value in zip(program.graph.output_node().meta["entries"], values, strict=True):
+        result[entry.kind][entry.name] = value
+    return result
+
+
+def _laid_out(value: torch.Tensor, example: torch.Tensor) -> torch.Tensor:
+    """A tangent in the layout of its result, which is what the backward was traced for."""
+    if value.shape != example.shape or value.stride() == example.stride():
+        return value
+    return torch.empty_strided(example.shape, example.stride(), dtype=value.dtype, device=value.device).copy_(value)
+
+
+# ---- how the programs are called ----
+
+
+class _Call:
+    """The tensors of a model, and its inputs and results as trees of which a program sees the tensors."""
+
+    def __init__(self, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.tensors = ModelTensors(model)
+        self._model = type(model).__name__
+        self._signature = inspect.signature(getattr(model, "model", model).forward)
+        try:
+            leaves = self._leaves(args, kwargs)
+        except TypeError as error:
+            raise BridgeError(f"cannot capture {self._model}: {error}; give the inputs its forward takes") from error
+        self._spec = pytree.tree_structure((args, kwargs))
+        taken = {held.name for held in self.tensors.held}
+        self._inputs = {name: leaf for name, leaf in leaves.items() if not isinstance(leaf, torch.Tensor)}
+        self._input_names = [name for name, leaf in leaves.items() if isinstance(leaf, torch.Tensor)]
+        self.names = [held.name for held in self.tensors.held]
+        # A parameter may be called like an input; gradients are looked up by name.
+        self.names += [f"input {name}" if name in taken else name for name in self._input_names]
+        self.kinds = [held.kind for held in self.tensors.held] + ["input"] * len(self._input_names)
+        self.results_spec: Any = None
+        self.result_leaves: list[Any] = []
+        self.result_names: list[str] = []
+"""
+"""
