@@ -18,9 +18,6 @@ from torch.nn import functional
 import torchgraft
 from tests.properties.observation import Snapshot
 
-# Take the mark away when it is mended; a strict mark says when that is.
-not_right_yet = pytest.mark.xfail(strict=True, reason="changes something today")
-
 
 class Child(nn.Module):
     """Called by some forwards; its own forward writes nothing."""
@@ -156,7 +153,7 @@ def initialises(self, x):
 
 TRACEABLE = [
     draws, seeds, constants, writes_buffers, writes_parameters, calls_modules, asks_the_mode, writes_the_same_again, switches,
-    *[pytest.param(body, marks=not_right_yet) for body in (draws_with_library_functions, initialises)],
+    draws_with_library_functions, initialises,
 ]  # fmt: skip
 
 
@@ -175,7 +172,6 @@ def sets_gradients_off(self, x):
     return x * 2
 
 
-@not_right_yet
 def test_a_switch_that_the_forward_leaves_on_is_put_back():
     try:
         traced_and_unchanged(Model(sets_gradients_off))
@@ -306,11 +302,10 @@ REFUSED = [
     switches_the_mode_of_a_child, writes_to_a_child, registers_a_buffer, writes_past_setattr, asks_for_gradients,
     replaces_data, drops_gradients,
 ]  # fmt: skip
-NOT_REFUSED_YET = [
+REFUSED += [
     appends_in_a_called_child, appends_in_an_uncalled_child, appends_deep_inside, appends_to_a_deque, fills_an_ordered_dict,
     fills_a_default_dict, writes_to_an_object, appends_to_an_object,
 ]  # fmt: skip
-REFUSED += [pytest.param(body, marks=not_right_yet) for body in NOT_REFUSED_YET]
 
 
 @pytest.mark.parametrize("body", REFUSED, ids=lambda body: body.__name__)
@@ -398,7 +393,7 @@ def changes_and_raises(self, x):
 
 
 FAILING = [branches, reads_a_buffer, raises, calls_a_stranger, makes_a_module, iterates, changes_and_fails]
-FAILING += [pytest.param(changes_and_raises, marks=not_right_yet)]
+FAILING += [changes_and_raises]
 
 
 @pytest.mark.parametrize("body", FAILING, ids=lambda body: body.__name__)

@@ -137,22 +137,23 @@ class Asserting(fx.Tracer):
     trace_asserts = True
 
 
+def function_with_an_assert(message: str = ""):
+    """Made from text, because pytest writes the asserts of its test files anew."""
+    scope: dict = {}
+    exec(f"def forward(x):\n    assert x.sum() > 0{message}\n    return x * 2", scope)
+    return scope["forward"]
+
+
 class TestAsserts:
     @pytest.mark.parametrize("message", ["", ", 'too small'"])
     def test_an_assert_becomes_a_check_in_the_program(self, message: str) -> None:
-        scope: dict = {}
-        exec(f"def forward(x):\n    assert x.sum() > 0{message}\n    return x * 2", scope)
-        program = fx.GraphModule(torch.nn.Module(), Asserting().trace(scope["forward"]))
+        program = fx.GraphModule(torch.nn.Module(), Asserting().trace(function_with_an_assert(message)))
         assert torch.equal(program(torch.ones(2)), torch.full((2,), 2.0))
         with pytest.raises(AssertionError):
             program(-torch.ones(2))
 
     def test_the_check_is_no_dead_code(self) -> None:
-        def forward(x):
-            assert x.sum() > 0
-            return x * 2
-
-        graph = Asserting().trace(forward)
+        graph = Asserting().trace(function_with_an_assert())
         before = len(graph.nodes)
         graph.eliminate_dead_code()
         assert len(graph.nodes) == before
@@ -166,11 +167,8 @@ class TestAsserts:
             Asserting().trace(forward)
 
     def test_by_default_an_assert_is_refused(self) -> None:
-        def forward(x):
-            assert x.sum() > 0
-
         with pytest.raises(fx.TraceError):
-            fx.symbolic_trace(forward)
+            fx.symbolic_trace(function_with_an_assert())
 
 
 class TestMutableOperations:

@@ -311,7 +311,6 @@ def test_compile(backend, kind):
         torch.testing.assert_close(value, expected[name])
 
 
-@not_right_yet
 def test_compile_in_place():
     model, module = made(Plain)
     torch._dynamo.reset()
@@ -579,7 +578,6 @@ class _Swap(nn.Module):
 # ---- names that GraphModule uses itself ----
 
 
-@not_right_yet
 @pytest.mark.parametrize(
     "name", ["graph", "code", "meta", "recompile", "print_readable", "_graph", "_state", "_edit_hooks"]
 )

@@ -74,7 +74,9 @@ def difference(expected: Observation, found: Observation) -> str | None:
     if expected.error is not None and "multiple views" in expected.error:
         return None  # `a, b = value` is recorded as two views of their own, which may be written; eager's may not
     if found.error is not None and "a leaf Variable that requires grad" in found.error:
-        return None  # torch brings the history of a view up to date when it is next read, so a dead read can matter to it
+        return (
+            None  # torch brings the history of a view up to date when it is next read, so a dead read can matter to it
+        )
     if (expected.error is None) is not (found.error is None):
         return f"one raised: expected {expected.error}, found {found.error}"
     if expected.error is not None:

@@ -61,6 +61,8 @@ def trace_joint(function: Callable[..., list[torch.Tensor]], tensors: Sequence[t
     with ExitStack() as stack, torch.inference_mode(False), torch.enable_grad():
         joint = aot_export_joint_with_descriptors(stack, _Call(function), tuple(_fakes(tensors)))
         module = joint.graph_module
+    _copy_lines_to_backward(module.graph)
+    _note_constants(module)
     nodes = list(module.graph.nodes)
     inputs = [_input_role(node.meta["desc"]) for node in nodes if node.op == "placeholder"]
     outputs = [_output_role(descriptor) for descriptor in nodes[-1].meta["desc"]]
@@ -119,6 +121,15 @@ def _unknown(descriptor: Any) -> BridgeError:
     )
 
 
+def _note_constants(module: torch.fx.GraphModule) -> None:
+    """Constants get a value in their metadata, as all other nodes have."""
+    known = [value for node in module.graph.nodes if isinstance(value := node.meta.get("val"), FakeTensor)]
+    for node in module.graph.find_nodes(op="get_attr"):
+        value = getattr(module, node.target, None)
+        if "val" not in node.meta and isinstance(value, torch.Tensor) and known:
+            node.meta["val"] = known[0].fake_mode.from_tensor(value.detach())
+
+
 # ---- where nodes come from ----
 
 
@@ -169,7 +180,7 @@ def _current(entries: dict[str, Any]) -> Iterator[None]:
         meta.update(before)
 
 
-def copy_lines_to_backward(graph: torch.fx.Graph) -> None:
+def _copy_lines_to_backward(graph: torch.fx.Graph) -> None:
     """Give the nodes of the backward the lines of the operations that they are gradients of.
 
     Both have the number that autograd gave the operation; of several with one number, the first is the one it numbered.

@@ -51,10 +51,12 @@ class ModelTensors:
      ('buffer', 'num_batches_tracked')]
     """
 
-    def __init__(self, model: torch.nn.Module) -> None:
+    def __init__(self, model: torch.nn.Module, more: dict[str, torch.nn.Module] | None = None) -> None:
         self.held: list[Held] = []
         found: dict[int, Held] = {}
         modules = list(model.named_modules())
+        for prefix, other in (more or {}).items():
+            modules += other.named_modules(prefix=prefix)
         for kind, slots_of in (("parameter", _parameters), ("buffer", _buffers), ("constant", _attributes)):
             for path, module in modules:
                 for name, slot in slots_of(module):

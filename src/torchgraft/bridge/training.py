@@ -4,27 +4,18 @@ How they are traced is in `joint_trace.py`, how they are cut in two in `partitio
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils import _pytree as pytree
 
-from torchgraft.bridge.joint_trace import JointTrace, Role, SourceLines, copy_lines_to_backward, trace_joint
-from torchgraft.bridge.levels import Model, as_module, export_error, model_name, refuse_attributes
-from torchgraft.bridge.model_tensors import ModelTensors
-from torchgraft.bridge.model_watch import AttributeWatch, PlainTensors
-from torchgraft.bridge.partition import OutputEntry, finish_program, partition
-from torchgraft.bridge.torch_fx import from_fx
+from torchgraft.bridge.joint_capture import JointCapture, Loss
+from torchgraft.bridge.levels import Model
+from torchgraft.bridge.model_call import ModelCall
+from torchgraft.bridge.partition import partition
 from torchgraft.codegen.graph_module import GraphModule
-from torchgraft.errors import BridgeError, GuardError
-from torchgraft.ir.graph import Graph
-
-Loss = Callable[[Any], torch.Tensor] | None
-# Metadata of traced nodes that says something to people; the rest is AOTAutograd's own.
-_KEPT = ("val", "tensor_meta", "stack_trace", "nn_module_stack", "seq_nr", "partitioner_tag")
+from torchgraft.errors import GuardError
 
 
 def joint_program(
@@ -51,7 +42,7 @@ def joint_program(
     >>> bias
     tensor([4., 4., 4.], grad_fn=...)
     """
-    return _Capture(model, args, kwargs, loss).joint
+    return JointCapture(model, args, kwargs, loss).joint
 
 
 class TrainingStep(NamedTuple):
@@ -75,11 +66,11 @@ class TrainingPrograms:
     joint: GraphModule
     forward: GraphModule
     backward: GraphModule
-    _call: _Call = field(repr=False)
+    _call: ModelCall = field(repr=False)
 
     def primals(self, *args: Any, **kwargs: Any) -> list[torch.Tensor]:
         """What `joint` and `forward` take for these inputs of the model: its tensors as they are now, then the inputs."""
-        return [held.value for held in self._call.tensors.held] + self._call.inputs(args, kwargs)
+        return self._call.row(args, kwargs)
 
     def run(self, *args: Any, tangents: Sequence[torch.Tensor] | None = None, **kwargs: Any) -> TrainingStep:
         """Run forward and backward on inputs of the model, and write the buffers that it writes.
@@ -135,7 +126,7 @@ def capture_training(
     >>> torch.allclose(gradients["0.weight"], model[0].weight.grad)
     True
     """
-    capture = _Capture(model, args, kwargs, loss)
+    capture = JointCapture(model, args, kwargs, loss)
     forward, backward = partition(capture.joint)
     return TrainingPrograms(capture.joint, forward, backward, capture.call)
 
@@ -152,32 +143,3 @@ def _laid_out(value: torch.Tensor, example: torch.Tensor) -> torch.Tensor:
     if value.shape != example.shape or value.stride() == example.stride():
         return value
     return torch.empty_strided(example.shape, example.stride(), dtype=value.dtype, device=value.device).copy_(value)
-
-
-# ---- how the programs are called ----
-
-
-class _Call:
-    """The tensors of a model, and its inputs and results as trees of which a program sees the tensors."""
-
-    def __init__(self, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self.tensors = ModelTensors(model)
-        self._model = type(model).__name__
-        self._signature = inspect.signature(getattr(model, "model", model).forward)
-        try:
-            leaves = self._leaves(args, kwargs)
-        except TypeError as error:
-            raise BridgeError(f"cannot capture {self._model}: {error}; give the inputs its forward takes") from error
-        self._spec = pytree.tree_structure((args, kwargs))
-        taken = {held.name for held in self.tensors.held}
-        self._inputs = {name: leaf for name, leaf in leaves.items() if not isinstance(leaf, torch.Tensor)}
-        self._input_names = [name for name, leaf in leaves.items() if isinstance(leaf, torch.Tensor)]
-        self.names = [held.name for held in self.tensors.held]
-        # A parameter may be called like an input; gradients are looked up by name.
-        self.names += [f"input {name}" if name in taken else name for name in self._input_names]
-        self.kinds = [held.kind for held in self.tensors.held] + ["input"] * len(self._input_names)
-        self.results_spec: Any = None
-        self.result_leaves: list[Any] = []
-        self.result_names: list[str] = []
-"""
-"""

@@ -34,11 +34,13 @@ def capture(
     *,
     level: str = "module",
     leaf: LeafRule = None,
+    dynamic: dict[str, Iterable[int]] | None = None,
 ) -> GraphModule:
     """Run `model` once on the example inputs and return what it did as a program.
 
     `level` is "module" (the modules of torch.nn stay calls) or "function" (torch functions; parameters are fetched). `leaf` names
-    modules to keep whole: types, dotted paths, or a predicate of module and path.
+    modules to keep whole: types, dotted paths, or a predicate of module and path. `dynamic` names dimensions of inputs that must
+    stay free (`{"x": [0]}`): capture raises if the model fixed one.
 
     >>> program = capture(lambda x: x.view(x.shape[0], -1) * 2, (torch.ones(2, 3, 4),))
     >>> program(torch.ones(5, 3, 4)).shape
@@ -54,7 +56,9 @@ def capture(
     while True:
         watcher = Watcher(root, lambda module, path: module in kept or rule(module, path), symbolic)
         try:
-            return _watched_run(watcher, function, values, dict(kwargs or {}), type(model).__name__)
+            program = _watched_run(watcher, function, values, dict(kwargs or {}), type(model).__name__)
+            _check_dynamic(program, dynamic or {})
+            return program
         except KeepWhole as request:
             module = request.module
             if module is None or module is root or module in kept:
@@ -93,6 +97,23 @@ def _root_and_function(model: Any) -> tuple[torch.nn.Module, Callable[..., Any]]
         return model, model
     owner = getattr(model, "__self__", None)
     return (owner if isinstance(owner, torch.nn.Module) else torch.nn.Module()), model
+
+
+def _check_dynamic(program: GraphModule, dynamic: dict[str, Iterable[int]]) -> None:
+    """Refuse a program in which a dimension that must stay free was fixed to a number."""
+    inputs = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
+    for name, dimensions in dynamic.items():
+        if name not in inputs:
+            raise ValueError(f"dynamic names '{name}', but the inputs are {', '.join(map(repr, inputs))}")
+        for dimension in dimensions:
+            for guard in program.guards:
+                size = guard.node.args[0]
+                is_size = isinstance(size, Node) and size.target == "size" and size.args == (inputs[name], dimension)
+                if is_size and type(guard.expected) is int:
+                    raise TraceError(
+                        f"dimension {dimension} of '{name}' was to stay free, but the model fixed it to {guard.expected} at "
+                        f"{guard.where}; rewrite that line so that the size only flows into other calls"
+                    )
 
 
 def _leaf_rule(level: str, leaf: LeafRule) -> Callable[[torch.nn.Module, str], bool]:

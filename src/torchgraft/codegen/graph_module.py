@@ -22,6 +22,7 @@ from torchgraft.codegen.attributes import Adoption, assign_attribute, place_attr
 from torchgraft.codegen.source import PythonCode, PyTreeCodeGen
 from torchgraft.errors import GraphError
 from torchgraft.ir.graph import EditHooks, Graph
+from torchgraft.ir.guards import Guard, explanation, find_guards
 from torchgraft.ir.leaf_functions import GENERATED
 from torchgraft.ir.node import Node
 
@@ -66,7 +67,7 @@ class GraphModule(torch.nn.Module):
     _instance: Any = staticmethod(lambda: None)
     _python_code: Any = None
     # TorchScript compiles every property it is not told to leave alone.
-    __jit_unused_properties__ = ["code", "graph"]  # noqa: RUF012 (TorchScript looks for a list)
+    __jit_unused_properties__ = ["code", "graph", "guards"]  # noqa: RUF012 (TorchScript looks for a list)
 
     def __new__(cls, *args: Any, **kwargs: Any) -> GraphModule:
         # `forward` must be found on the class (by torch.jit, copies and super()), so each instance has a class of its own.
@@ -168,6 +169,15 @@ class GraphModule(torch.nn.Module):
     def code(self) -> str:
         """The generated Python source; this text is what runs."""
         return self._generated().src
+
+    @property
+    def guards(self) -> list[Guard]:
+        """What the program was captured for."""
+        return find_guards(self._graph)
+
+    def explain(self) -> str:
+        """What was fixed when the program was captured, and why, in plain words."""
+        return explanation(self._graph)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the program; an error inside it is annotated with the generated line and the user's."""

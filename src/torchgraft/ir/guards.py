@@ -4,9 +4,14 @@ Which reads become guards is decided while capturing.
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from torchgraft.errors import GuardError
+
+if TYPE_CHECKING:
+    from torchgraft.ir.graph import Graph
+    from torchgraft.ir.node import Node
 
 
 def check_training(found: bool, expected: bool, where: str) -> None:
@@ -37,3 +42,39 @@ def check_value(found: Any, expected: Any, condition: str, where: str) -> None:
 
 
 check_value.__torchgraft_effect__ = True  # type: ignore[attr-defined]
+
+
+@dataclass(frozen=True)
+class Guard:
+    """Something the program was captured for: it raises GuardError where it is not so."""
+
+    condition: str
+    expected: Any
+    where: str
+    node: Node
+
+    def __str__(self) -> str:
+        return f"{self.condition} is {self.expected!r}, because of {self.where}"
+
+
+def find_guards(graph: Graph) -> list[Guard]:
+    """Every guard of a program, in order."""
+    guards = []
+    for node in graph.nodes:
+        if node._target is check_value:
+            _, expected, condition, where = node._args
+            guards.append(Guard(condition, expected, where, node))
+        elif node._target is check_training:
+            found, expected, where = node._args
+            guards.append(Guard(str(getattr(found, "target", "training")), expected, where, node))
+    return guards
+
+
+def explanation(graph: Graph) -> str:
+    """What was fixed when a program was captured, and why, in plain words."""
+    guards = find_guards(graph)
+    if not guards:
+        return "Nothing was fixed: the program has no guards."
+    lines = [f"The program is right where these {len(guards)} things hold, and raises GuardError where one does not:"]
+    lines += [f"  {number}. {guard}" for number, guard in enumerate(guards, 1)]
+    return "\n".join(lines)

@@ -24,6 +24,7 @@ class Situation(NamedTuple):
     name: str
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
+    gradients: bool = True
 
     def copied(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Inputs that a run may write into."""
@@ -40,19 +41,20 @@ def situations(
         return
     generator = torch.Generator().manual_seed(seed)
 
-    def drawn(name: str, draw: Draw) -> Situation:
+    def drawn(name: str, draw: Draw, gradients: bool = True) -> Situation:
         new = {id(tensor): draw(tensor) for tensor in tensors}
-        return Situation(name, *copied_inputs(args, kwargs, new))
+        return Situation(name, *copied_inputs(args, kwargs, new), gradients)
 
     if other_values:
         yield drawn("fresh values", lambda tensor: fresh_tensor(tensor, tensor.shape, generator))
-        yield drawn("other values", lambda tensor: fresh_tensor(tensor, tensor.shape, generator, wide=True))
+        yield drawn("other values", lambda tensor: fresh_tensor(tensor, tensor.shape, generator, wide=True), False)
         floating = [tensor for tensor in tensors if tensor.is_floating_point()]
         if gradients and floating and not any(tensor.requires_grad for tensor in floating):
             yield drawn("inputs with grad", lambda tensor: _with_grad(fresh_tensor(tensor, tensor.shape, generator)))
     if other_sizes:
-        for name, resize in _other_sizes(tensors):
-            yield drawn(name, lambda tensor, size=resize: fresh_tensor(tensor, size(tensor), generator))  # type: ignore[misc]
+        for number, (name, resize) in enumerate(_other_sizes(tensors)):
+            # A backward takes twice the time of a forward; one with another size is enough to see how sizes are handled.
+            yield drawn(name, lambda tensor, size=resize: fresh_tensor(tensor, size(tensor), generator), number == 0)  # type: ignore[misc]
 
 
 def _with_grad(tensor: torch.Tensor) -> torch.Tensor:

@@ -136,8 +136,8 @@ def verify(
     model itself fails the situation is skipped; where the program raises GuardError it has refused, which is not wrong.
 
     In each, model and program run on copies of the inputs from the same state and random seed, and five things are compared:
-    outputs, what the inputs hold afterwards, the gradients of inputs and parameters for random gradients of the outputs,
-    the parameters, buffers and attributes that changed, and the state of the random generators. Numbers may differ by a
+    outputs, what the inputs hold afterwards, the gradients of inputs and parameters for random gradients of the outputs (in the
+    situations that add something to them), the parameters, buffers and attributes that changed, and the state of the random generators. Numbers may differ by a
     small part of the largest element (1e-5 for float32), or by `rtol` and `atol`. Everything is put back afterwards.
 
     For a wrong program the first node that differs is named (not with `locate=False`): the model's eager run is watched, and
@@ -222,7 +222,7 @@ class _Comparer:
             situation,
             self._names,
             self._seed,
-            self._gradients,
+            self._gradients and situation.gradients,
         )
 
     def _compare(self, expected: Observation, found: Observation) -> dict[str, Comparison]:

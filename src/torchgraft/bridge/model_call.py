@@ -1,0 +1,123 @@
+"""A call of a model as programs without state see it: its tensors and the tensors among its inputs, in one row, with names.
+The plain values among the inputs are part of what a program was captured for, and checked.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from torchgraft.bridge.model_tensors import ModelTensors
+from torchgraft.errors import BridgeError, GuardError
+
+
+class ModelCall:
+    """How a model was called when it was captured.
+
+    `names` and `kinds` describe the row of tensors: what the model holds, then the tensors among its inputs.
+
+    >>> call = ModelCall(torch.nn.Linear(2, 3), (torch.ones(4, 2),), {})
+    >>> list(zip(call.kinds, call.names))
+    [('parameter', 'weight'), ('parameter', 'bias'), ('input', 'input')]
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        more: dict[str, torch.nn.Module] | None = None,
+    ) -> None:
+        self.tensors = ModelTensors(model, more)
+        self._model = type(model).__name__
+        self._signature = _bare(inspect.signature(model.forward))
+        try:
+            leaves, self._spec = self._leaves(args, kwargs)
+        except TypeError as error:
+            raise BridgeError(f"cannot capture {self._model}: {error}; give the inputs its forward takes") from error
+        self._plain = {name: leaf for name, leaf in leaves.items() if not isinstance(leaf, torch.Tensor)}
+        inputs = [name for name, leaf in leaves.items() if isinstance(leaf, torch.Tensor)]
+        self.names = [held.name for held in self.tensors.held]
+        # A parameter may be called like an input, and gradients are looked up by name.
+        self.names += [f"input {name}" if name in self.names else name for name in inputs]
+        self.kinds = [held.kind for held in self.tensors.held] + ["input"] * len(inputs)
+        self._results: list[Any] = []
+        self._results_spec: Any = None
+
+    def row(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+        """The tensors of the model as they are now, and those among inputs that are like the ones at the capture."""
+        try:
+            leaves, spec = self._leaves(args, kwargs)
+        except TypeError as error:
+            raise GuardError(f"the program was captured for another call of {self._model}: {error}") from error
+        if spec != self._spec:
+            raise GuardError(
+                f"the program was captured for inputs of {self._model} with the structure {self._spec}, and these have "
+                f"{spec}; capture the model again with inputs like these"
+            )
+        for name, expected in self._plain.items():
+            found = leaves[name]
+            if type(found) is not type(expected) or not _is_same(found, expected):
+                raise GuardError(
+                    f"the program was captured for {name} = {expected!r}, and now it is {found!r}; "
+                    "capture the model again with inputs like these"
+                )
+        return [held.value for held in self.tensors.held] + self._input_tensors(leaves)
+
+    def _input_tensors(self, leaves: dict[str, Any]) -> list[torch.Tensor]:
+        return [leaf for name, leaf in leaves.items() if name not in self._plain]
+
+    def _leaves(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[dict[str, Any], Any]:
+        bound = self._signature.bind(*args, **kwargs).arguments
+        names = list(bound)
+        pairs, spec = pytree.tree_flatten_with_path(list(bound.values()))
+        leaves = {names[path[0].idx] + pytree.keystr(path[1:]): leaf for path, leaf in pairs}
+        return leaves, (tuple(names), spec)
+
+    def with_inputs(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[torch.Tensor]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The same arguments with other tensors in them."""
+        rest = iter(tensors)
+        bound = self._signature.bind(*args, **kwargs)
+        leaves, spec = pytree.tree_flatten(list(bound.arguments.values()))
+        values = [next(rest) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+        bound.arguments.update(zip(bound.arguments, pytree.tree_unflatten(values, spec), strict=True))
+        return bound.args, bound.kwargs
+
+    # ---- results ----
+
+    def note_results(self, result: Any, name: str) -> dict[str, torch.Tensor]:
+        """Remember the structure of what the model returned, and give names to the tensors in it."""
+        pairs, self._results_spec = pytree.tree_flatten_with_path(result)
+        named = [(name + pytree.keystr(path), leaf) for path, leaf in pairs]
+        self._results = [_Tensor(text) if isinstance(leaf, torch.Tensor) else leaf for text, leaf in named]
+        return {text: leaf for text, leaf in named if isinstance(leaf, torch.Tensor)}
+
+    def results(self, tensors: dict[str, torch.Tensor]) -> Any:
+        """What the model returned, made of the tensors with these names."""
+        leaves = [tensors[leaf] if isinstance(leaf, _Tensor) else leaf for leaf in self._results]
+        return pytree.tree_unflatten(leaves, self._results_spec)
+
+
+class _Tensor(str):
+    """The place of a tensor among results, by its name."""
+
+    __slots__ = ()
+
+
+def _bare(signature: inspect.Signature) -> inspect.Signature:
+    """Names and kinds alone: annotations and defaults can be anything, also what cannot be pickled."""
+    empty = inspect.Parameter.empty
+    parameters = [
+        parameter.replace(annotation=empty, default=empty if parameter.default is empty else None)
+        for parameter in signature.parameters.values()
+    ]
+    return inspect.Signature(parameters)
+
+
+def _is_same(found: Any, expected: Any) -> bool:
+    return bool(found is expected or found == expected or (found != found and expected != expected))
