@@ -147,7 +147,7 @@ class TestPausedCollection:
 
     def test_a_failed_trace_switches_it_on_again(self) -> None:
         with pytest.raises(fx.TraceError):
-            fx.symbolic_trace(lambda x: x if x else x)
+            fx.symbolic_trace(lambda x: 1 if x else 2)
         assert gc.isenabled()
 
 

@@ -135,7 +135,9 @@ class TestInPlace:
         "to_dense": lambda x: x.to_dense(),
     }
 
-    @pytest.mark.xfail(strict=True, reason="composite operators may hand their input on although their schema does not say so")
+    @pytest.mark.xfail(
+        strict=True, reason="composite operators may hand their input on although their schema does not say so"
+    )
     @pytest.mark.parametrize("view", HIDDEN.values(), ids=HIDDEN)
     def test_through_an_alias_that_no_schema_tells(self, view) -> None:
         def forward(x):
@@ -269,7 +271,6 @@ class TestTypes:
             forward(*inputs())
         with pytest.raises(RuntimeError):
             program(*inputs())
-
 
     @pytest.mark.xfail(strict=True, reason="numbers are taken to keep the type of every tensor")
     def test_a_number_that_eager_refuses_is_refused(self) -> None:

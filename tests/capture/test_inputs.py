@@ -133,11 +133,16 @@ class TestSignatures:
             return x + y
 
         signature = inspect.signature(fx.symbolic_trace(forward).forward)
-        assert [(p.name, p.default) for p in signature.parameters.values()] == [("x", inspect.Parameter.empty), ("y", 3)]
+        assert [(p.name, p.default) for p in signature.parameters.values()] == [
+            ("x", inspect.Parameter.empty),
+            ("y", 3),
+        ]
 
     @pytest.mark.xfail(strict=True, raises=NameError, reason="the default is written as the name of a node")
     def test_a_tensor_as_a_default(self) -> None:
-        def forward(x, weight=torch.ones(2)):
+        ones = torch.ones(2)
+
+        def forward(x, weight=ones):
             return x + weight
 
         program = fx.symbolic_trace(forward)

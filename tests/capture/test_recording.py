@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import torchgraft as fx
-from torchgraft.capture.recording import is_random
 from tests.capture.comparison import names, trace_like_eager
+from torchgraft.capture.recording import is_random
 
 
 class Stateful(nn.Module):
@@ -111,7 +111,9 @@ class TestBuffers:
         program.buffer.zero_()
         assert program(*x()).abs().sum() == 0
 
-    @pytest.mark.xfail(strict=True, raises=TypeError, reason="methods of real tensors take sizes before torch asks anybody")
+    @pytest.mark.xfail(
+        strict=True, raises=TypeError, reason="methods of real tensors take sizes before torch asks anybody"
+    )
     @table(
         expand=lambda self, x: self.buffer.expand(x.shape[0], -1) + x,
         new_zeros=lambda self, x: self.buffer.new_zeros(x.shape[0], 2) + x,
@@ -125,7 +127,9 @@ class TestBuffers:
         program = fx.symbolic_trace(Stateful(lambda self, x: x.to(self.buffer.dtype)))
         assert program.double()(*x()).dtype is torch.float64
 
-    @pytest.mark.xfail(strict=True, raises=fx.TraceError, reason="refused as an assignment, though the tensor stays the same")
+    @pytest.mark.xfail(
+        strict=True, raises=fx.TraceError, reason="refused as an assignment, though the tensor stays the same"
+    )
     def test_augmented_assignment_to_a_buffer(self) -> None:
         def function(self, x):
             self.buffer += 1
@@ -168,7 +172,9 @@ class TestTensorsFromOutside:
         with pytest.raises(NameError, match="not a member of this module"):
             fx.symbolic_trace(lambda x: x + weight)
 
-    @pytest.mark.xfail(strict=True, reason="what cannot be written down is kept as one tensor, and writes into it add up")
+    @pytest.mark.xfail(
+        strict=True, reason="what cannot be written down is kept as one tensor, and writes into it add up"
+    )
     @table(
         from_numpy=lambda x: torch.from_numpy(numpy.zeros(3, dtype=numpy.float32)).add_(x).clone(),
         tensor_of_numpy=lambda x: torch.tensor(numpy.zeros(3, dtype=numpy.float32)).add_(x).clone(),
@@ -368,15 +374,15 @@ class TestRandomDraws:
         program = fx.symbolic_trace(function)
         assert torch.equal(torch.get_rng_state(), before)
         trace_like_eager(function, vector)
-        assert not torch.equal(program(*vector()), program(*vector())) or not torch.equal(
-            program(*vector()), program(*vector())
-        )
+        assert len({tuple(program(*vector()).tolist()) for _ in range(20)}) > 1
 
     def test_draws_from_a_distribution_with_constants(self) -> None:
         trace_like_eager(lambda x: x + torch.distributions.Normal(0.0, 1.0).sample((3,)), vector)
 
     def test_draws_shaped_like_a_buffer(self) -> None:
-        trace_like_eager(Stateful(lambda self, x: x + torch.rand_like(self.buffer) + torch.bernoulli(self.buffer / 2)), x)
+        trace_like_eager(
+            Stateful(lambda self, x: x + torch.rand_like(self.buffer) + torch.bernoulli(self.buffer / 2)), x
+        )
 
     def test_a_branch_on_a_draw_is_refused(self) -> None:
         with pytest.raises(fx.TraceError, match="branch on"):

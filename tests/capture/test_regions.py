@@ -231,7 +231,9 @@ class TestEdges:
         assert torch.is_grad_enabled()
         assert not torch.is_autocast_enabled("cpu")
 
-    @pytest.mark.parametrize("run", [lambda p, x: p(x), lambda p, x: fx.Interpreter(p).run(x)], ids=["module", "interpreter"])
+    @pytest.mark.parametrize(
+        "run", [lambda p, x: p(x), lambda p, x: fx.Interpreter(p).run(x)], ids=["module", "interpreter"]
+    )
     def test_an_error_while_running_leaves_the_modes_as_they_were(self, run) -> None:
         def forward(x):
             with torch.no_grad():
@@ -251,7 +253,7 @@ class TestEdges:
             return x * 2
 
         with pytest.raises(fx.GraftError, match="never closed"):
-            fx.symbolic_trace(forward).code  # noqa: B018
+            fx.symbolic_trace(forward).code
 
     def test_regions_that_cross_are_refused(self) -> None:
         def forward(x):
@@ -262,7 +264,7 @@ class TestEdges:
             return y
 
         with pytest.raises(fx.GraftError, match="close"):
-            fx.symbolic_trace(forward).code  # noqa: B018
+            fx.symbolic_trace(forward).code
 
     def test_a_refused_region_leaves_the_mode_as_it_was(self) -> None:
         def forward(x):
@@ -270,7 +272,7 @@ class TestEdges:
             return x * 2
 
         with pytest.raises(fx.GraftError):
-            fx.symbolic_trace(forward).code  # noqa: B018
+            fx.symbolic_trace(forward).code
         assert torch.is_grad_enabled()
 
     def test_regions_of_other_threads_are_not_recorded(self) -> None:

@@ -51,7 +51,9 @@ class TestLeaves:
 
     def test_a_module_that_is_not_part_of_the_model_is_refused_with_the_line(self) -> None:
         stray = nn.Linear(2, 2)
-        with pytest.raises(NameError, match="Linear is not installed as a submodule.*assign it to an attribute") as caught:
+        with pytest.raises(
+            NameError, match="Linear is not installed as a submodule.*assign it to an attribute"
+        ) as caught:
             fx.symbolic_trace(lambda x: stray(x))
         assert __file__ in str(caught.value)
 
@@ -151,7 +153,10 @@ class TestArguments:
 
         outside = torch.zeros(2)
         program = fx.symbolic_trace(Named())
-        assert [node.target for node in program.graph.find_nodes(op="get_attr")] == ["_tensor_constant1", "_tensor_constant0"]
+        assert [node.target for node in program.graph.find_nodes(op="get_attr")] == [
+            "_tensor_constant1",
+            "_tensor_constant0",
+        ]
         assert torch.equal(program(torch.zeros(2)), torch.ones(2))
 
 
@@ -165,7 +170,7 @@ class TestTrace:
     def test_after_a_failure_too(self) -> None:
         tracer = fx.Tracer()
         with pytest.raises(fx.TraceError):
-            tracer.trace(lambda x: x if x else x)
+            tracer.trace(lambda x: 1 if x else 2)
         assert len(tracer.trace(lambda x: torch.relu(x)).nodes) == 3
 
     def test_another_method(self) -> None:

@@ -78,7 +78,9 @@ class TestArguments:
         assert (node.op, node.target, node.kwargs) == ("call_function", Options, {"value": x.node, "scale": 2.0})
 
     def test_other_objects_are_refused_with_the_line_and_the_remedy(self, tracer: TracerBase) -> None:
-        with pytest.raises(NotImplementedError, match="argument of type: <class 'object'>.*__fx_create_arg__") as caught:
+        with pytest.raises(
+            NotImplementedError, match="argument of type: <class 'object'>.*__fx_create_arg__"
+        ) as caught:
             tracer.create_arg(object())
         assert __file__ in str(caught.value)
         assert isinstance(caught.value, fx.TraceError)

@@ -33,7 +33,9 @@ class TestOperators:
     @pytest.mark.parametrize("name", BINARY)
     def test_a_binary_operator_is_written_as_one_and_means_the_same(self, name: str) -> None:
         function = getattr(operator, name)
-        left, right = ([5, 6, 7], 2) if name == "getitem" else (torch.tensor([[7, 5], [2, 1]]), torch.tensor([[2, 1], [3, 1]]))
+        left, right = (
+            ([5, 6, 7], 2) if name == "getitem" else (torch.tensor([[7, 5], [2, 1]]), torch.tensor([[2, 1], [3, 1]]))
+        )
         module = build(lambda graph, x, y: graph.call_function(function, (x, y)))
         assert "operator" not in module.code
         assert torch.equal(torch.as_tensor(module(left, right)), torch.as_tensor(function(left, right)))
@@ -162,23 +164,25 @@ class TestNames:
         module = fx.symbolic_trace(scope["function"])
         assert module(1) == module(**{name: 1}) == 2
 
-    @pytest.mark.xfail(strict=True, raises=TypeError, reason="the parameter hides the global that the code relies on")
     @pytest.mark.parametrize(
         ("text", "value"),
         [
             ("def function(x, device): return x.to(torch.device('cpu'))", "cpu"),
-            ("def function(x, slice): return x[1:]", 1),
+            pytest.param(
+                "def function(x, slice): return x[1:]",
+                1,
+                marks=pytest.mark.xfail(strict=True, raises=TypeError, reason="the parameter hides the builtin"),
+            ),
             ("def function(x, torch): return relu(x)", 1),
+            ("def function(x, inf): return x + float('inf')", 1),
         ],
-        ids=["device", "slice", "torch"],
+        ids=["device", "slice", "torch", "inf"],
     )
     def test_inputs_with_names_that_code_relies_on(self, text: str, value) -> None:
         scope: dict = {"torch": torch, "relu": torch.relu}
         exec(text, scope)
-        try:
-            fx.symbolic_trace(scope["function"])(torch.ones(2), value)
-        except AttributeError as error:
-            raise TypeError from error
+        function = scope["function"]
+        assert torch.equal(fx.symbolic_trace(function)(torch.ones(2), value), function(torch.ones(2), value))
 
     @pytest.mark.xfail(strict=True, raises=TypeError, reason="the parameter is taken for the module")
     def test_a_function_with_a_parameter_called_self(self) -> None:

@@ -92,4 +92,4 @@ def test_half_a_region_is_refused_by_lint_and_by_code_generation(side: str) -> N
     with pytest.raises(fx.GraphError, match="context"):
         graph.lint()
     with pytest.raises(fx.GraphError, match="contexts must nest"):
-        fx.GraphModule(nn.Module(), graph).code  # noqa: B018
+        fx.GraphModule(nn.Module(), graph).code

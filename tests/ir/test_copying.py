@@ -186,7 +186,9 @@ class TestPickle:
 
         graph = fx.Graph()
         graph.call_function(local, (1,))
-        with pytest.raises(fx.GraphError, match="pickle node 'local'.*cannot be imported as.*top level of an importable"):
+        with pytest.raises(
+            fx.GraphError, match="pickle node 'local'.*cannot be imported as.*top level of an importable"
+        ):
             pickle.dumps(graph)
 
     def test_metadata_that_cannot_be_pickled_is_left_out_with_a_warning(self, graph: fx.Graph) -> None:

@@ -178,27 +178,28 @@ class TestInsertionPoints:
             graph.call_function(torch.neg, (None,), name="new")
         assert names(graph) == expected.split()
 
-    def test_an_anchor_erased_meanwhile_is_refused(self) -> None:
-        graph = chain(2)
-        node = by_name(graph)["n0"]
-        with graph.inserting_before(node):
-            with graph.inserting_before(graph.output_node()):
-                node.replace_all_uses_with(node.args[0])
-                graph.erase_node(node)
-            with pytest.raises(fx.GraphError, match="insert at node 'n0': it was erased"):
-                graph.call_function(torch.neg, (None,))
-
-    @pytest.mark.xfail(strict=True, reason="the node is made a user of its inputs before its place is looked at")
-    def test_a_node_that_could_not_be_placed_is_nobodys_user(self) -> None:
-        graph = chain(2)
-        node, x = by_name(graph)["n0"], by_name(graph)["x"]
-        with graph.inserting_before(node):
+    @pytest.mark.parametrize("side", ["before", "after"])
+    def test_an_anchor_erased_in_an_inner_block_leaves_its_place(self, side: str) -> None:
+        graph = chain(3)
+        node, x = by_name(graph)["n1"], by_name(graph)["x"]
+        with getattr(graph, f"inserting_{side}")(node):
             with graph.inserting_before(graph.output_node()):
                 node.replace_all_uses_with(x)
                 graph.erase_node(node)
-            with pytest.raises(fx.GraphError):
-                graph.call_function(torch.neg, (x,))
-        assert [user.name for user in x.users] == ["n1"]
+            graph.call_function(torch.neg, (x,), name="new")
+        assert names(graph) == ["x", "n0", "new", "n2", "output"]
+        assert [user.name for user in x.users] == ["n0", "n2", "new"]
+        graph.lint()
+
+    def test_neighbours_of_the_place_may_be_erased_too(self) -> None:
+        graph = chain(3)
+        with graph.inserting_before(by_name(graph)["n1"]):
+            for name in ("n0", "n1", "n2"):
+                node = by_name(graph)[name]
+                node.replace_all_uses_with(node.args[0])
+                graph.erase_node(node)
+            graph.call_function(torch.neg, (None,), name="new")
+        assert names(graph) == ["x", "new", "output"]
 
 
 class TestOrderLabels:
@@ -286,7 +287,13 @@ class TestMakingNodes:
 
     @pytest.mark.parametrize(
         ("target", "name"),
-        [(torch.relu, "relu"), (operator.add, "add"), (nn.functional.relu, "relu"), (nn.Linear, "linear"), (len, "len_1")],
+        [
+            (torch.relu, "relu"),
+            (operator.add, "add"),
+            (nn.functional.relu, "relu"),
+            (nn.Linear, "linear"),
+            (len, "len_1"),
+        ],
     )
     def test_names_follow_targets(self, target, name: str) -> None:
         assert fx.Graph().call_function(target, ()).name == name

@@ -104,7 +104,9 @@ class TestRule1DeadNodes:
         assert dead not in list(diamond.graph.nodes)
 
     def test_a_used_node_cannot_be_erased_and_its_users_are_named(self, diamond: Diamond) -> None:
-        with pytest.raises(fx.GraphError, match=r"erase Node x but it still had 2 users.*'relu', 'neg'.*replace_all_uses"):
+        with pytest.raises(
+            fx.GraphError, match=r"erase Node x but it still had 2 users.*'relu', 'neg'.*replace_all_uses"
+        ):
             diamond.graph.erase_node(diamond.x)
         assert diamond.x in list(diamond.graph.nodes)
 

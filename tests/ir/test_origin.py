@@ -84,7 +84,11 @@ def test_a_statement_over_many_lines_names_the_line_of_the_call() -> None:
 
     first = forward.__code__.co_firstlineno
     graph = fx.symbolic_trace(forward).graph
-    lines = {node.name: int(node.stack_trace.split("line ")[1].split(",")[0]) - first for node in graph.nodes if node.stack_trace}
+    lines = {
+        node.name: int(node.stack_trace.split("line ")[1].split(",")[0]) - first
+        for node in graph.nodes
+        if node.stack_trace
+    }
     assert lines["relu"] == 2
     assert lines["neg"] == 3
 

@@ -187,7 +187,9 @@ def test_an_output_of_nothing() -> None:
     assert node.format_node() == "return"
 
 
-@pytest.mark.xfail(strict=True, reason="the source of an anonymous function is taken for its name, line breaks included")
+@pytest.mark.xfail(
+    strict=True, reason="the source of an anonymous function is taken for its name, line breaks included"
+)
 def test_printing_a_line_is_one_line() -> None:
     graph = fx.Graph()
     graph.call_function(

@@ -91,7 +91,9 @@ class TestProblems:
     @pytest.mark.parametrize("op", ["call_module", "get_attr"])
     def test_a_missing_attribute_is_an_attribute_error_too(self, module: fx.GraphModule, op: str) -> None:
         module.graph.find_nodes(op=op)[0].target = "linear.gone.deeper"
-        with pytest.raises(AttributeError, match="refers to 'linear.gone.deeper', but 'linear' has no attribute 'gone'"):
+        with pytest.raises(
+            AttributeError, match="refers to 'linear.gone.deeper', but 'linear' has no attribute 'gone'"
+        ):
             module.graph.lint()
 
     def test_something_that_is_no_module_is_called(self, module: fx.GraphModule) -> None:

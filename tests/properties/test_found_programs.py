@@ -217,9 +217,11 @@ def while_tracing(action: Any) -> Any:
         thread.join()
 
 
-@not_right_yet
+_STILL_DIFFERENT = ("torch.zeros(3)", "torch.rand(3)", "torch.manual_seed(1).seed()")
+
+
 @pytest.mark.parametrize(
-    "library", ["random.random()", "torch.zeros(3)", "torch.rand(3)", "torch.manual_seed(1).seed()"]
+    "library", ["random.random()", *[pytest.param(call, marks=not_right_yet) for call in _STILL_DIFFERENT]]
 )
 def test_code_generated_while_another_thread_traces(library):
     program = Program((f"return x + {library}",), True, True, 0)

@@ -6,23 +6,27 @@ from __future__ import annotations
 
 import ast
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
 from torch.fx.experimental.symbolic_shapes import SYMPY_INTERP
+from torch.utils import _pytree as pytree
 
 from torchgraft.bridge.calling import CallTreeCodeGen
 from torchgraft.codegen.source import CodeGen
 from torchgraft.errors import GuardError
 
 CHECK = "_check_inputs"
+DETACHED = "_detached"
 
 
 class InputCheck:
     """Raises GuardError unless every condition holds; a condition is a Python expression over the names of the inputs.
 
-    `modes` says of submodules, by their paths, whether they were in training mode ("" is the program itself).
+    `modes` says of submodules, by their paths, whether they were in training mode ("" is the program itself); `titles`
+    say what inputs are, for messages, where their names do not.
 
     >>> check = InputCheck(["x"], ["x.size()[1] == 4"])
     >>> check.inputs(torch.ones(2, 4))
@@ -56,10 +60,35 @@ class InputCheck:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
-        self._function = _compile(self.names, self.conditions)
+        self._function = self._compiled()
 
     def __repr__(self) -> str:
         return f"InputCheck({', '.join(self.names)}: {'; '.join(self.conditions)})"
+
+    def _compiled(self) -> Callable[..., None]:
+        """One function for all conditions, because it runs on every call."""
+        lines = [f"def check({', '.join(self.names)}):", "    pass"]
+        for condition in self.conditions:
+            expression = ast.parse(condition, mode="eval").body
+            left = ast.unparse(expression.left) if isinstance(expression, ast.Compare) else condition
+            lines.append(f"    _torchgraft_require({condition}, {condition!r}, {left!r}, lambda: {left})")
+        scope: dict[str, Any] = {**SYMPY_INTERP, "math": math, "inf": math.inf, "torch": torch}
+        scope["_torchgraft_require"] = self._require
+        exec(compile("\n".join(lines), "<conditions of a captured program>", "exec"), scope)
+        return scope["check"]
+
+    def _require(self, holds: Any, condition: str, left: str, found: Callable[[], Any]) -> None:
+        if not isinstance(holds, bool):  # a traced value: the condition becomes part of the traced program
+            torch._assert(holds, f"{condition} does not hold")
+        elif not holds:
+            titles = [
+                f"{name} is {title}" for name, title in self.titles.items() if re.search(rf"\b{name}\b", condition)
+            ]
+            advice = "" if self.titles else ", or name the dimensions that must stay free (dynamic=)"
+            raise GuardError(
+                f"the program was captured for {condition}, and now {left} is {found()!r}"
+                f"{' (' + ', '.join(titles) + ')' if titles else ''}; capture the model again with inputs like these{advice}"
+            )
 
 
 def _refuse_mode(path: str, expected: bool) -> None:
@@ -69,30 +98,6 @@ def _refuse_mode(path: str, expected: bool) -> None:
         f"{modes[not expected]}, but the model does different things in the two (dropout, batch norm, if self.training); "
         f"capture the model again in {modes[not expected]}, or switch back with .{'train' if expected else 'eval'}()"
     )
-
-
-def _compile(names: list[str], conditions: list[str]) -> Callable[..., None]:
-    """One function for all conditions, because it runs on every call."""
-    lines = [f"def check({', '.join(names)}):", "    pass"]
-    for condition in conditions:
-        expression = ast.parse(condition, mode="eval").body
-        left = ast.unparse(expression.left) if isinstance(expression, ast.Compare) else condition
-        lines.append(f"    _torchgraft_require({condition}, {condition!r}, {left!r}, lambda: {left})")
-    scope: dict[str, Any] = {**SYMPY_INTERP, "math": math, "inf": math.inf, "torch": torch}
-    scope["_torchgraft_require"] = _require
-    exec(compile("\n".join(lines), "<conditions of a captured program>", "exec"), scope)
-    return scope["check"]
-
-
-def _require(holds: Any, condition: str, left: str, found: Callable[[], Any]) -> None:
-    if isinstance(holds, bool):
-        if not holds:
-            raise GuardError(
-                f"the program was captured for {condition}, and now {left} is {found()!r}; capture the model again with "
-                "inputs like these, or name the dimensions that must stay free (dynamic=)"
-            )
-    else:  # a traced value: the condition becomes part of the traced program
-        torch._assert(holds, f"{condition} does not hold")
 
 
 def tensor_conditions(name: str, value: torch.Tensor) -> list[str]:
@@ -135,8 +140,31 @@ class CheckedCodeGen(_Checked):
 
 
 class CheckedCallCodeGen(_Checked, CallTreeCodeGen):
-    """For programs that take their inputs in the containers of the model."""
+    """For programs that take their inputs in the containers of the model.
 
-    def __init__(self, parameters: list[str], in_spec: Any, out_spec: Any, check: InputCheck) -> None:
+    Without `gradients`, what is returned is detached: a model that was captured while gradients were off has none.
+    """
+
+    def __init__(self, parameters: list[str], in_spec: Any, out_spec: Any, check: InputCheck, gradients: bool) -> None:
         CallTreeCodeGen.__init__(self, parameters, in_spec, out_spec)
         self.check = check
+        self.gradients = gradients
+
+    def generate_output(self, output_args: Any, *, repr_fn: Callable[[Any], str] = repr) -> str:
+        """The results in the structure that the model returned."""
+        line = super().generate_output(output_args, repr_fn=repr_fn)
+        return line if self.gradients else f"return {DETACHED}({line.removeprefix('return ')})"
+
+    def process_outputs(self, outputs: Any) -> Any:
+        """The same for interpreters."""
+        result = super().process_outputs(outputs)
+        return result if self.gradients else detached(result)
+
+    def additional_globals(self) -> list[tuple[str, Any]]:
+        """Also what detaches results, where it is used."""
+        return super().additional_globals() + ([] if self.gradients else [(DETACHED, detached)])
+
+
+def detached(result: Any) -> Any:
+    """The same tree with its tensors cut off from what they were computed from."""
+    return pytree.tree_map(lambda leaf: leaf.detach() if isinstance(leaf, torch.Tensor) else leaf, result)

@@ -36,7 +36,7 @@ class JointCapture:
         self.call = ModelCall(self._module, self._args, self._kwargs, more)
         self._result_names: list[str] = []
         self._differentiable: set[int] = set()
-        self._updates: list[str] = []
+        self._assigned: list[str] = []
         self._row = self.call.row(self._args, self._kwargs)
         self.joint = self._program(self._trace(), f"{model_name(model)}Joint")
 
@@ -111,7 +111,7 @@ class JointCapture:
             fits = isinstance(value, torch.Tensor) and value.shape == like.shape and value.dtype == like.dtype
             if self.call.kinds[index] == "parameter" or not fits:
                 refuse_attributes(self._module, [f"self.{self.call.names[index]}"])
-        self._updates = [self.call.names[index] for index in assigned]
+        self._assigned = [self.call.names[index] for index in assigned]
         return [value.detach() for value in assigned.values()]
 
     # ---- the program ----
@@ -139,19 +139,19 @@ class JointCapture:
         return self._result_names[role.index] if role.kind == "tangent" else f"new {self.call.names[role.index]}"
 
     def _outputs(self, roles: list[Role | None], values: Any) -> Iterable[tuple[Any, OutputEntry, Any]]:
-        """(place, entry, value) of every output: results, then updates, then gradients."""
+        """(place, entry, value) of every output: results, then updates and assignments, then gradients."""
         count = len(self._result_names)
         for role, value in zip(roles, values, strict=True):
             if role is None:
                 continue
             if role.kind == "gradient":
-                yield (2, role.index), OutputEntry("gradient", self.call.names[role.index]), value
+                yield (3, role.index), OutputEntry("gradient", self.call.names[role.index]), value
             elif role.kind == "update":
                 yield (1, role.index), OutputEntry("update", self.call.names[role.index]), value
             elif role.index < count:
                 yield (0, role.index), OutputEntry("result", self._result_names[role.index]), value
             else:
-                yield (1, role.index), OutputEntry("update", self._updates[role.index - count]), value
+                yield (2, role.index), OutputEntry("assignment", self._assigned[role.index - count]), value
 
     def _refuse_hidden_parameters(self, module: GraphModule) -> None:
         for node in module.graph.find_nodes(op="get_attr"):

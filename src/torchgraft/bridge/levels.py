@@ -50,7 +50,7 @@ def aten_program(
     the model's own, under their own names; each node has the shape and dtype of its value in `meta["val"]`.
 
     The program holds for inputs of the sizes and dtypes of the example, and for the model in the mode it is in; anything
-    else raises GuardError when it is called. `dynamic` names dimensions that must stay free: `{"x": [0]}` or
+    else raises GuardError when it is called. Captured while gradients are off, it computes none. `dynamic` names dimensions that must stay free: `{"x": [0]}` or
     `{"x": {0: "batch"}, "y": {0: "batch"}}` for dimensions that are equal; nested inputs take nested containers, as
     torch.export's `dynamic_shapes` do. With "auto", every dimension stays free that the model lets.
 
@@ -313,7 +313,8 @@ def _check_calls(result: GraphModule, exported: ExportedProgram, module: torch.n
     check = InputCheck([node.name for node in inputs], conditions, modes)
     codegen = graph._codegen
     assert isinstance(codegen, PyTreeCodeGen)
-    graph.set_codegen(CheckedCallCodeGen(codegen.parameters, codegen.in_spec, codegen.out_spec, check))
+    gradients = torch.is_grad_enabled()
+    graph.set_codegen(CheckedCallCodeGen(codegen.parameters, codegen.in_spec, codegen.out_spec, check, gradients))
 
 
 def _types(inputs: list[Node], graph: Any) -> list[str]:

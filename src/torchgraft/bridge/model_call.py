@@ -55,8 +55,8 @@ class ModelCall:
             raise GuardError(f"the program was captured for another call of {self._model}: {error}") from error
         if spec != self._spec:
             raise GuardError(
-                f"the program was captured for inputs of {self._model} with the structure {self._spec}, and these have "
-                f"{spec}; capture the model again with inputs like these"
+                f"the program was captured for inputs of {self._model} with the structure {_text(self._spec)}, and these "
+                f"have {_text(spec)}; capture the model again with inputs like these"
             )
         for name, expected in self._plain.items():
             found = leaves[name]
@@ -88,6 +88,18 @@ class ModelCall:
         bound.arguments.update(zip(bound.arguments, pytree.tree_unflatten(values, spec), strict=True))
         return bound.args, bound.kwargs
 
+    def write(
+        self, row: list[torch.Tensor], updates: dict[str, torch.Tensor], assigned: dict[str, torch.Tensor]
+    ) -> None:
+        """Do to the tensors in `row`, and to the model, what a call of the model would have done to them."""
+        for name, tensor in zip(self.names, row, strict=True):
+            if name in updates:
+                tensor.copy_(updates[name])
+        for held in self.tensors.held:
+            if held.name in assigned:
+                for slot in held.slots:
+                    slot.table[slot.key] = assigned[held.name]
+
     # ---- results ----
 
     def note_results(self, result: Any, name: str) -> dict[str, torch.Tensor]:
@@ -117,6 +129,10 @@ def _bare(signature: inspect.Signature) -> inspect.Signature:
         for parameter in signature.parameters.values()
     ]
     return inspect.Signature(parameters)
+
+
+def _text(spec: Any) -> str:
+    return " ".join(f"({', '.join(spec[0])}): {spec[1]}".split())
 
 
 def _is_same(found: Any, expected: Any) -> bool:

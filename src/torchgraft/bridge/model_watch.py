@@ -37,9 +37,7 @@ class AttributeWatch:
             (_dotted(path, name), value, value.copy())
             for path, module, before in self._attributes
             for name, value in before.items()
-            if type(value) in _CONTAINERS
-            and name not in _TABLES
-            and not type(module).__module__.startswith("torch.nn.")
+            if type(value) in _CONTAINERS and name not in _TABLES and not _keeps_notes(module)
         ]
 
     def restore(self) -> list[str]:
@@ -50,7 +48,7 @@ class AttributeWatch:
         changed = []
         for path, module, before in self._attributes:
             now = vars(module)
-            own = type(module).__module__.startswith("torch.nn.")
+            own = _keeps_notes(module)
             for name in (now.keys() | before.keys()) - _TABLES:
                 if name not in now or name not in before or not _is_equal(now[name], before[name]):
                     if not own:
@@ -65,6 +63,10 @@ class AttributeWatch:
                 container.clear()
                 container.extend(content) if isinstance(container, list) else container.update(content)
         return sorted(set(changed))
+
+
+def _keeps_notes(module: torch.nn.Module) -> bool:
+    return type(module).__module__.startswith("torch.nn.") and type(module) is not torch.nn.Module
 
 
 def _dotted(path: str, name: str) -> str:

@@ -16,11 +16,15 @@ from torchgraft.ir.graph import Graph
 from torchgraft.ir.node import Node, map_arg
 
 
+KINDS = ("result", "update", "assignment", "gradient", "saved")
+
+
 class OutputEntry(NamedTuple):
     """What one entry of the output of a training program is.
 
-    `kind` is "result" (of the model, or of the loss), "update" (the new value of a buffer or input that the model writes),
-    "gradient" (of a parameter or input) or "saved" (for the backward); `name` says of what.
+    `kind` is "result" (of the model, or of the loss), "update" (the new value of a buffer or input that the model writes in
+    place), "assignment" (a tensor that it puts in the place of a buffer or attribute), "gradient" (of a parameter or input)
+    or "saved" (for the backward); `name` says of what.
     """
 
     kind: str
@@ -122,6 +126,9 @@ def finish_program(graph: Graph, values: tuple[Any, ...], entries: list[OutputEn
 
 
 def _check(graph: Graph) -> InputCheck:
-    inputs = graph.find_nodes(op="placeholder")
-    conditions = [text for node in inputs for text in tensor_conditions(node.name, node.meta["val"])]
-    return InputCheck([node.name for node in inputs], conditions)
+    nodes = graph.find_nodes(op="placeholder")
+    # Saved values come from the forward as they are; kernels may keep notes in them whose size the tracer does not know.
+    known = [node for node in nodes if node.meta["origin_kind"] != "saved"]
+    conditions = [text for node in known for text in tensor_conditions(node.name, node.meta["val"])]
+    titles = {node.name: f"the {node.meta['origin_kind']} {node.meta['origin_name']!r}" for node in known}
+    return InputCheck([node.name for node in nodes], conditions, titles=titles)

@@ -13,7 +13,7 @@ import torch
 from torchgraft.bridge.joint_capture import JointCapture, Loss
 from torchgraft.bridge.levels import Model
 from torchgraft.bridge.model_call import ModelCall
-from torchgraft.bridge.partition import partition
+from torchgraft.bridge.partition import KINDS, partition
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import GuardError
 
@@ -27,7 +27,8 @@ def joint_program(
     inputs of the model; and `tangents_1`, ...: the gradients of the results, one for each result that has a gradient. In
     the metadata of an input, `origin_kind` says "parameter", "buffer", "constant", "input" or "tangent", and
     `origin_name` which one. It returns one tuple; `entries` in the metadata of the output says of each entry whether it is
-    a "result", an "update" (the new value of a buffer or input that the model writes) or a "gradient", and of what.
+    a "result", an "update" (the new value of a buffer or input that the model writes), an "assignment" (a tensor that the
+    model puts in the place of a buffer) or a "gradient", and of what.
 
     `loss` is a function of what the model returns, and gives a scalar; then that is the only result. Every node has the
     shape and dtype of its value in `meta["val"]`; the program holds for these sizes and raises GuardError for others.
@@ -40,7 +41,7 @@ def joint_program(
     [('result', 'result'), ('gradient', 'weight'), ('gradient', 'bias')]
     >>> result, weight, bias = program(model.weight, model.bias, torch.ones(4, 2), torch.ones(4, 3))
     >>> bias
-    tensor([4., 4., 4.], grad_fn=...)
+    tensor([4., 4., 4.])
     """
     return JointCapture(model, args, kwargs, loss).joint
 
@@ -60,7 +61,8 @@ class TrainingPrograms:
     """The programs of one training step; made by `capture_training`.
 
     `joint` computes everything at once, see `joint_program`. `forward` takes the primals and returns results, updates and
-    saved values; `backward` takes the saved values and the tangents and returns the gradients.
+    saved values; `backward` takes the saved values and the tangents and returns the gradients. Call them with detached
+    tensors; `run` does it for you.
     """
 
     joint: GraphModule
@@ -79,16 +81,17 @@ class TrainingPrograms:
         if the sum of all results was to be minimised. Gradients are returned; `.grad` of the parameters stays as it is.
         """
         primals = self.primals(*args, **kwargs)
-        with torch.no_grad():
-            ahead = _by_kind(self.forward, self.forward(*primals))
+        # Some kernels (LSTM on a CPU) keep what the backward needs only while gradients are on; detached inputs need none.
+        with torch.inference_mode(False), torch.enable_grad():
+            ahead = _by_kind(self.forward, self.forward(*[tensor.detach() for tensor in primals]))
             saved = list(ahead["saved"].values())
             back = _by_kind(self.backward, self.backward(*saved, *self._tangents(ahead["result"], tangents)))
+        with torch.no_grad():
             # Last, because saved values may be the very tensors that are written here.
-            targets = dict(zip(self._call.names, primals, strict=True))
-            for name, value in ahead["update"].items():
-                targets[name].copy_(value)
+            self._call.write(primals, ahead["update"], ahead["assignment"])
         gradients = {held.name: None for held in self._call.tensors.held if held.kind == "parameter"}
-        return TrainingStep(self._call.results(ahead["result"]), {**gradients, **back["gradient"]})
+        gradients.update(_apart(back["gradient"]))
+        return TrainingStep(self._call.results(ahead["result"]), gradients)
 
     def _tangents(
         self, results: dict[str, torch.Tensor], given: Sequence[torch.Tensor] | None
@@ -106,7 +109,7 @@ class TrainingPrograms:
             if node in values:
                 yield _laid_out(values[node], example)
             elif node in wanted:
-                yield torch.ones_like(results[node.meta["origin_name"]])
+                yield _laid_out(torch.ones_like(results[node.meta["origin_name"]]), example)
             else:  # nothing is asked about the new value of an input that the model writes
                 device = next(iter(results.values())).device
                 yield torch.zeros(example.shape, dtype=example.dtype, device=device)
@@ -132,9 +135,19 @@ def capture_training(
 
 
 def _by_kind(program: GraphModule, values: Sequence[Any]) -> dict[str, dict[str, Any]]:
-    result: dict[str, dict[str, Any]] = {kind: {} for kind in ("result", "update", "gradient", "saved")}
+    result: dict[str, dict[str, Any]] = {kind: {} for kind in KINDS}
     for entry, value in zip(program.graph.output_node().meta["entries"], values, strict=True):
         result[entry.kind][entry.name] = value
+    return result
+
+
+def _apart(gradients: dict[str, torch.Tensor | None]) -> dict[str, Any]:
+    """Each gradient in a tensor of its own, so that whoever changes one changes no other."""
+    seen: set[int] = set()
+    result = {}
+    for name, value in gradients.items():
+        result[name] = value.clone() if value is not None and id(value) in seen else value
+        seen.add(id(value))
     return result
 
 

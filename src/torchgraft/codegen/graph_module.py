@@ -62,8 +62,10 @@ class GraphModule(torch.nn.Module):
     """
 
     if TYPE_CHECKING:  # TorchScript reads the annotations of a class as types of its own
+        meta: dict[str, Any]
         _graph: Graph
         _edit_hooks: EditHooks
+        _deepcopy_hooks: list[Callable[[GraphModule], Any]]
     _instance: Any = staticmethod(lambda: None)
     _python_code: Any = None
     # TorchScript compiles every property it is not told to leave alone.
@@ -84,9 +86,9 @@ class GraphModule(torch.nn.Module):
     def __init__(self, root: torch.nn.Module | dict[str, Any], graph: Graph, class_name: str = "GraphModule") -> None:
         super().__init__()
         type(self).__name__ = type(self).__qualname__ = class_name
-        self.meta: dict[str, Any] = {}
+        self.meta = {}
         self._edit_hooks = EditHooks()
-        self._deepcopy_hooks: list[Callable[[GraphModule], Any]] = []
+        self._deepcopy_hooks = []
         if isinstance(root, torch.nn.Module):
             self.training = root.training
             self._adopt(root, graph)

@@ -129,7 +129,8 @@ def _parts(value: Any) -> dict[str, Any] | None:
         return {f".{field.name}": getattr(value, field.name, None) for field in dataclasses.fields(value)}
     # An object that says nothing about equality is what it holds (a cache of keys and values, say).
     attributes: dict[str, Any] = getattr(value, "__dict__", {})
-    if attributes and type(value).__eq__ is object.__eq__ and not callable(value):
+    says_equal = any("__eq__" in vars(cls) for cls in type(value).__mro__[:-1])
+    if attributes and not says_equal and not callable(value):
         return {f".{name}": item for name, item in attributes.items()}
     return None
 

@@ -202,13 +202,13 @@ class _Search:
         return None if call is None else FirstDifference(None, f"the program lacks the call of {_said(call)}", "")
 
     def _missing(self) -> Call | None:
-        seen: dict[str, int] = defaultdict(int)
         for call in self._timeline.order:
-            seen[call.key] += 1
-            if call.key.startswith(("module ", "operator ")) and call.key not in self._nodes_of:
-                continue
-            if seen[call.key] > len(self._nodes_of.get(call.key, ())):
-                return call
+            nodes = self._nodes_of.get(call.key, [])
+            # Modules and operators are below or above the level of the program unless some node calls them.
+            is_of_this_level = nodes or not call.key.startswith(("module ", "operator "))
+            if is_of_this_level and len(nodes) < len(self._timeline.calls[call.key]):
+                if all(_difference_of(call, self._run.calls[node], False) for node in nodes):
+                    return call
         return None
 
     def owner_of(self, paths: list[str]) -> FirstDifference | None:

@@ -68,7 +68,7 @@ class Verification:
     @property
     def first_difference(self) -> FirstDifference | None:
         """Where the program leaves the model, in the first situation in which it does."""
-        return next((check.first_difference for check in self.wrong), None)
+        return self.wrong[0].first_difference if self.wrong else None
 
     def raise_if_wrong(self) -> None:
         """Raise GraftError unless the program is right."""
@@ -88,7 +88,13 @@ class Verification:
             "  ".join(map(str.ljust, row, widths)).rstrip() if len(row) > 2 else f"{row[0]:<{widths[0]}}  {row[1]}"
             for row in rows
         ]
-        return "\n".join([self._headline(), *table, *[line for check in self.wrong for line in _explained(check)]])
+        return "\n".join([self._headline(), *table, *self._explanation()])
+
+    def _explanation(self) -> list[str]:
+        if not self.wrong:
+            return []
+        lines = [f"wrong on {self.wrong[0].situation}: {self.wrong[0].reason}"]
+        return lines + ([f"first difference: {self.first_difference}"] if self.first_difference else [])
 
     def _headline(self) -> str:
         counts = [
@@ -106,13 +112,6 @@ def _cells(check: Check) -> tuple[str, ...]:
     return (
         f"{check.status}: {check.reason}" if len(check.reason) < 100 else f"{check.status}: {check.reason[:97]}...",
     )
-
-
-def _explained(check: Check) -> list[str]:
-    lines = [f"wrong on {check.situation}: {check.reason}"]
-    if check.first_difference is not None:
-        lines.append(f"  first difference: {check.first_difference}")
-    return lines
 
 
 def verify(
@@ -136,11 +135,12 @@ def verify(
     model itself fails the situation is skipped; where the program raises GuardError it has refused, which is not wrong.
 
     In each, model and program run on copies of the inputs from the same state and random seed, and five things are compared:
-    outputs, what the inputs hold afterwards, the gradients of inputs and parameters for random gradients of the outputs (in the
-    situations that add something to them), the parameters, buffers and attributes that changed, and the state of the random generators. Numbers may differ by a
-    small part of the largest element (1e-5 for float32), or by `rtol` and `atol`. Everything is put back afterwards.
+    outputs; what the inputs hold afterwards; the gradients of inputs and parameters for random gradients of the outputs, in the
+    situations that add something to them; the parameters, buffers and attributes that changed; and the random generators.
+    Numbers may differ by a small part of the largest element (1e-5 for float32), or by `rtol` and `atol`. Everything is put
+    back afterwards.
 
-    For a wrong program the first node that differs is named (not with `locate=False`): the model's eager run is watched, and
+    For a wrong program the first node that differs is named, for the first situation that is wrong (not with `locate=False`): the model's eager run is watched, and
     the k-th call of an operation or module is held against the k-th node with that operation or module.
 
     >>> from torchgraft import symbolic_trace
@@ -209,7 +209,9 @@ class _Comparer:
             reason = f"the program raises {_named(found.error)}, and the model does not"
         else:
             reason = "; ".join(_summary(name, aspect) for name, aspect in wrong.items())
-        return Check(situation.name, WRONG, aspects, reason, self._first_difference(situation, wrong))
+        difference = self._first_difference(situation, wrong) if self._locate else None
+        self._locate = False  # once is enough: what is wrong in one situation is mostly wrong in the others
+        return Check(situation.name, WRONG, aspects, reason, difference)
 
     def _observe(self, function: Callable[..., Any], situation: Situation) -> Observation:
         roots = (
@@ -241,7 +243,7 @@ class _Comparer:
         return any(aspect.differences for aspect in self._compare(expected, again).values())
 
     def _first_difference(self, situation: Situation, wrong: dict[str, Comparison]) -> FirstDifference | None:
-        if not self._locate or not isinstance(self._program, GraphModule):
+        if not isinstance(self._program, GraphModule):
             return None
         paths = {name: tuple([item.path for item in aspect.differences]) for name, aspect in wrong.items()}
         return first_difference(self._model, self._program, situation, self._surroundings, self._seed, paths)
