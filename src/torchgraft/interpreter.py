@@ -86,11 +86,11 @@ class Interpreter:
                     return self.graph.process_outputs(result) if enable_io_processing else result
                 for used in frees.get(node, ()):
                     env.pop(used, None)
-        except Exception as error:
+        except BaseException as error:
             for context in reversed(contexts):
                 if hasattr(context, "__exit__"):
                     context.__exit__(type(error), error, error.__traceback__)
-            if self.extra_traceback:
+            if self.extra_traceback and isinstance(error, Exception):
                 _annotate(error, node)
             raise
         return None

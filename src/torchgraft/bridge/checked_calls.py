@@ -36,12 +36,17 @@ class InputCheck:
     """
 
     def __init__(
-        self, names: Iterable[str], conditions: Iterable[str], modes: Mapping[str, bool] | None = None
+        self,
+        names: Iterable[str],
+        conditions: Iterable[str],
+        modes: Mapping[str, bool] | None = None,
+        titles: Mapping[str, str] | None = None,
     ) -> None:
         self.names = list(names)
         self.conditions = list(conditions)
         self.modes = dict(modes or {})
-        self._function = _compile(self.names, self.conditions)
+        self.titles = dict(titles or {})
+        self._function = self._compiled()
 
     def __call__(self, program: torch.nn.Module, *values: Any) -> None:
         """Check the modes of a program and the values of its inputs, in the order of `names`."""

@@ -47,7 +47,7 @@ class JointCapture:
         random_state = torch.get_rng_state()
         try:
             trace = trace_joint(self._traced_call(frozenset()), self._row)
-            without = self._differentiable - {role.index for role in trace.inputs if role.kind == "tangent"}
+            without = self._differentiable - {role.number for role in trace.inputs if role.kind == "tangent"}
             if without and self._differentiable:
                 # A result that is a view of an input or of another result gets no tangent; a copy of it does.
                 trace = trace_joint(self._traced_call(frozenset(without)), self._row)
@@ -124,7 +124,7 @@ class JointCapture:
         for node in graph.nodes:
             node.meta = {key: node.meta[key] for key in _KEPT if key in node.meta}
         for node, role in zip(graph.find_nodes(op="placeholder"), trace.inputs, strict=True):
-            node.meta["origin_kind"] = self.call.kinds[role.index] if role.kind == "primal" else "tangent"
+            node.meta["origin_kind"] = self.call.kinds[role.number] if role.kind == "primal" else "tangent"
             node.meta["origin_name"] = self._input_name(role)
         output = graph.output_node()
         values = output.args[0]
@@ -135,8 +135,8 @@ class JointCapture:
 
     def _input_name(self, role: Role) -> str:
         if role.kind == "primal":
-            return self.call.names[role.index]
-        return self._result_names[role.index] if role.kind == "tangent" else f"new {self.call.names[role.index]}"
+            return self.call.names[role.number]
+        return self._result_names[role.number] if role.kind == "tangent" else f"new {self.call.names[role.number]}"
 
     def _outputs(self, roles: list[Role | None], values: Any) -> Iterable[tuple[Any, OutputEntry, Any]]:
         """(place, entry, value) of every output: results, then updates and assignments, then gradients."""
@@ -145,13 +145,13 @@ class JointCapture:
             if role is None:
                 continue
             if role.kind == "gradient":
-                yield (3, role.index), OutputEntry("gradient", self.call.names[role.index]), value
+                yield (3, role.number), OutputEntry("gradient", self.call.names[role.number]), value
             elif role.kind == "update":
-                yield (1, role.index), OutputEntry("update", self.call.names[role.index]), value
-            elif role.index < count:
-                yield (0, role.index), OutputEntry("result", self._result_names[role.index]), value
+                yield (1, role.number), OutputEntry("update", self.call.names[role.number]), value
+            elif role.number < count:
+                yield (0, role.number), OutputEntry("result", self._result_names[role.number]), value
             else:
-                yield (2, role.index), OutputEntry("assignment", self._assigned[role.index - count]), value
+                yield (2, role.number), OutputEntry("assignment", self._assigned[role.number - count]), value
 
     def _refuse_hidden_parameters(self, module: GraphModule) -> None:
         for node in module.graph.find_nodes(op="get_attr"):

@@ -36,7 +36,7 @@ class Role(NamedTuple):
     """
 
     kind: str
-    index: int
+    number: int
 
 
 class JointTrace(NamedTuple):
@@ -55,7 +55,7 @@ def trace_joint(function: Callable[..., list[torch.Tensor]], tensors: Sequence[t
     >>> [node.name for node in trace.module.graph.nodes if node.op == "placeholder"]
     ['primals_1', 'primals_2', 'tangents_1']
     >>> trace.inputs[2], trace.outputs[1]
-    (Role(kind='tangent', index=0), Role(kind='gradient', index=0))
+    (Role(kind='tangent', number=0), Role(kind='gradient', number=0))
     """
     # Gradients are what is asked for, whatever the caller has switched off around the capture.
     with ExitStack() as stack, torch.inference_mode(False), torch.enable_grad():
@@ -97,7 +97,7 @@ def _input_role(descriptor: Any) -> Role:
         if isinstance(output, descriptors.PlainAOTOutput):
             return Role("tangent", output.idx)
         if isinstance(output, descriptors.InputMutationAOTOutput):
-            return Role("update tangent", _input_role(output.mutated_input).index)
+            return Role("update tangent", _input_role(output.mutated_input).number)
     raise _unknown(descriptor)
 
 
@@ -107,9 +107,9 @@ def _output_role(descriptor: Any) -> Role | None:
     if isinstance(descriptor, descriptors.PlainAOTOutput):
         return Role("result", descriptor.idx)
     if isinstance(descriptor, descriptors.InputMutationAOTOutput):
-        return Role("update", _input_role(descriptor.mutated_input).index)
+        return Role("update", _input_role(descriptor.mutated_input).number)
     if isinstance(descriptor, descriptors.GradAOTOutput):
-        return Role("gradient", _input_role(descriptor.grad_of).index)
+        return Role("gradient", _input_role(descriptor.grad_of).number)
     raise _unknown(descriptor)
 
 

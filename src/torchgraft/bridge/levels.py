@@ -50,9 +50,10 @@ def aten_program(
     the model's own, under their own names; each node has the shape and dtype of its value in `meta["val"]`.
 
     The program holds for inputs of the sizes and dtypes of the example, and for the model in the mode it is in; anything
-    else raises GuardError when it is called. Captured while gradients are off, it computes none. `dynamic` names dimensions that must stay free: `{"x": [0]}` or
-    `{"x": {0: "batch"}, "y": {0: "batch"}}` for dimensions that are equal; nested inputs take nested containers, as
-    torch.export's `dynamic_shapes` do. With "auto", every dimension stays free that the model lets.
+    else raises GuardError when it is called. Captured while gradients are off, it computes none. `dynamic` names
+    dimensions that must stay free: `{"x": [0]}`, or `{"x": {0: "batch"}, "y": {0: "batch"}}` for dimensions that are
+    equal; nested inputs take nested containers, as torch.export's `dynamic_shapes` do. With "auto", every dimension stays
+    free that the model lets.
 
     BridgeError says what could not be exported and where: torch.export's own reasons, and what it would lose silently (an
     attribute that the model writes, gradients that are not those of the operators).
@@ -208,7 +209,7 @@ def _dimensions(entry: Any, named: dict[str, Any]) -> Any:
     if isinstance(entry, (list, tuple, set, frozenset)):
         if entry and all(type(item) is int for item in entry):
             return dict.fromkeys(entry, Dim.DYNAMIC)
-        return type(entry)([_dimensions(item, named) for item in entry])  # type: ignore[call-arg]
+        return type(entry)([_dimensions(item, named) for item in entry])
     if isinstance(entry, Mapping):
         return {key: _dimensions(item, named) for key, item in entry.items()}
     return entry
@@ -236,7 +237,7 @@ def _reason(error: Exception) -> str:
     text = _NOISE.sub("", str(error)).strip() or type(error).__name__
     if "_local_scalar_dense" in text or "data-dependent" in text:
         return "Python needs the value of a tensor to go on (bool(), .item(), a branch), which is not known while exporting"
-    text = " ".join(text.split())
+    text = " ".join(text.split()).rstrip(".")
     return text if len(text) <= 300 else f"{text[:300].rsplit(' ', 1)[0]} ..."
 
 

@@ -73,8 +73,11 @@ class ModelCall:
     def _leaves(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[dict[str, Any], Any]:
         bound = self._signature.bind(*args, **kwargs).arguments
         names = list(bound)
-        pairs, spec = pytree.tree_flatten_with_path(list(bound.values()))
-        leaves = {names[path[0].idx] + pytree.keystr(path[1:]): leaf for path, leaf in pairs}
+        spec = pytree.tree_structure(list(bound.values()))
+        leaves = {}
+        for name, value in bound.items():
+            for path, leaf in pytree.tree_flatten_with_path(value)[0]:
+                leaves[name + pytree.keystr(path)] = leaf
         return leaves, (tuple(names), spec)
 
     def with_inputs(

@@ -150,8 +150,8 @@ def custom_gradient(result: Any) -> str | None:
     ('Scale', None)
     """
     leaves = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
-    waiting = [leaf.grad_fn for leaf in leaves]
-    seen = set()
+    waiting: list[Any] = [leaf.grad_fn for leaf in leaves]
+    seen: set[Any] = set()
     while waiting:
         function = waiting.pop()
         if function is None or function in seen:

@@ -15,7 +15,6 @@ from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.ir.graph import Graph
 from torchgraft.ir.node import Node, map_arg
 
-
 KINDS = ("result", "update", "assignment", "gradient", "saved")
 
 
@@ -50,7 +49,7 @@ def partition(joint: GraphModule) -> tuple[GraphModule, GraphModule]:
 
 def _forward_nodes(graph: Graph, outputs: Iterable[Any]) -> set[Node]:
     """The inputs of the model, and everything that results, updates and effects are computed from."""
-    after = set()  # what can only be computed after the backward has begun
+    after: set[Node] = set()  # what can only be computed after the backward has begun
     needed = {value for value in outputs if isinstance(value, Node)}
     for node in graph.nodes:
         if node.meta.get("origin_kind") == "tangent" or not after.isdisjoint(node.all_input_nodes):

@@ -89,7 +89,8 @@ class TrainingPrograms:
         with torch.no_grad():
             # Last, because saved values may be the very tensors that are written here.
             self._call.write(primals, ahead["update"], ahead["assignment"])
-        gradients = {held.name: None for held in self._call.tensors.held if held.kind == "parameter"}
+        parameters = [held.name for held in self._call.tensors.held if held.kind == "parameter"]
+        gradients: dict[str, torch.Tensor | None] = dict.fromkeys(parameters)
         gradients.update(_apart(back["gradient"]))
         return TrainingStep(self._call.results(ahead["result"]), gradients)
 

@@ -5,7 +5,6 @@ Everything else stays in place, because an alias of the value may be looking.
 from __future__ import annotations
 
 import operator
-from typing import Any
 
 import torch
 
@@ -13,7 +12,7 @@ from torchgraft.ir.contexts import enter_context, exit_context
 from torchgraft.ir.graph import Graph
 from torchgraft.ir.node import Node
 
-_PLAIN_FORM = {
+PLAIN_FORM = {
     operator.iadd: operator.add,
     operator.isub: operator.sub,
     operator.imul: operator.mul,
@@ -28,7 +27,7 @@ _PLAIN_FORM = {
     operator.ior: operator.or_,
     operator.ixor: operator.xor,
 }
-_FRESH_OPERATORS = frozenset(_PLAIN_FORM.values()) | {operator.neg, operator.invert}
+_FRESH_OPERATORS = frozenset(PLAIN_FORM.values()) | {operator.neg, operator.invert}
 
 
 def simplify_in_place(graph: Graph, root: torch.nn.Module) -> None:
@@ -38,7 +37,7 @@ def simplify_in_place(graph: Graph, root: torch.nn.Module) -> None:
     """
     types: dict[Node, torch.dtype | None] = {}
     for node in graph.nodes:
-        if node._op != "call_function" or node._target not in _PLAIN_FORM:
+        if node._op != "call_function" or node._target not in PLAIN_FORM:
             continue
         written, other = node._args
         if not isinstance(written, Node) or len(written.users) > 1 or not _makes_new_tensor(written, root):
@@ -49,7 +48,7 @@ def simplify_in_place(graph: Graph, root: torch.nn.Module) -> None:
                 continue
         elif not isinstance(other, (int, float)):
             continue
-        plain = _PLAIN_FORM[node._target]
+        plain = PLAIN_FORM[node._target]
         if node._name.startswith(node._target.__name__):
             node._rename(graph._target_to_str(plain))
         node.target = plain
@@ -75,7 +74,7 @@ def _type_of(node: Node, root: torch.nn.Module, types: dict[Node, torch.dtype | 
                 types[node] = _type_wanted(node, root)
         elif node._op == "placeholder":
             types[node] = _type_wanted(node, root)
-        elif node._op == "call_function" and (node._target in _FRESH_OPERATORS or node._target in _PLAIN_FORM):
+        elif node._op == "call_function" and (node._target in _FRESH_OPERATORS or node._target in PLAIN_FORM):
             known = {_type_of(item, root, types) for item in node._inputs}
             if len(known) == 1:
                 types[node] = known.pop()
@@ -115,25 +114,7 @@ def _makes_new_tensor(node: Node, root: torch.nn.Module) -> bool:
         module = root.get_submodule(node._target)
         # A torch.nn module that owns parameters computes with them; those that hand their input through own none.
         owns = any(value is not None for table in (module._parameters, module._buffers) for value in table.values())
-        return type(module).__module__.startswith("torch.nn.modules") and owns
-    if node._op == "call_function" and node._target in _FRESH_OPERATORS:
-        return True
-    if node._op in ("call_function", "call_method"):
-        return _returns_new_tensor(node)
-    return False
-
-
-def _returns_new_tensor(node: Node) -> bool:
-    name = node._target if isinstance(node._target, str) else getattr(node._target, "__name__", "")
-    from_torch = node._op == "call_method" or getattr(torch, name, None) is node._target
-    packet: Any = getattr(torch.ops.aten, name, None) if from_torch and name and not name.startswith("__") else None
-    if packet is None or not hasattr(packet, "overloads") or "out" in node._kwargs:
-        return False
-    for overload in packet.overloads():
-        schema = getattr(packet, overload)._schema
-        if any(item.alias_info is not None for item in schema.returns) and "out" not in overload:
-            return False
-        # Operators with a training switch hand their input through when it is off, whatever their schema says.
-        if any(argument.name in ("train", "training") for argument in schema.arguments):
-            return False
-    return True
+        hooks = module._forward_hooks or module._forward_pre_hooks  # a hook may have kept the output
+        return type(module).__module__.startswith("torch.nn.modules") and owns and not hooks
+    # Schemas do not say it of all functions (atleast_2d hands its input through); Python's operators always do.
+    return node._op == "call_function" and node._target in _FRESH_OPERATORS

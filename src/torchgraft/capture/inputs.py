@@ -4,6 +4,7 @@ What happens during the call is the business of `tracer.py`.
 
 from __future__ import annotations
 
+import dis
 import functools
 import inspect
 import types
@@ -14,8 +15,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils import _pytree as pytree
 
+from torchgraft.capture.proxy import Proxy
 from torchgraft.codegen.source import PyTreeCodeGen
 from torchgraft.errors import TraceError
+from torchgraft.ir.guards import check_given
+from torchgraft.ir.origin import source_line
 
 if TYPE_CHECKING:
     from torchgraft.capture.tracer import Tracer
@@ -57,6 +61,9 @@ def create_inputs(
     concrete = _concrete_by_name(concrete_args, parameters)
     parameters = [p for p in parameters if not _must_stay_empty(function, p) or _plain_name(p) in concrete]
     values = [_input_value(tracer, parameter, concrete) for parameter in parameters]
+    for parameter, value in zip(parameters, values, strict=True):
+        if parameter.default is None and isinstance(value, Proxy):
+            _guard_none(tracer, function, parameter.name, value)
     call = functools.partial(_call, function, parameters)
     _, spec = pytree.tree_flatten(tuple(values))
     children = spec.children() if callable(spec.children) else spec.children
@@ -135,7 +142,26 @@ def _input_value(tracer: Tracer, parameter: inspect.Parameter, concrete: dict[st
         "*" if parameter.kind is parameter.VAR_POSITIONAL else "**" if parameter.kind is parameter.VAR_KEYWORD else ""
     )
     annotation = None if stars or parameter.annotation is inspect.Parameter.empty else parameter.annotation
+    if default and not isinstance(default[0], (int, float, complex, str, tuple, list, dict, type(None))):
+        # A default may be anything; it is no argument that is computed.
+        return tracer.proxy(tracer.create_node("placeholder", stars + name, default, {}, type_expr=annotation))
     return tracer.create_proxy("placeholder", stars + name, default, {}, type_expr=annotation)
+
+
+def _guard_none(tracer: Tracer, function: Callable[..., Any], name: str, value: Proxy) -> None:
+    """`if mask is None` finds a proxy, which is not None; a program made that way must not be run with None."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    if code is None:
+        return
+    instructions = [item for item in dis.get_instructions(code) if item.opname not in ("CACHE", "NOT_TAKEN")]
+    for loaded, test, then in zip(instructions, instructions[1:], [*instructions[2:], None], strict=False):
+        if loaded.argval != name or not loaded.opname.startswith("LOAD_"):
+            continue
+        is_none = test.opname == "LOAD_CONST" and test.argval is None and then is not None and then.opname == "IS_OP"
+        if is_none or "NONE" in test.opname:
+            where = str(source_line(code, loaded.offset))
+            tracer.create_proxy("call_function", check_given, (value, name, where), {})
+            return
 
 
 def _concrete_leaf(tracer: Tracer, name: str, number: int, default: tuple[Any, ...], leaf: Any) -> Any:

@@ -4,7 +4,11 @@ The answers are the tracer's; the machinery that puts these functions in place a
 
 from __future__ import annotations
 
+import dis
+import functools
 import inspect
+import operator
+from types import CodeType
 from typing import Any
 
 import torch
@@ -12,10 +16,12 @@ import torch
 from torchgraft.capture.active import CodePatch, Patch, active, shared_patch
 from torchgraft.capture.proxy import find_proxy
 from torchgraft.capture.regions import REGION_PATCHES
-from torchgraft.capture.wrapping import recorded_call
+from torchgraft.capture.wrapping import recorded_call, recorded_method
 from torchgraft.ir.names import snake_case
+from torchgraft.ir.origin import user_instruction
 
 # Factories that take sizes one by one refuse a proxy before torch's override protocol is asked.
+_SIZE_METHODS = ("expand", "view", "reshape", "repeat", "permute", "tile", "new_zeros", "new_ones", "new_empty")
 _SIZE_FACTORIES = ("zeros", "ones", "empty", "rand", "randn")
 
 # Unwrapped, because torch.fx may be tracing, and have its own functions there, when this file is first imported.
@@ -72,6 +78,8 @@ class _LentMethods:
         super  # noqa: B018 (mentioning it is enough to close over __class__)
         tracer = _torchgraft_active.tracer
         if tracer is not None:
+            if tracer._is_written_in_place(self, name, value):
+                return
             tracer._before_write(self, name, value)
         _torchgraft_setattr(self, name, value)
 
@@ -119,23 +127,52 @@ class TrainingFlag:
         return repr(self._module.__dict__["training"])
 
 
+def _add_bool_operator(name: str) -> None:
+    function = getattr(operator, name)
+    setattr(TrainingFlag, f"__{name.strip('_')}__", lambda self, other: function(bool(self), other))
+    setattr(TrainingFlag, f"__r{name.strip('_')}__", lambda self, other: function(other, bool(self)))
+
+
+for _name in ("add", "sub", "mul", "truediv", "and_", "or_", "xor"):
+    _add_bool_operator(_name)
+
+
+class _TrainingDescriptor:
+    """Stands on nn.Module for the attribute `training`; no property, because TorchScript compiles those."""
+
+    def __get__(self, module: Any, owner: type) -> Any:
+        return self if module is None else _read_training(module)
+
+    def __set__(self, module: torch.nn.Module, value: Any) -> None:
+        module.__dict__["training"] = bool(value) if isinstance(value, TrainingFlag) else value
+
+    def __delete__(self, module: torch.nn.Module) -> None:
+        if "training" not in module.__dict__:
+            raise AttributeError("training")
+        del module.__dict__["training"]
+
+
 def _read_training(module: torch.nn.Module) -> Any:
     if "training" not in module.__dict__:
         raise AttributeError("training")  # Python goes on to ask __getattr__, as it would have without the property
     tracer = active.tracer
     if tracer is None or tracer._switching:
         return module.__dict__["training"]
+    if _is_compared_by_identity(
+        *user_instruction(2)
+    ):  # `self.training is True` can only be answered by the plain value
+        return tracer._training_decides(module)
     return TrainingFlag(module, tracer)
 
 
-def _write_training(module: torch.nn.Module, value: Any) -> None:
-    module.__dict__["training"] = bool(value) if isinstance(value, TrainingFlag) else value
-
-
-def _delete_training(module: torch.nn.Module) -> None:
-    if "training" not in module.__dict__:
-        raise AttributeError("training")
-    del module.__dict__["training"]
+@functools.cache
+def _is_compared_by_identity(code: CodeType | None, instruction: int) -> bool:
+    if code is None:
+        return False
+    following = [
+        item.opname for item in dis.get_instructions(code) if item.offset > instruction and item.opname != "CACHE"
+    ]
+    return following[1:2] == ["IS_OP"]
 
 
 _original_apply = torch.autograd.Function.__dict__["apply"]
@@ -150,7 +187,9 @@ def _apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
     proxy = find_proxy((args, kwargs)) if tracer is not None else None
     if proxy is None:
         return original(*args, **kwargs)
-    return proxy.tracer.create_proxy("call_function", original, args, kwargs, name=snake_case(cls.__name__))
+    result = proxy.tracer.create_proxy("call_function", original, args, kwargs, name=snake_case(cls.__name__))
+    result.node.meta["is_wrapped"] = True
+    return result
 
 
 MODULE_PATCHES = [
@@ -158,8 +197,9 @@ MODULE_PATCHES = [
     _module_getattr,
     _module_setattr,
     _module_delattr,
-    Patch(torch.nn.Module, "training", property(_read_training, _write_training, _delete_training)),  # type: ignore[arg-type]
+    Patch(torch.nn.Module, "training", _TrainingDescriptor()),  # type: ignore[arg-type]
     Patch(torch.autograd.Function, "apply", classmethod(_apply)),  # type: ignore[arg-type]
     *REGION_PATCHES,
+    *[Patch(torch.Tensor, name, recorded_method(getattr(torch.Tensor, name))) for name in _SIZE_METHODS],
     *[patch for name in _SIZE_FACTORIES if (patch := shared_patch(torch, name, recorded_call)) is not None],
 ]

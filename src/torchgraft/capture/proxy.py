@@ -116,12 +116,20 @@ class Attribute(Proxy):
         self.attr = attr
         self.tracer = root.tracer
         self._node: Node | None = None
+        # Reading happens here, whenever the node is made: what lies between may write the tensor, or switch gradients off.
+        self._read_after = root.tracer.graph._root._prev if active.tracer is root.tracer else None
 
     @property
     def node(self) -> Node:
         """The node that fetches the attribute, made when it is first needed: most attributes are methods and are called."""
         if self._node is None:
-            self._node = self.tracer.create_proxy("call_function", getattr, (self.root, self.attr), {}).node
+            root = self.root.node
+            anchor = self._read_after
+            if anchor is None or anchor._erased or anchor is self.tracer.graph._root or anchor < root:
+                self._node = self.tracer.create_proxy("call_function", getattr, (self.root, self.attr), {}).node
+            else:
+                with self.tracer.graph.inserting_after(anchor):
+                    self._node = self.tracer.create_proxy("call_function", getattr, (self.root, self.attr), {}).node
         return self._node
 
     @node.setter

@@ -15,6 +15,7 @@ from torch.overrides import TorchFunctionMode
 from torchgraft.capture.active import active
 from torchgraft.capture.proxy import Proxy, find_proxy, record_torch_call
 from torchgraft.errors import TraceError
+from torchgraft.ir.guards import check_value
 from torchgraft.ir.node import Node
 from torchgraft.ir.origin import current_source_line
 
@@ -46,7 +47,7 @@ class RecordingMode(TorchFunctionMode):
 
     def _on_proxies(self, function: Any, args: Any, kwargs: Any) -> Any:
         proxy: Any = args[0] if args and type(args[0]) is Proxy else find_proxy((args, kwargs))
-        if self.values.any_made:
+        if type(args[0]) is not Proxy if args else True:
             self.values.written(function, args, kwargs)
         return record_torch_call(proxy.tracer, function, args, kwargs)
 
@@ -64,12 +65,8 @@ class RealValues:
         self._made: dict[int, tuple[torch.Tensor, Node]] = {}
         self._written_storages: set[int] = set()
         self._recorded: list[Node] = []
+        self._guarded: dict[int, torch.Tensor] = {}
         self._writes: set[Node] = set()
-
-    @property
-    def any_made(self) -> bool:
-        """Whether the trace has made constants that could be written into."""
-        return bool(self._made)
 
     def node_of(self, tensor: torch.Tensor) -> Node | None:
         """The node that makes a tensor of this trace."""
@@ -93,7 +90,11 @@ class RealValues:
     def written(self, function: Any, args: Any, kwargs: Any) -> None:
         """A traced value may have been written into a constant, whose content is then unknown."""
         name = getattr(function, "__name__", "")
-        if name.endswith("_") or name == "__setitem__" or "out" in kwargs or name.startswith("__i"):
+        in_place = name.endswith("_") and not name.endswith("__")
+        if in_place or name == "__setitem__" or "out" in kwargs or name.startswith("__i"):
+            first = args[0] if args and "out" not in kwargs else kwargs.get("out")
+            if isinstance(first, torch.Tensor) and id(first) not in self._made and not self.tracer.owns(first):
+                self._refuse(function, "writes into")
             for tensor in _tensors((args, kwargs)):
                 if id(tensor) in self._made:
                     self._written_storages.add(tensor.untyped_storage()._cdata)
@@ -134,10 +135,14 @@ class RealValues:
         if name == "__get__":
             result = function(*args, **kwargs)  # properties neither compute nor write
             if not isinstance(result, torch.Tensor):
+                if isinstance(result, torch.dtype):
+                    self._guard_dtype(args[0], result)
                 return result
             return self.tracer.create_proxy("call_function", getattr, (args[0], function.__self__.__name__), {})
         if name == "__set__":
             self._refuse(function, "assigns an attribute of")
+        if name in ("untyped_storage", "storage", "numpy", "data_ptr"):
+            self._refuse(function, "reaches the memory of")
         structure, writes = self._structure(function, args, kwargs)
         if next(_tensors(structure), None) is None and not writes:
             return structure
@@ -146,6 +151,16 @@ class RealValues:
         if isinstance(structure, (tuple, list)) and not hasattr(structure, "_fields"):
             return type(structure)([proxy[index] for index in range(len(structure))])
         return proxy if structure is not None else None
+
+    def _guard_dtype(self, tensor: torch.Tensor, dtype: torch.dtype) -> None:
+        """The model read the type of a buffer, and may act by it; after `.double()` the program would act wrongly."""
+        if id(tensor) in self._guarded or not self.tracer.owns(tensor):
+            return
+        self._guarded[id(tensor)] = tensor
+        create, where = self.tracer.create_node, str(current_source_line() or "an unknown line")
+        node = self.tracer.create_arg(tensor)
+        found = create("call_function", getattr, (node, "dtype"), {})
+        create("call_function", check_value, (found, dtype, f"dtype of '{node.target}'", where), {})
 
     def _structure(self, function: Any, args: Any, kwargs: Any) -> tuple[Any, bool]:
         """What a call returns and whether it writes, found out on tensors without data: nothing of the model is touched."""
@@ -174,6 +189,8 @@ class RealValues:
                 result = function(*real_args, **real_kwargs)
                 return result, any(tensor._version != versions[key] for key, tensor in stand_ins.items())
         except Exception as error:  # any operator may refuse tensors without data, each with an error of its own
+            if getattr(function, "__name__", "") in ("to", "cpu", "cuda"):
+                return torch.empty(0, device="meta"), False
             if is_random(function) or getattr(function, "__name__", "").startswith(
                 ("masked_select", "nonzero", "unique")
             ):

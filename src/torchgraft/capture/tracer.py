@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from torchgraft.capture.active import active, paused_collection
-from torchgraft.capture.inplace import simplify_in_place
+from torchgraft.capture.inplace import PLAIN_FORM, simplify_in_place
 from torchgraft.capture.inputs import create_inputs
 from torchgraft.capture.model_state import ModelState
 from torchgraft.capture.module_patches import MODULE_PATCHES, read_attribute
@@ -152,13 +152,30 @@ class Tracer(TracerBase):
             if path is None:
                 return self._constant("_module_constant", a)
             return self.create_node("get_attr", path, (), {})
-        if isinstance(a, (torch.ScriptObject, torch.Generator)):
-            return self._constant("_torchbind_obj" if isinstance(a, torch.ScriptObject) else "_generator", a)
+        if isinstance(a, torch.Generator):
+            return self._generator(a)
+        if isinstance(a, torch.ScriptObject):
+            return self._constant("_torchbind_obj", a)
         if cls in _proxyable_classes:
             return self._constant(f"_{cls.__name__}_constant_", a)
         if isinstance(a, tuple) and hasattr(a, "_fields"):
             return self.create_node("call_function", cls, tuple([self.create_arg(item) for item in a]), {})
         return super().create_arg(a)
+
+    def owns(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor belongs to the model."""
+        key = id(tensor)
+        return key in self._parameter_paths or key in self._buffer_paths or key in self._tensor_paths
+
+    def _generator(self, generator: torch.Generator) -> Node:
+        for prefix, module in self.root.named_modules():
+            for name, value in vars(module).items():
+                if value is generator:
+                    return self.create_node("get_attr", f"{prefix}.{name}" if prefix else name, (), {})
+        raise TraceError(
+            f"cannot trace a random draw with a torch.Generator that is no attribute of the model{_at_current_line()}: whether it is "
+            "made anew in every run is not known; keep it as an attribute of the model"
+        )
 
     def _tensor_argument(self, tensor: torch.Tensor) -> Node:
         made = self._mode.values.node_of(tensor) if self._mode is not None else None
@@ -266,6 +283,20 @@ class Tracer(TracerBase):
         if not self._switching:
             self._state.before_write(module, name, value, self)
 
+    def _is_written_in_place(self, module: torch.nn.Module, name: str, value: Any) -> bool:
+        """`self.buffer += x` writes into the buffer and then assigns it to itself; the first is recorded, the second nothing."""
+        if not isinstance(value, Proxy) or name not in module._buffers:
+            return False
+        node, path = value.node, (self.submodule_paths or {}).get(module)
+        written = node._args[0] if node._args else None
+        in_place = str(node._target).endswith("_") or node._target in PLAIN_FORM
+        return (
+            in_place
+            and isinstance(written, Node)
+            and written._op == "get_attr"
+            and written._target == _join(path, name)
+        )
+
     def _hold(self, patches: list[Any]) -> None:
         for patch in patches:
             patch.acquire()
@@ -346,6 +377,10 @@ class Tracer(TracerBase):
 
 def _parameter_proxy(tracer: Tracer, path: str, parameter: torch.nn.Parameter, node: Node) -> ParameterProxy:
     return ParameterProxy(tracer, node, path, parameter)
+
+
+def _join(path: str | None, name: str) -> str:
+    return f"{path}.{name}" if path else name
 
 
 def _at_current_line() -> str:

@@ -200,7 +200,7 @@ class TracerBase:
             return slice(create(a.start), create(a.stop), create(a.step))
         if isinstance(a, range):
             return range(create(a.start), create(a.stop), create(a.step))
-        if isinstance(a, (*BASE_TYPES, *_OPERATORS, enum.Enum, Node)) or a is None or a is ...:
+        if isinstance(a, (*BASE_TYPES, *_OPERATORS, enum.Enum, Node, type)) or a is None or a is ...:
             return a
         if dataclasses.is_dataclass(a) and not isinstance(a, type):
             fields = {field.name: create(getattr(a, field.name)) for field in dataclasses.fields(a) if field.init}

@@ -388,6 +388,9 @@ class Watcher(TracerBase):
     def _read_attribute(self, module: torch.nn.Module, name: str) -> Any:
         return read_attribute(module, name)
 
+    def _is_written_in_place(self, module: torch.nn.Module, name: str, value: Any) -> bool:
+        return False  # the value is the buffer itself, and that is no change
+
     def _before_write(self, module: torch.nn.Module, name: str, value: Any) -> None:
         if self._switching:
             return

@@ -47,6 +47,15 @@ def recorded_call(function: Callable[..., Any]) -> Callable[..., Any]:
     return _replacement(function, record, is_leaf=False)
 
 
+def recorded_method(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A method of real tensors that takes sizes one by one, of which some may be traced."""
+
+    def record(tracer: Any, args: Any, kwargs: Any) -> Any:
+        return tracer.create_proxy("call_method", function.__name__, args, kwargs)
+
+    return _replacement(function, record, is_leaf=False)
+
+
 def _recorded_always(function: Callable[..., Any]) -> Callable[..., Any]:
     """A function whose result differs from call to call: recorded whatever its arguments are."""
 

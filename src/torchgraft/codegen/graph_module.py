@@ -63,6 +63,7 @@ class GraphModule(torch.nn.Module):
 
     if TYPE_CHECKING:  # TorchScript reads the annotations of a class as types of its own
         meta: dict[str, Any]
+        _edits: int
         _graph: Graph
         _edit_hooks: EditHooks
         _deepcopy_hooks: list[Callable[[GraphModule], Any]]
@@ -138,12 +139,12 @@ class GraphModule(torch.nn.Module):
         self.__dict__["_graph"] = graph
         graph._add_owner(self)
         graph._hooks = self._edit_hooks
-        graph._fresh = False
         self._graph_changed()
 
     def _graph_changed(self) -> None:
         cls = type(self)
         cls._python_code = None
+        self.__dict__["_edits"] = self.__dict__.get("_edits", 0) + 1
         cls.forward = _PENDING  # type: ignore[assignment]
 
     def recompile(self) -> PythonCode:
@@ -183,6 +184,8 @@ class GraphModule(torch.nn.Module):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the program; an error inside it is annotated with the generated line and the user's."""
+        if self._edits < 0:  # never so; asking makes torch.compile look at the number, and compile again after an edit
+            raise AssertionError
         try:
             return super().__call__(*args, **kwargs)
         except Exception as error:

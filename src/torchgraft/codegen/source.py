@@ -297,7 +297,7 @@ class _Function:
         if node._type is not None:
             text += f" : {self.globals.annotation(node._type)}"
         if node._args:
-            text += f" = {self.globals.text(node._args[0])}"
+            text += f" = {self.globals.default(node._args[0])}"
         self.parameters.append(text)
         plain = node._target.lstrip("*")
         return None if plain == node._name else f"{node._name} = {plain}"
@@ -361,7 +361,10 @@ class _Function:
         text = self.globals.text
         parts = [item._name if type(item) is Node else text(item) for item in args]
         if kwargs:
-            parts += [f"{key} = {text(value)}" for key, value in kwargs.items()]
+            parts += [
+                f"{key} = {text(value)}" if not iskeyword(key) else f"**{{{key!r}: {text(value)}}}"
+                for key, value in kwargs.items()
+            ]
         return ", ".join(parts)
 
 

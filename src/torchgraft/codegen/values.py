@@ -4,6 +4,7 @@ The layout of a whole function is in `source.py`.
 
 from __future__ import annotations
 
+import builtins
 import enum
 import math
 import types
@@ -40,6 +41,7 @@ class SourceGlobals:
         self._names = names
         self._texts: dict[int, str] = {}
         self._kept: list[Any] = []  # keeps ids in `_texts` from being reused
+        self._parameters = parameters
         # Standard names that an input of the function hides; what would be written with them gets a global of its own.
         self.shadowed = STANDARD_GLOBALS.keys() & parameters
         for name, value in STANDARD_GLOBALS.items():
@@ -63,12 +65,17 @@ class SourceGlobals:
     def _place(self, wish: str, value: Any) -> str:
         if value is torch.device:
             return "device"
-        if "torch" not in self.shadowed and wish.startswith("torch.") and not wish.startswith("torch.Tensor.") and _resolve_torch(wish) is value:
+        if (
+            "torch" not in self.shadowed
+            and wish.startswith("torch.")
+            and not wish.startswith("torch.Tensor.")
+            and _resolve_torch(wish) is value
+        ):
             return wish
         name = wish.replace(".", "_")
         if name in self.values and self.values[name] is value:
             return name
-        name = self._names.create_name(name)
+        name = self._names.create_name(name, value if getattr(builtins, name, None) is value else None)
         self.values[name] = value
         return name
 
@@ -83,6 +90,10 @@ class SourceGlobals:
             return writer(value)
         return self._unusual(value)
 
+    def default(self, value: Any) -> str:
+        """The default of an input, which may be anything."""
+        return self._by_representation(value) if isinstance(value, torch.Tensor) else self.text(value)
+
     def _unusual(self, value: Any) -> str:
         if isinstance(value, Node):
             return value._name
@@ -93,8 +104,9 @@ class SourceGlobals:
         if isinstance(value, dict):
             return "{" + ", ".join([f"{self.text(key)}: {self.text(item)}" for key, item in value.items()]) + "}"
         if isinstance(value, slice):
-            return f"slice({self.text(value.start)}, {self.text(value.stop)}, {self.text(value.step)})"
-        if isinstance(value, enum.Enum):
+            callee = "slice" if "slice" not in self._parameters else self.add("slice", slice)
+            return f"{callee}({self.text(value.start)}, {self.text(value.stop)}, {self.text(value.step)})"
+        if isinstance(value, enum.Enum) and value.name is not None and value.name.isidentifier():
             return f"{self.add(type(value).__name__, type(value))}.{value.name}"
         if isinstance(value, (torch._ops.OpOverload, torch._ops.OpOverloadPacket, torch._ops.HigherOrderOperator)):
             return self.function(value)
@@ -180,4 +192,4 @@ def _resolve_torch(path: str) -> Any:
     value: Any = torch
     for part in path.split(".")[1:]:
         value = getattr(value, part, None)
-    return value
+    return getattr(value, "__torchgraft_original__", value)  # another thread may be tracing

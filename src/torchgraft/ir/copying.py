@@ -81,7 +81,7 @@ def graph_state(graph: Graph) -> dict[str, Any]:
     for node in graph.nodes:
         target = _FunctionReference(_import_path(node)) if node._op == "call_function" else node._target
         args, kwargs = encode(node._args), encode(node._kwargs)
-        rows.append((node._op, target, args, kwargs, node._name, node._type, _picklable_meta(node, encode)))
+        rows.append((node._op, target, args, kwargs, node._name, node._type, _picklable_meta(node, numbers)))
     return {
         "rows": rows,
         "namespace": (graph._graph_namespace._used, graph._graph_namespace._counts),
@@ -149,7 +149,7 @@ def _import_object(path: str) -> Any:
         value: Any = torch
         for part in parts[1:]:
             value = getattr(value, part)
-        return value
+        return getattr(value, "__torchgraft_original__", value)  # another thread may be tracing
     if len(parts) == 1:
         import builtins
 
@@ -161,7 +161,7 @@ def _import_object(path: str) -> Any:
             continue
         for part in parts[length:]:
             value = getattr(value, part)
-        return value
+        return getattr(value, "__torchgraft_original__", value)
     raise ImportError(f"no module on the way to '{path}'")
 
 
@@ -173,10 +173,10 @@ def _can_pickle(value: Any) -> bool:
     return True
 
 
-def _picklable_meta(node: Node, encode: Any) -> dict[str, Any]:
+def _picklable_meta(node: Node, numbers: dict[Node, int]) -> dict[str, Any]:
     result = {}
     for key, value in node.meta.items():
-        encoded = encode(value)
+        encoded = _replace_nodes(value, numbers)
         if isinstance(encoded, (str, int, float, bool, type(None))) or _can_pickle(encoded):
             result[key] = encoded
         else:
@@ -185,3 +185,12 @@ def _picklable_meta(node: Node, encode: Any) -> dict[str, Any]:
                 stacklevel=2,
             )
     return result
+
+
+def _replace_nodes(value: Any, numbers: dict[Node, int]) -> Any:
+    """Metadata with references in the place of nodes; containers keep their kind. A node of another graph stays, and fails."""
+    if isinstance(value, Node):
+        return _NodeReference(numbers[value]) if value in numbers else value
+    if isinstance(value, (list, dict)) or type(value) is tuple:
+        return _map_references(value, lambda item: _replace_nodes(item, numbers))
+    return value

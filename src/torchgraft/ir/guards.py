@@ -29,6 +29,18 @@ def check_training(found: bool, expected: bool, where: str) -> None:
 check_training.__torchgraft_effect__ = True  # type: ignore[attr-defined]
 
 
+def check_given(found: Any, name: str, where: str) -> None:
+    """Raise if an argument is None although the program was captured with a value for it."""
+    if found is None:
+        raise GuardError(
+            f"the program was captured with a value for the argument '{name}', and now it is None: the model asks about that at "
+            f'{where}; capture it again with concrete_args={{"{name}": None}}, or give a value'
+        )
+
+
+check_given.__torchgraft_effect__ = True  # type: ignore[attr-defined]
+
+
 def check_value(found: Any, expected: Any, condition: str, where: str) -> None:
     """Raise unless a value that decided what the program does is what it was when the program was captured."""
     if type(found) is type(expected) and found == expected:
@@ -64,6 +76,9 @@ def find_guards(graph: Graph) -> list[Guard]:
         if node._target is check_value:
             _, expected, condition, where = node._args
             guards.append(Guard(condition, expected, where, node))
+        elif node._target is check_given:
+            _, name, where = node._args
+            guards.append(Guard(f"'{name}' is given", True, where, node))
         elif node._target is check_training:
             found, expected, where = node._args
             guards.append(Guard(str(getattr(found, "target", "training")), expected, where, node))

@@ -98,7 +98,7 @@ class Namespace:
             return name
         if number is None or name in used:
             number = self._counts.get(base, 0)
-            if reserved and _RESERVED[name] is not obj:
+            if reserved and (obj is None or _RESERVED[name] is not obj):
                 number += 1
                 name = f"{base}_{number}"
         while name in used:

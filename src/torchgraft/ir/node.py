@@ -153,7 +153,7 @@ class Node:
         if value == self._name:
             return
         self._changing()
-        if not isinstance(value, str) or not is_legal_name(value):
+        if not isinstance(value, str) or not is_legal_name(value) or value == "self":
             raise GraphError(
                 f"cannot rename node '{self._name}' to {value!r}: it is not a name that Python code can use; "
                 "use an identifier that is no keyword, builtin or torch"
@@ -249,6 +249,7 @@ class Node:
 
     def append(self, x: Node) -> None:
         """Move `x`, a node of the same graph, to the place just after this one."""
+        self._changing()
         if x is not self:
             self.graph._move(x, self._next if self._next is not x else x._next)
 
@@ -321,7 +322,8 @@ class Node:
         self._substitute(old_input, new_input)
 
     def _substitute(self, old: Node, new: Argument) -> None:
-        if self._args is self._inputs and type(new) is Node and new.graph is self.graph and not new._erased:
+        is_only_argument = self._args is self._inputs and self._inputs == (old,)
+        if is_only_argument and type(new) is Node and new.graph is self.graph and not new._erased:
             # The one argument is the one input (see __init__): nothing has to be walked.
             old.users.pop(self, None)
             new.users[self] = None

@@ -56,7 +56,9 @@ def qualified_name(function: Callable[..., Any]) -> str:
         if function is getattr(torch.Tensor, name, None):
             return f"torch.Tensor.{name}"
     owner = getattr(function, "__self__", None)
-    if isinstance(function, types.MethodType) and isinstance(owner, type):
+    if isinstance(owner, type) and (
+        isinstance(function, types.MethodType) or issubclass(owner, torch.autograd.Function)
+    ):
         return f"{owner.__module__}.{owner.__qualname__}.{name}"
     if name == "<lambda>":
         name = _lambda_name(function)

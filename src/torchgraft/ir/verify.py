@@ -80,6 +80,11 @@ def find_problems(graph: Graph) -> list[str]:
         problems.extend(_duplicate_names(graph))
     if count != graph._length:
         problems.append(f"the graph counts {graph._length} nodes but has {count}; report this as a bug")
+    outputs = sum(1 for node in graph.nodes if node._op == "output")
+    if outputs > 1:
+        problems.append(f"there are {outputs} outputs; a program returns once")
+    inputs = [node._target for node in graph.nodes if node._op == "placeholder"]
+    problems += [f"there is more than one input '{name}'" for name in dict.fromkeys(inputs) if inputs.count(name) > 1]
     if last is not None and last._op != "output" and any(node._op == "output" for node in graph.nodes):
         problems.append(f"the output is not the last node: '{last._name}' comes after it")
     if has_regions:
@@ -136,8 +141,6 @@ def _check_other(node: Node, attributes: _Attributes, last: Node | None) -> tupl
             problems.append(f"the output is used by {', '.join(user._name for user in node.users)}")
         if len(node._args) != 1:
             problems.append(f"the output must have exactly one argument, not {len(node._args)}")
-        if last is not None and last._op == "output":
-            problems.append("there is more than one output")
     elif owner is not None:
         value, reason = find_attribute(owner, node._target)
         if reason is not None:

@@ -45,6 +45,12 @@ class Structure(NamedTuple):
         return f"{self.kind} of {len(self.keys)}"
 
 
+class RandomState(NamedTuple):
+    """Where a generator of random numbers is."""
+
+    digest: int
+
+
 class Difference(NamedTuple):
     """One place where two values differ: by `amount`, where both are numbers, and by what `text` says."""
 
@@ -177,6 +183,8 @@ def _compare_leaves(expected: Any, found: Any, tolerance: Tolerance) -> tuple[st
         return compare_tensors(expected.values, found.values, tolerance)
     if isinstance(expected, FrozenTensor) or isinstance(found, FrozenTensor) or type(expected) is not type(found):
         return f"{_described(expected)} in the model, {_described(found)} in the program", float("inf")
+    if isinstance(expected, RandomState):
+        return ("", 0.0) if expected == found else ("other numbers were drawn than in the model", float("inf"))
     if isinstance(expected, Structure):
         same = expected == found
     else:

@@ -19,7 +19,9 @@ from torchgraft.ir.origin import source_line
 from torchgraft.record.comparison import tensors_in
 from torchgraft.record.runs import Surroundings, backward, module_of
 from torchgraft.record.situations import Situation
-from torchgraft.record.timeline import Call, Timeline, call_key, fingerprint, recorded_call
+from torchgraft.record.timeline import Call, Fingerprint, Timeline, call_key, fingerprint, recorded_call
+
+Prints = tuple[Fingerprint, ...]
 
 
 @dataclass(frozen=True)
@@ -60,9 +62,10 @@ def first_difference(
     return (
         search.differing_value()
         or search.differing_gradient(different.get("gradients", ()))
-        or search.missing_call()
+        or (search.missing_call("draws") if "random" in different else None)
+        or (search.missing_call("writes") if "state" in different or "inputs" in different else None)
         or search.owner_of([*different.get("state", ()), *different.get("gradients", ())])
-        or (search.returned() if different.get("outputs") else None)
+        or (search.returned() if "outputs" in different else None)
     )
 
 
@@ -102,6 +105,7 @@ class _ProgramRun(Interpreter):
         super().__init__(program)
         self.at: Node | None = None
         self.calls: dict[Node, Call] = {}
+        self.prints: dict[Node, Prints] = {}
 
     def run_node(self, n: Node) -> Any:
         """Run one node and note its value."""
@@ -112,6 +116,7 @@ class _ProgramRun(Interpreter):
             call = recorded_call(self._key(n), result, tuple(first))
             if call is not None:
                 self.calls[n] = call
+        self.prints[n] = self.calls[n].prints if n in self.calls else tuple(map(fingerprint, tensors_in(result)))
         return result
 
     def _is_part_of_container(self, node: Node) -> bool:
@@ -165,8 +170,11 @@ class _Search:
     def _difference(self, node: Node, call: Call, exactly: bool) -> str | None:
         partner = self._partner.get(node)
         if partner is not None:
-            return _difference_of(partner, call, exactly)
-        if any(_difference_of(other, call, exactly) is None for other in self._timeline.calls.get(call.key, ())):
+            return _difference_of(partner.prints, call.prints, exactly)
+        if any(
+            _difference_of(other.prints, call.prints, exactly) is None
+            for other in self._timeline.calls.get(call.key, ())
+        ):
             return None
         if all(self._timeline.has_value(item, exactly) for item in call.prints):
             return None
@@ -179,8 +187,8 @@ class _Search:
             call = self._run.calls.get(source)
             if call is None or call.key in self._timeline.calls:
                 continue
-            given = [self._run.calls[item] for item in source.all_input_nodes if item in self._run.calls]
-            if not given or any(_difference_of(item, call, exactly) is None for item in given):
+            given = [self._run.prints[item] for item in source.all_input_nodes if item in self._run.prints]
+            if any(_difference_of(item, call.prints, exactly) is None for item in given):
                 return _at_node(source, f"hands its input on, where the model calls {_said(missing)}")
         return None
 
@@ -196,18 +204,20 @@ class _Search:
                 return self._described(user, f"passes another gradient back to '{node.name}' than the model does")
         return None
 
-    def missing_call(self) -> FirstDifference | None:
-        """A call that the model makes more often than the program."""
-        call = self._missing()
+    def missing_call(self, effect: str) -> FirstDifference | None:
+        """A call with an effect that the model makes more often than the program."""
+        call = self._missing(effect)
         return None if call is None else FirstDifference(None, f"the program lacks the call of {_said(call)}", "")
 
-    def _missing(self) -> Call | None:
+    def _missing(self, effect: str = "") -> Call | None:
         for call in self._timeline.order:
+            if effect not in ("", call.effect):
+                continue
             nodes = self._nodes_of.get(call.key, [])
             # Modules and operators are below or above the level of the program unless some node calls them.
             is_of_this_level = nodes or not call.key.startswith(("module ", "operator "))
             if is_of_this_level and len(nodes) < len(self._timeline.calls[call.key]):
-                if all(_difference_of(call, self._run.calls[node], False) for node in nodes):
+                if all(_difference_of(call.prints, self._run.prints[node], False) for node in nodes):
                     return call
         return None
 
@@ -235,22 +245,17 @@ class _Search:
         return FirstDifference(node.name, f"{_called(node)}: {text}", line)
 
 
-def _difference_of(theirs: Call, mine: Call, exactly: bool) -> str | None:
-    if len(theirs.prints) != len(mine.prints):
-        return f"{len(theirs.prints)} tensors in the model and {len(mine.prints)} in the program"
-    for expected, found in zip(theirs.prints, mine.prints, strict=True):
-        if mine.key.startswith("operator "):  # below autograd no tensor requires grad
-            expected = expected._replace(requires_grad=found.requires_grad)
-        text = expected.difference(found, exactly)
-        if text is not None:
-            return text
-    return None
+def _difference_of(theirs: Prints, mine: Prints, exactly: bool) -> str | None:
+    if len(theirs) != len(mine):
+        return f"{len(theirs)} tensors in the model and {len(mine)} in the program"
+    differences = [expected.difference(found, exactly) for expected, found in zip(theirs, mine, strict=True)]
+    return next((text for text in differences if text is not None), None)
 
 
 def _said(call: Call | None) -> str:
     if call is None:
         return ""
-    name = call.key if call.key.startswith(("module ", "operator ")) else f"{call.key}()"
+    name = call.name if call.name == call.key and " " in call.key else f"{call.name}()"
     return f"{name} at {call.line}" if call.line else name
 
 

@@ -15,7 +15,14 @@ import torch
 
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import GraftError
-from torchgraft.record.comparison import FrozenTensor, frozen_leaves, has_values, named_tensors_in, tensors_in
+from torchgraft.record.comparison import (
+    FrozenTensor,
+    RandomState,
+    frozen_leaves,
+    has_values,
+    named_tensors_in,
+    tensors_in,
+)
 from torchgraft.record.situations import Situation
 
 _CONTAINERS = frozenset({list, dict, set})
@@ -164,7 +171,7 @@ def observe(
     surroundings.prepare(seed)
     try:
         value = function(*args, **kwargs)
-        result.random = {name: _digest(state) for name, state in _random_states().items()}
+        result.random = {name: RandomState(_digest(state)) for name, state in _random_states().items()}
         result.outputs = frozen_leaves(value, "output")
         result.state = surroundings.changes(roots)
         for name, given in zip(names, [*args, *kwargs.values()], strict=True):
@@ -234,7 +241,7 @@ def _set_random_states(states: dict[str, Any]) -> None:
         sys.modules["numpy"].random.set_state(states["numpy"])
 
 
-def _digest(state: Any) -> Any:
+def _digest(state: Any) -> int:
     """A state as something short that compares."""
     if isinstance(state, torch.Tensor):
         return hash(bytes(state.tolist()))

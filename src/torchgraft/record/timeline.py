@@ -5,8 +5,10 @@ A value is kept as a fingerprint, so that looking for one costs no memory; who l
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
@@ -18,11 +20,12 @@ from torchgraft.record.comparison import comparable, has_values, tensors_in
 
 
 class Fingerprint(NamedTuple):
-    """What is remembered of a tensor: enough to know it again. `sums` is None where there are no values to look at."""
+    """What is remembered of a tensor: enough to know it again. None is what cannot be seen: `requires_grad` below autograd,
+    `sums` where there are no values."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
-    requires_grad: bool
+    requires_grad: bool | None
     sums: tuple[float, ...] | None
 
     def difference(self, other: Fingerprint, exactly: bool) -> str | None:
@@ -33,7 +36,7 @@ class Fingerprint(NamedTuple):
             return f"dtype {self.dtype} in the model and {other.dtype} in the program"
         if not self.same_values(other, exactly):
             return "other values in the program than in the model"
-        if self.requires_grad != other.requires_grad:
+        if self.requires_grad not in (other.requires_grad, None):
             return f"requires_grad {self.requires_grad} in the model and {other.requires_grad} in the program"
         return None
 
@@ -64,17 +67,24 @@ class Call(NamedTuple):
     """One call: what it gave, and the gradients that came back to that (filled in when there is a backward)."""
 
     key: str
+    name: str
     prints: tuple[Fingerprint, ...]
     line: str
+    effect: str
     gradients: dict[int, Fingerprint]
 
 
-def recorded_call(key: str, result: Any, args: tuple[Any, ...]) -> Call | None:
+def recorded_call(
+    key: str, result: Any, args: tuple[Any, ...], name: str = "", effect: str = "", is_above_autograd: bool = True
+) -> Call | None:
     """A call with the tensors it gave, or None where it gave none; one that returns nothing has written its first argument."""
     tensors = tensors_in(args[0] if result is None and args and isinstance(args[0], torch.Tensor) else result)
     if not tensors:
         return None
-    call = Call(key, tuple([fingerprint(item) for item in tensors]), str(current_source_line() or ""), {})
+    prints = [fingerprint(item) for item in tensors]
+    if not is_above_autograd:
+        prints = [item._replace(requires_grad=None) for item in prints]
+    call = Call(key, name or key, tuple(prints), str(current_source_line() or ""), effect, {})
     for index, tensor in enumerate(tensors):
         if tensor.requires_grad and tensor.grad_fn is not None:
             tensor.register_hook(_keeper(call.gradients, index))
@@ -122,23 +132,30 @@ class Timeline:
         self._whole = whole
         self._depth = 0
         self._busy = False
+        self._random_state = torch.get_rng_state()
         self._values: dict[tuple[Any, ...], list[Fingerprint]] = defaultdict(list)
 
-    def add(self, key: str, result: Any, args: tuple[Any, ...], is_part_of_program: bool = True) -> None:
+    def add(self, key: str, result: Any, args: tuple[Any, ...] = (), name: str = "", writes: bool = False) -> None:
         """Note a call that has just been made."""
         if self._busy:
             return
         self._busy = True
         try:
-            call = recorded_call(key, result, args)
+            inside = _is_inside_autograd_function()
+            effect = "writes" if writes else "draws" if self._has_drawn() else ""
+            call = recorded_call(key, result, args, name, effect, not inside and not key.startswith("operator "))
         finally:
             self._busy = False
         if call is None:
             return
         self.add_values(call.prints)
-        if is_part_of_program and not self._depth:
+        if not self._depth and not inside:
             self.calls[key].append(call)
             self.order.append(call)
+
+    def _has_drawn(self) -> bool:
+        previous, self._random_state = self._random_state, torch.get_rng_state()
+        return not torch.equal(previous, self._random_state)
 
     def add_values(self, prints: tuple[Fingerprint, ...]) -> None:
         """Note values that the model has."""
@@ -147,7 +164,9 @@ class Timeline:
 
     def has_value(self, wanted: Fingerprint, exactly: bool) -> bool:
         """Whether the model computed such a value anywhere."""
-        return any(item.same_values(wanted, exactly) for item in self._values[wanted.shape, wanted.dtype])
+        same = [item for item in self._values[wanted.shape, wanted.dtype] if item.same_values(wanted, exactly)]
+        seen = {item.requires_grad for item in same}
+        return wanted.requires_grad in seen or seen == {None}
 
     @contextlib.contextmanager
     def watching(self, root: torch.nn.Module | None, operators: bool) -> Iterator[None]:
@@ -170,9 +189,25 @@ class Timeline:
 
         def leave(called: Any, args: Any, result: Any) -> None:
             self._depth -= is_whole
-            self.add(f"module {path}", result, ())
+            self.add(f"module {path}", result)
 
         return [module.register_forward_pre_hook(enter), module.register_forward_hook(leave)]
+
+
+def _is_inside_autograd_function() -> bool:
+    """Whether a custom autograd.Function is running: a program calls it as a whole."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        code = frame.f_code
+        if code.co_name == "apply" and code.co_filename == torch.autograd.function.__file__:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _writes(name: str) -> bool:
+    is_operator = name.startswith("__i") and name.strip("_")[1:] in _OPERATORS
+    return is_operator or name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
 
 
 class _Functions(TorchFunctionMode):
@@ -186,7 +221,7 @@ class _Functions(TorchFunctionMode):
         if name == "__get__":
             name = getattr(function.__self__, "__name__", "")
         if name != "__set__":
-            self._timeline.add(call_key(name), result, args)
+            self._timeline.add(call_key(name), result, args, name, _writes(name))
         return result
 
 

@@ -19,9 +19,16 @@ from torchgraft.record.first_difference import FirstDifference, first_difference
 from torchgraft.record.runs import Observation, Surroundings, module_of, observe
 from torchgraft.record.situations import Situation, situations
 
-# What is compared, with the words for a difference and for the table.
-_ASPECTS = {"outputs": "returns", "inputs": "leaves", "gradients": "gives", "state": "changes", "random": "draws from"}
+# What is compared, and what model and program do with it.
+_ASPECTS = {"outputs": "returns", "inputs": "leaves", "gradients": "gives", "state": "changes", "random": "uses"}
 _COLUMNS = tuple(_ASPECTS)
+_WORDS = {
+    "outputs": "result",
+    "inputs": "content of the inputs afterwards",
+    "gradients": "backward",
+    "state": "state afterwards",
+    "random": "use of random numbers",
+}
 
 RIGHT, WRONG, REFUSED, SKIPPED = "right", "wrong", "refused", "skipped"
 
@@ -140,8 +147,8 @@ def verify(
     Numbers may differ by a small part of the largest element (1e-5 for float32), or by `rtol` and `atol`. Everything is put
     back afterwards.
 
-    For a wrong program the first node that differs is named, for the first situation that is wrong (not with `locate=False`): the model's eager run is watched, and
-    the k-th call of an operation or module is held against the k-th node with that operation or module.
+    In the first situation that is wrong, the first node that differs is named (unless `locate` is False): the model's eager run
+    is watched, and the k-th call of an operation or module is held against the k-th node with that operation or module.
 
     >>> from torchgraft import symbolic_trace
     >>> model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU())
@@ -251,7 +258,7 @@ class _Comparer:
 
 def _summary(name: str, aspect: Comparison) -> str:
     first, more = aspect.differences[0], len(aspect.differences) - 1
-    return f"{name} differ, {first}" + (f" (and {more} more)" if more else "")
+    return f"the {_WORDS[name]} differs, {first}" + (f" (and {more} more)" if more else "")
 
 
 def _named(error: Exception) -> str:
