@@ -91,9 +91,16 @@ class InputCheck:
             ]
             advice = "" if self.titles else ", or name the dimensions that must stay free (dynamic=)"
             raise GuardError(
-                f"the program was captured for {condition}, and now {left} is {found()!r}"
+                f"the program was captured for {condition}, and now {left} is {_short(found())}"
                 f"{' (' + ', '.join(titles) + ')' if titles else ''}; capture the model again with inputs like these{advice}"
             )
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"another tensor of shape {tuple(value.shape)}"
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:80]}..."
 
 
 def _refuse_mode(path: str, expected: bool) -> None:

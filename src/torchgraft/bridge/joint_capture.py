@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from torchgraft.bridge.joint_trace import JointTrace, Role, SourceLines, trace_joint
-from torchgraft.bridge.levels import Model, as_module, export_error, model_name, refuse_attributes
+from torchgraft.bridge.levels import EXPORTING, Model, as_module, export_error, model_name, refuse_attributes
 from torchgraft.bridge.model_call import ModelCall
 from torchgraft.bridge.model_watch import AttributeWatch, PlainTensors
 from torchgraft.bridge.partition import OutputEntry, finish_program
@@ -38,7 +38,8 @@ class JointCapture:
         self._differentiable: set[int] = set()
         self._assigned: list[str] = []
         self._row = self.call.row(self._args, self._kwargs)
-        self.joint = self._program(self._trace(), f"{model_name(model)}Joint")
+        with EXPORTING:
+            self.joint = self._program(self._trace(), f"{model_name(model)}Joint")
 
     # ---- tracing ----
 

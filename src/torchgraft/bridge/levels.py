@@ -8,6 +8,7 @@ import copy
 import functools
 import inspect
 import re
+import threading
 import traceback
 import types
 from collections.abc import Callable, Iterable, Mapping
@@ -18,6 +19,7 @@ from torch.export import Dim, ExportedProgram, export
 from torch.utils import _pytree as pytree
 
 from torchgraft.bridge.checked_calls import CheckedCallCodeGen, InputCheck
+from torchgraft.bridge.gradient_cuts import cut_at_marks, mark_cuts
 from torchgraft.bridge.input_guards import input_conditions
 from torchgraft.bridge.model_watch import (
     AttributeWatch,
@@ -32,6 +34,9 @@ from torchgraft.codegen.source import PyTreeCodeGen
 from torchgraft.errors import BridgeError, GraftError
 from torchgraft.ir.node import Node, map_arg
 from torchgraft.ir.origin import SourceLine, is_user_code, source_line
+
+# torch.export patches torch while it runs, so two exports in two threads break each other.
+EXPORTING = threading.RLock()
 
 Model = torch.nn.Module | Callable[..., Any]
 Dynamic = Mapping[str, Any] | str | None
@@ -68,13 +73,15 @@ def aten_program(
     values = tuple(args) if isinstance(args, (tuple, list)) else (args,)
     keywords = dict(kwargs or {})
     module = as_module(model)
-    exported = _exported(module, values, keywords, dynamic)
-    if core:
-        exported = _decomposed(module, exported)
-    result = from_export(exported, check_inputs=False)
+    with EXPORTING:
+        exported = _exported(module, values, keywords, dynamic)
+        if core:
+            exported = _decomposed(module, exported)
+        result = from_export(exported, check_inputs=False)
     type(result).__name__ = type(result).__qualname__ = model_name(model)
     _restore_modes(result, module)
     if core:
+        cut_at_marks(result.graph)
         _keep_old_values(result)
     complete_values(result)
     _check_calls(result, exported, module)
@@ -121,6 +128,7 @@ def _exported(
 
 def _decomposed(module: torch.nn.Module, exported: ExportedProgram) -> ExportedProgram:
     try:
+        mark_cuts(exported)
         return exported.run_decompositions()
     except Exception as error:  # decompositions are arbitrary code
         raise export_error(module, error) from error
@@ -218,7 +226,8 @@ def _dimensions(entry: Any, named: dict[str, Any]) -> Any:
 # ---- errors ----
 
 _NOISE = re.compile(
-    r"\s*(For more information|Caused by|The following call raised|The error above|To fix the error).*", re.DOTALL
+    r"For more (information|debugging help),.*|Caused by:.*|The following call raised this error.*|Suggested fixes:[\s\S]*|"
+    r"The error above occurred[\s\S]*"
 )
 
 
@@ -234,10 +243,10 @@ def export_error(module: torch.nn.Module, error: Exception) -> Exception:
 
 
 def _reason(error: Exception) -> str:
-    text = _NOISE.sub("", str(error)).strip() or type(error).__name__
+    text = _NOISE.sub("", str(error)).strip(" .\n") or type(error).__name__
     if "_local_scalar_dense" in text or "data-dependent" in text:
         return "Python needs the value of a tensor to go on (bool(), .item(), a branch), which is not known while exporting"
-    text = " ".join(text.split()).rstrip(".")
+    text = " ".join(text.split())
     return text if len(text) <= 300 else f"{text[:300].rsplit(' ', 1)[0]} ..."
 
 

@@ -46,12 +46,13 @@ def simplify_in_place(graph: Graph, root: torch.nn.Module) -> None:
             known = _type_of(written, root, types)
             if known is None or known != _type_of(other, root, types):
                 continue
-        elif not isinstance(other, (int, float)):
+        elif isinstance(other, float):
+            known = _type_of(written, root, types)
+            if known is None or not known.is_floating_point:
+                continue
+        elif not isinstance(other, int):
             continue
-        plain = PLAIN_FORM[node._target]
-        if node._name.startswith(node._target.__name__):
-            node._rename(graph._target_to_str(plain))
-        node.target = plain
+        node.target = PLAIN_FORM[node._target]
 
 
 def _type_of(node: Node, root: torch.nn.Module, types: dict[Node, torch.dtype | None]) -> torch.dtype | None:

@@ -192,13 +192,15 @@ def _call(function: Callable[..., Any], parameters: list[inspect.Parameter], *va
     variable = [p for p in parameters if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     if variable and _is_plain_function(function):
         return _with_plain_parameters(function)(*own, *_in_code_order(by_parameter))
+    has_wrapper = hasattr(function, "__wrapped__")
     positional, keywords = [], {}
     for parameter, value in by_parameter:
         if parameter.kind is parameter.VAR_POSITIONAL:
             positional += list(value)
         elif parameter.kind is parameter.VAR_KEYWORD:
             keywords.update(value)
-        elif parameter.kind is parameter.KEYWORD_ONLY:
+        elif parameter.kind is parameter.KEYWORD_ONLY or (has_wrapper and parameter.default is not parameter.empty):
+            # A decorator may put in keywords of its own; what is optional must not stand in their way as a position.
             keywords[parameter.name] = value
         else:
             positional.append(value)

@@ -9,6 +9,7 @@ import dis
 import functools
 import sys
 from collections import deque
+from collections.abc import Callable
 from operator import is_
 from types import FrameType, ModuleType
 from typing import Any, NoReturn
@@ -74,8 +75,8 @@ class ModelState:
                 return
         self._refuse(module, name, current_source_line())
 
-    def restore(self) -> list[tuple[torch.nn.Module, str]]:
-        """Put everything back and return what had been changed."""
+    def restore(self, is_memo: Callable[[Any], bool] = lambda value: False) -> list[tuple[torch.nn.Module, str]]:
+        """Put everything back and return what had been changed, except for dicts to which only memos were added."""
         changed: list[tuple[torch.nn.Module, str]] = []
         for module, before in self._attributes.items():
             now = module.__dict__
@@ -89,7 +90,8 @@ class ModelState:
         for module, name, container, content in self._contents:
             if _same_content(container, content):
                 continue
-            changed.append((module, name))
+            if not _only_memos_added(container, content, is_memo):
+                changed.append((module, name))
             container.clear()
             container.extend(content) if isinstance(container, (list, deque)) else container.update(content)
         return changed
@@ -147,6 +149,12 @@ def _is_equal(now: Any, before: Any) -> bool:
     if now is before:
         return True
     return type(now) is type(before) and isinstance(now, (int, float, str, bool, bytes)) and now == before
+
+
+def _only_memos_added(container: Any, content: Any, is_memo: Callable[[Any], bool]) -> bool:
+    if not isinstance(container, dict) or any(container.get(key) is not value for key, value in content.items()):
+        return False
+    return all(is_memo(value) for key, value in container.items() if key not in content)
 
 
 def _same_content(container: Any, content: Any) -> bool:

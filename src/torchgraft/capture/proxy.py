@@ -5,6 +5,7 @@ What becomes of a recorded call is decided by the tracer they carry.
 from __future__ import annotations
 
 import copy
+import itertools
 import operator
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 ARITHMETIC = (
     "add", "sub", "mul", "floordiv", "truediv", "mod", "pow", "matmul", "lshift", "rshift", "and_", "or_", "xor",
 )  # fmt: skip
+IN_PLACE_NAMES = frozenset(name.strip("_") for name in ARITHMETIC)
 COMPARISONS = ("eq", "ne", "lt", "gt", "le", "ge")
 UNARY = ("neg", "pos", "invert", "abs")
 
@@ -108,6 +110,9 @@ class Proxy:
         return record_torch_call(proxy.tracer, orig_method, args, kwargs)
 
 
+_reads = itertools.count()
+
+
 class Attribute(Proxy):
     """An attribute of a traced value; calling it is a method call, using it in any other way fetches it."""
 
@@ -118,6 +123,7 @@ class Attribute(Proxy):
         self._node: Node | None = None
         # Reading happens here, whenever the node is made: what lies between may write the tensor, or switch gradients off.
         self._read_after = root.tracer.graph._root._prev if active.tracer is root.tracer else None
+        self._number = next(_reads)
 
     @property
     def node(self) -> Node:
@@ -128,9 +134,17 @@ class Attribute(Proxy):
             if anchor is None or anchor._erased or anchor is self.tracer.graph._root or anchor < root:
                 self._node = self.tracer.create_proxy("call_function", getattr, (self.root, self.attr), {}).node
             else:
-                with self.tracer.graph.inserting_after(anchor):
+                with self.tracer.graph.inserting_after(self._place(anchor)):
                     self._node = self.tracer.create_proxy("call_function", getattr, (self.root, self.attr), {}).node
+                self._node.__dict__["_read_number"] = self._number
         return self._node
+
+    def _place(self, anchor: Node) -> Node:
+        """After the anchor come the attributes read before this one."""
+        following = anchor._next
+        while following.__dict__.get("_read_number", self._number) < self._number:
+            anchor, following = following, following._next
+        return anchor
 
     @node.setter
     def node(self, value: Node) -> None:
@@ -243,6 +257,8 @@ def record_torch_call(tracer: TracerBase, function: Any, args: Any, kwargs: Any)
 
 def _add_operator(name: str, reflected: bool = False) -> None:
     function = getattr(operator, name)
+    # `y += x` often turns out to be `y + x` (see inplace.py), and torch.fx calls it so; it has that name from the start.
+    wish = name.removeprefix("i") if f"{name.removeprefix('i')}" in IN_PLACE_NAMES and name not in ARITHMETIC else None
 
     if reflected:
 
@@ -253,7 +269,7 @@ def _add_operator(name: str, reflected: bool = False) -> None:
     else:
 
         def method(self: Proxy, *others: Any) -> Any:  # type: ignore[misc]
-            return self.tracer.create_proxy("call_function", function, (self, *others), {})
+            return self.tracer.create_proxy("call_function", function, (self, *others), {}, name=wish)
 
         python_name = f"__{name.strip('_')}__"
     method.__name__ = python_name

@@ -66,6 +66,7 @@ class RealValues:
         self._written_storages: set[int] = set()
         self._recorded: list[Node] = []
         self._guarded: dict[int, torch.Tensor] = {}
+        self._not_writable: dict[int, torch.Tensor] = {}
         self._writes: set[Node] = set()
 
     def node_of(self, tensor: torch.Tensor) -> Node | None:
@@ -93,7 +94,7 @@ class RealValues:
         in_place = name.endswith("_") and not name.endswith("__")
         if in_place or name == "__setitem__" or "out" in kwargs or name.startswith("__i"):
             first = args[0] if args and "out" not in kwargs else kwargs.get("out")
-            if isinstance(first, torch.Tensor) and id(first) not in self._made and not self.tracer.owns(first):
+            if id(first) in self._not_writable:
                 self._refuse(function, "writes into")
             for tensor in _tensors((args, kwargs)):
                 if id(tensor) in self._made:
@@ -112,11 +113,15 @@ class RealValues:
         if not produced and not writes:
             return result
         try:
-            proxy = record_torch_call(self.tracer, function, args, kwargs)
+            if getattr(function, "__name__", "") == "__get__":
+                proxy = self.tracer.create_proxy("call_function", getattr, (args[0], function.__self__.__name__), {})
+            else:
+                proxy = record_torch_call(self.tracer, function, args, kwargs)
         except NotImplementedError:
-            return (
-                result  # an argument that cannot be written down (a numpy array): the result is a tensor from outside
-            )
+            # Of an argument that cannot be written down (a numpy array, say). The program keeps the tensor itself, so that
+            # what is written into it in one run would still be there in the next.
+            self._not_writable.update({id(tensor): tensor for tensor in _tensors(result)})
+            return result
         self._recorded.append(proxy.node)
         if writes:
             self._writes.add(proxy.node)

@@ -26,7 +26,7 @@ from torchgraft.capture.regions import remove_empty_regions
 from torchgraft.capture.tracer_base import UNCHANGED_TYPES, Scope, TracerBase, UnsupportedArgument
 from torchgraft.capture.wrapping import Autowrap, wrapped_patches
 from torchgraft.codegen.graph_module import GraphModule
-from torchgraft.errors import TraceError, UnknownModuleError
+from torchgraft.errors import GraftError, TraceError, UnknownModuleError
 from torchgraft.ir.graph import Graph
 from torchgraft.ir.guards import check_training
 from torchgraft.ir.node import Argument, Node
@@ -64,6 +64,7 @@ class Tracer(TracerBase):
         self._handed_out: dict[int, Any] = {}
         self._qualname_counter: dict[str, int] = defaultdict(int)
         self._held: list[Any] = []
+        self._function: Any = None
         self._entered: set[type] = set()
         for name in ("_parameter_paths", "_buffer_paths", "_tensor_paths", "tensor_attrs"):
             self.__dict__.pop(name, None)
@@ -171,9 +172,12 @@ class Tracer(TracerBase):
         for prefix, module in self.root.named_modules():
             for name, value in vars(module).items():
                 if value is generator:
-                    return self.create_node("get_attr", f"{prefix}.{name}" if prefix else name, (), {})
+                    return self.create_node("get_attr", _join(prefix, name), (), {})
+        outside = [cell.cell_contents for cell in getattr(self._function, "__closure__", None) or ()]
+        if any(value is generator for value in [*outside, *getattr(self._function, "__globals__", {}).values()]):
+            return self._constant("_generator", generator)
         raise TraceError(
-            f"cannot trace a random draw with a torch.Generator that is no attribute of the model{_at_current_line()}: whether it is "
+            f"cannot trace a draw with a torch.Generator that is no attribute of the model{_at_current_line()}: whether it is "
             "made anew in every run is not known; keep it as an attribute of the model"
         )
 
@@ -231,6 +235,7 @@ class Tracer(TracerBase):
     def trace(self, root: torch.nn.Module | Callable[..., Any], concrete_args: Any = None) -> Graph:
         """Run `root` with proxies and return the graph of what it did. The model is left exactly as it was."""
         function, is_module = self._prepare(root)
+        self._function = inspect.unwrap(function)
         self._state.watch(self.root)
         previous, previous_scope = active.tracer, self._scope_chain
         records_gradients = torch.is_grad_enabled()
@@ -243,8 +248,13 @@ class Tracer(TracerBase):
                 result = self.create_arg(call(*args))
                 annotation = getattr(inspect.unwrap(function), "__annotations__", {}).get("return")
                 self.create_node("output", "output", (result,), {}, type_expr=annotation)
-        except BaseException:
+        except BaseException as error:
             self._state.restore()
+            if not isinstance(error, GraftError) and isinstance(error, Exception):
+                error.add_note(
+                    "while tracing symbolically: inputs are stand-ins, optional ones too; "
+                    "fix an input with concrete_args, or keep the module that raises as a leaf (Tracer.is_leaf_module)"
+                )
             raise
         finally:
             active.tracer = previous
@@ -255,7 +265,7 @@ class Tracer(TracerBase):
             constants = self._mode.values.readable_nodes() if self._mode is not None else []
             self._mode, self._scope_chain, self.submodule_paths = None, previous_scope, None
             self._autowrap.forget()
-        self._state.refuse_changes(self._state.restore())
+        self._state.refuse_changes(self._state.restore(_is_memo))
         self._tidy(constants)
         return self.graph
 
@@ -377,6 +387,22 @@ class Tracer(TracerBase):
 
 def _parameter_proxy(tracer: Tracer, path: str, parameter: torch.nn.Parameter, node: Node) -> ParameterProxy:
     return ParameterProxy(tracer, node, path, parameter)
+
+
+def _is_memo(value: Any) -> bool:
+    """Whether a value put into a dict of the model is computed from the model alone, so that a program may compute it anew."""
+    if not isinstance(value, Proxy):
+        return False
+    pending, seen = [value.node], set()
+    while pending:
+        node = pending.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        if node._op == "placeholder" or (node._op != "get_attr" and not node._inputs):
+            return False
+        pending += node._inputs
+    return True
 
 
 def _join(path: str | None, name: str) -> str:

@@ -1,0 +1,194 @@
+"""The MODEL and --input arguments of commands: from their texts to a module and the tensors to call it with.
+Torch is imported only when a command has started; what is done with the model is up to the command.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.util
+import os
+import re
+import sys
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+
+from torchgraft.errors import GraftError
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+WRONG_USAGE = 2
+
+FORMS = "zoo:NAME, PACKAGE.MODULE:FACTORY or PATH/FILE.py:FACTORY"
+_DEFAULT_BOUND = 10
+_INPUT = re.compile(
+    r"(?:(?P<name>[A-Za-z_]\w*)=)?(?P<shape>\d+(?:x\d+)*|scalar)(?::(?P<dtype>\w+))?(?::(?P<bound>\d+))?"
+)
+
+
+class ChosenModel(NamedTuple):
+    """A model from the command line; `args` is None where neither the user nor the zoo gives inputs."""
+
+    name: str
+    model: nn.Module
+    args: tuple[Tensor, ...] | None
+    kwargs: dict[str, Tensor]
+
+
+def add_model_arguments(parser: argparse.ArgumentParser) -> None:
+    """MODEL, --input and --train."""
+    parser.add_argument("model", metavar="MODEL", help=f"{FORMS} (a function that returns a module, or a module)")
+    parser.add_argument(
+        "--input",
+        action="append",
+        default=[],
+        metavar="SPEC",
+        help="an example input such as 2x3x64x64:float32, 2x16:int64:1000 (integers below 1000), scalar:bool, or "
+        "mask=2x16:bool to pass it by name; once for each input (default for zoo models: their own)",
+    )
+    parser.add_argument("--train", action="store_true", help="in training mode (default: evaluation mode)")
+
+
+def chosen_model(arguments: argparse.Namespace) -> ChosenModel:
+    """The model and inputs that the command line names; a mistake ends the command with one line, as argparse does."""
+    try:
+        model, inputs = load_model(arguments.model)
+        args: tuple[Tensor, ...] | None = inputs
+        kwargs: dict[str, Tensor] = {}
+        if arguments.input:
+            args, kwargs = read_inputs(arguments.input)
+    except GraftError as error:
+        if getattr(arguments, "traceback", False):
+            raise
+        print(f"{arguments.prog}: {error}", file=sys.stderr)
+        raise SystemExit(WRONG_USAGE) from error
+    return ChosenModel(arguments.model, model.train(arguments.train), args, kwargs)
+
+
+# ---- models ----
+
+
+def load_model(text: str) -> tuple[nn.Module, tuple[Tensor, ...] | None]:
+    """The module that a text names, and its own example inputs if it is one of the zoo.
+
+    >>> model, inputs = load_model("zoo:mlp")
+    >>> type(model).__name__, [tuple(tensor.shape) for tensor in inputs]
+    ('MLP', [(1, 16)])
+    """
+    place, colon, name = text.rpartition(":")
+    if not colon or not place or not name:
+        raise GraftError(f"cannot read the model {text!r}: it has no name after a colon; write {FORMS}")
+    if place == "zoo":
+        from torchgraft import zoo
+
+        return zoo.create(name), zoo.example_inputs(name)
+    holder = _module_from_file(place) if place.endswith(".py") else _module_by_name(place)
+    value: Any = holder
+    for part in name.split("."):
+        if not hasattr(value, part):
+            raise GraftError(f"no {name!r} in {place}; it has {_public_names(holder)}")
+        value = getattr(value, part)
+    return _module_of(value, text), None
+
+
+def _module_of(value: Any, text: str) -> nn.Module:
+    from torch import nn
+
+    if isinstance(value, nn.Module):
+        return value
+    if not callable(value):
+        raise GraftError(f"{text} is a {type(value).__name__}, not a module or a function that returns one")
+    try:
+        result = value()
+    except Exception as error:  # the factory is the user's own, and may raise anything
+        raise GraftError(f"calling {text} without arguments raised {type(error).__name__}: {error}") from error
+    if not isinstance(result, nn.Module):
+        raise GraftError(f"{text} returned a {type(result).__name__}, not a module; name a function that returns one")
+    return result
+
+
+def _module_by_name(name: str) -> ModuleType:
+    # The command's own folder is on Python's path, the current one is not.
+    if "" not in sys.path and os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        return importlib.import_module(name)
+    except Exception as error:  # importing runs code of the user's own
+        _cannot_import(name, error)
+
+
+def _module_from_file(path: str) -> ModuleType:
+    if not os.path.isfile(path):
+        raise GraftError(f"no file {path!r}; write {FORMS}")
+    folder, file_name = os.path.split(os.path.abspath(path))
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    name = file_name.removesuffix(".py")
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None  # a .py file always has a loader
+    module = importlib.util.module_from_spec(spec)
+    known = sys.modules.get(name)
+    sys.modules[name] = module  # dataclasses and pickle look their module up
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:  # importing runs code of the user's own
+        sys.modules.pop(name)
+        if known is not None:
+            sys.modules[name] = known
+        _cannot_import(path, error)
+    return module
+
+
+def _cannot_import(place: str, error: Exception) -> NoReturn:
+    raise GraftError(f"cannot import {place}: {type(error).__name__}: {error}; write {FORMS}") from error
+
+
+def _public_names(module: ModuleType) -> str:
+    own = [name for name, value in vars(module).items() if getattr(value, "__module__", None) == module.__name__]
+    return ", ".join(name for name in own if not name.startswith("_")) or "no functions or classes of its own"
+
+
+# ---- inputs ----
+
+
+def read_inputs(texts: list[str]) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+    """Tensors for the texts of --input: those without a name in order, and the others by name. Same values every time."""
+    import torch
+
+    generator = torch.Generator().manual_seed(0)
+    args: list[Tensor] = []
+    kwargs: dict[str, Tensor] = {}
+    for text in texts:
+        match = _INPUT.fullmatch(text)
+        if match is None:
+            raise GraftError(
+                f"cannot read the input {text!r}; write sizes, dtype and, for integers, a bound, such as 2x3x64x64:float32, "
+                "2x16:int64:1000, scalar:bool or mask=2x16:bool"
+            )
+        tensor = _input_tensor(text, match, generator)
+        if match["name"]:
+            kwargs[match["name"]] = tensor
+        else:
+            args.append(tensor)
+    return tuple(args), kwargs
+
+
+def _input_tensor(text: str, match: re.Match[str], generator: Any) -> Tensor:
+    import torch
+
+    dtype = getattr(torch, match["dtype"] or "float32", None)
+    if not isinstance(dtype, torch.dtype):
+        raise GraftError(
+            f"cannot read the input {text!r}: torch has no dtype {match['dtype']!r}; write one such as float32"
+        )
+    shape = () if match["shape"] == "scalar" else tuple(map(int, match["shape"].split("x")))
+    if dtype.is_floating_point or dtype.is_complex:
+        if match["bound"]:
+            raise GraftError(f"cannot read the input {text!r}: only integers have a bound, and {dtype} is none")
+        wide = torch.complex64 if dtype.is_complex else torch.float32
+        return torch.randn(shape, generator=generator, dtype=wide).to(dtype)
+    bound = 2 if dtype is torch.bool else int(match["bound"] or _DEFAULT_BOUND)
+    if bound < 1:
+        raise GraftError(f"cannot read the input {text!r}: no integer is below the bound 0 and not negative")
+    return torch.randint(0, bound, shape, generator=generator).to(dtype)
