@@ -235,6 +235,12 @@ def hooked(self, x):
     return y
 
 
+def inference(self, x):
+    with torch.inference_mode():
+        y = self.linear(x)
+    return y.clone() + self.linear(x)
+
+
 def count(self, x):
     self.count += 1
     return self.linear(x)
@@ -259,11 +265,12 @@ def replace(self, x):
         ),
         (lambda self, x: checkpoint(self.linear, x, use_reentrant=True), "torch.autograd.Function CheckpointFunction"),
         (hooked, r"puts a hook on a tensor at .*test_levels.py:\d+ \"y.register_hook"),
+        (inference, "switches torch.inference_mode"),
         (count, "its forward writes self.count"),
         (remember, "its forward writes self.seen"),
         (replace, "its forward writes self.plain"),
     ],
-    ids=["function", "checkpoint", "hook", "counter", "list", "tensor"],
+    ids=["function", "checkpoint", "hook", "inference", "counter", "list", "tensor"],
 )
 def test_what_would_be_lost_is_refused(run, message):
     model = Model(run)

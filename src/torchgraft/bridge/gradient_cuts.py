@@ -28,27 +28,13 @@ def mark_cuts(program: ExportedProgram) -> None:
             if node.target in _DETACH:
                 _mark(node, node.args[:1])
             elif _switches_gradients(node) and node.args[0] is False:
-                _mark_region(getattr(module, node.args[1].target))
+                output = getattr(module, node.args[1].target).graph.output_node()
+                _mark(output, output.args[0])
         module.recompile()
 
 
 def _switches_gradients(node: torch.fx.Node) -> bool:
     return node.op == "call_function" and getattr(node.target, "__name__", "") == "wrap_with_set_grad_enabled"
-
-
-def _mark_region(region: torch.fx.GraphModule) -> None:
-    graph = region.graph
-    output = graph.output_node()
-    for node in list(graph.nodes):
-        if _switches_gradients(node) and node.args[0] is True:
-            _mark(node, node.args[2:])
-    _mark(output, [value for value in output.args[0] if not _comes_from_gradients(value)])
-
-
-def _comes_from_gradients(value: Any) -> bool:
-    """Whether a value comes out of a region, inside of one without gradients, that switches them on again."""
-    source = value.args[0] if isinstance(value, torch.fx.Node) and value.args else None
-    return isinstance(source, torch.fx.Node) and _switches_gradients(source) and source.args[0] is True
 
 
 def _mark(user: torch.fx.Node, values: Iterable[Any]) -> None:

@@ -148,8 +148,8 @@ def _watched_forward(module: torch.nn.Module, watched: torch.nn.Module) -> Calla
                 changed = attributes.restore()
         if changed:
             refuse_attributes(module, changed)
-        if gradients.found:
-            _refuse_gradient(module, "puts a hook on a tensor", gradients.hook)
+        if gradients.what is not None:
+            _refuse_gradient(module, gradients.what, gradients.line)
         name = custom_gradient(result)
         if name is not None:
             _refuse_gradient(module, f"uses {_gradient_text(name)}", None)
@@ -291,8 +291,10 @@ def _keep_old_values(result: GraphModule) -> None:
 
 
 def complete_values(result: GraphModule) -> None:
-    """Note values where the tracer notes none: on writes to buffers and on the output."""
+    """Note values where the tracer notes none: on writes to buffers and on the output. Drop lines of generated code."""
     for node in result.graph.nodes:
+        if "<eval_with_key>" in (node.stack_trace or ""):
+            del node.meta["stack_trace"]
         if "val" in node.meta:
             continue
         if node.op == "output":

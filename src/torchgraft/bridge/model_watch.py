@@ -121,18 +121,22 @@ def _tensors(attributes: dict[str, Any]) -> Iterator[torch.Tensor]:
 
 
 class GradientWatch(TorchFunctionMode):
-    """Notes the first hook that a forward puts on a tensor, and its line."""
+    """Notes the first thing that a forward does to gradients by hand, in `what`, and its line."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.hook: SourceLine | None = None
-        self.found = False
+        self.what: str | None = None
+        self.line: SourceLine | None = None
+        self._inference = torch.is_inference_mode_enabled()
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if func in _HOOKS and not self.found:
-            self.found, self.hook = True, current_source_line()
+        if self.what is None:
+            if func in _HOOKS:
+                self.what, self.line = "puts a hook on a tensor", current_source_line()
+            elif torch.is_inference_mode_enabled() != self._inference:
+                self.what, self.line = "switches torch.inference_mode()", current_source_line()
         return func(*args, **(kwargs or {}))
 
 

@@ -25,10 +25,10 @@ _SIZE_METHODS = ("expand", "view", "reshape", "repeat", "permute", "tile", "new_
 _SIZE_FACTORIES = ("zeros", "ones", "empty", "rand", "randn")
 
 # Unwrapped, because torch.fx may be tracing, and have its own functions there, when this file is first imported.
-_module_call = CodePatch(inspect.unwrap(torch.nn.Module.__call__))  # type: ignore[arg-type]
-_module_getattr = CodePatch(inspect.unwrap(torch.nn.Module.__getattr__))  # type: ignore[arg-type]
-_module_setattr = CodePatch(inspect.unwrap(torch.nn.Module.__setattr__))  # type: ignore[arg-type]
-_module_delattr = CodePatch(inspect.unwrap(torch.nn.Module.__delattr__))  # type: ignore[arg-type]
+_module_call = CodePatch(inspect.unwrap(torch.nn.Module.__call__))
+_module_getattr = CodePatch(inspect.unwrap(torch.nn.Module.__getattr__))
+_module_setattr = CodePatch(inspect.unwrap(torch.nn.Module.__setattr__))
+_module_delattr = CodePatch(inspect.unwrap(torch.nn.Module.__delattr__))
 
 call_module = _module_call.original
 read_attribute = _module_getattr.original

@@ -143,7 +143,7 @@ def _watched_run(
 ) -> GraphModule:
     call, args, kwargs = _inputs(watcher, function, args, kwargs)
     with _unchanged(watcher.root), paused_collection:
-        patches = [*MODULE_PATCHES, *wrapped_patches(), *_AUTOWRAP.library_patches(), *_MIN_MAX]
+        patches: list[Any] = [*MODULE_PATCHES, *wrapped_patches(), *_AUTOWRAP.library_patches(), *_MIN_MAX]
         for patch in patches:
             patch.acquire()
         previous, active.tracer = active.tracer, watcher

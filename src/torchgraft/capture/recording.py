@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from types import FunctionType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -204,7 +204,7 @@ class RealValues:
         finally:
             self.tracer._switching = False
 
-    def _refuse(self, function: Any, action: str, cause: Exception | None = None) -> Any:
+    def _refuse(self, function: Any, action: str, cause: Exception | None = None) -> NoReturn:
         name = getattr(function, "__name__", str(function))
         line = current_source_line()
         raise TraceError(

@@ -89,7 +89,7 @@ class SymbolicNumber:
     def wrap_int(self, value: int) -> SymbolicNumber:
         return SymbolicNumber(self.watcher, value, None)
 
-    wrap_float = wrap_bool = wrap_int  # type: ignore[assignment]
+    wrap_float = wrap_bool = wrap_int
 
     # ---- Python forces a number: this decides something, so it becomes a guard ----
 
@@ -98,12 +98,12 @@ class SymbolicNumber:
             self.watcher.guard_number(self)
         return self.value
 
-    def guard_int(self, file: str, line: int) -> Any:
+    def guard_int(self, *place: Any) -> Any:
         return self._decide()
 
-    guard_float = guard_bool = guard_size_oblivious = guard_or_false = guard_or_true = statically_known_true = guard_int  # type: ignore[assignment]
+    guard_float = guard_bool = guard_size_oblivious = guard_or_false = guard_or_true = statically_known_true = guard_int
 
-    def expect_true(self, file: str, line: int) -> Any:
+    def expect_true(self, *place: Any) -> Any:
         return self._decide()
 
     expect_size = expect_true

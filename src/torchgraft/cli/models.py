@@ -98,11 +98,11 @@ def _module_of(value: Any, text: str) -> nn.Module:
     if isinstance(value, nn.Module):
         return value
     if not callable(value):
-        raise GraftError(f"{text} is a {type(value).__name__}, not a module or a function that returns one")
+        raise GraftError(f"{text} is of type {type(value).__name__}, not a module or a function that returns one")
     try:
         result = value()
     except Exception as error:  # the factory is the user's own, and may raise anything
-        raise GraftError(f"calling {text} without arguments raised {type(error).__name__}: {error}") from error
+        raise GraftError(f"calling {text} without arguments raised {_one_line(error)}") from error
     if not isinstance(result, nn.Module):
         raise GraftError(f"{text} returned a {type(result).__name__}, not a module; name a function that returns one")
     return result
@@ -125,23 +125,26 @@ def _module_from_file(path: str) -> ModuleType:
     if folder not in sys.path:
         sys.path.insert(0, folder)
     name = file_name.removesuffix(".py")
+    if name in sys.modules:  # a file may have the name of a module that somebody else needs
+        name = f"_{name}_{len(sys.modules)}"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None  # a .py file always has a loader
-    module = importlib.util.module_from_spec(spec)
-    known = sys.modules.get(name)
-    sys.modules[name] = module  # dataclasses and pickle look their module up
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)  # dataclasses and pickle look their module up
     try:
         spec.loader.exec_module(module)
     except Exception as error:  # importing runs code of the user's own
-        sys.modules.pop(name)
-        if known is not None:
-            sys.modules[name] = known
+        sys.modules.pop(name, None)
         _cannot_import(path, error)
     return module
 
 
 def _cannot_import(place: str, error: Exception) -> NoReturn:
-    raise GraftError(f"cannot import {place}: {type(error).__name__}: {error}; write {FORMS}") from error
+    raise GraftError(f"cannot import {place}: {_one_line(error)}; write {FORMS}") from error
+
+
+def _one_line(error: Exception) -> str:
+    lines = str(error).splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
 def _public_names(module: ModuleType) -> str:

@@ -21,7 +21,7 @@ from torchgraft.ir.origin import source_line
 from torchgraft.record.runs import Surroundings, observe
 from torchgraft.record.situations import Situation
 from torchgraft.record.symbolic_trials import Finding, try_symbolically
-from torchgraft.record.verify import Verification, verify
+from torchgraft.record.verify import Verification, named_error, verify
 
 _NUMBER_REMEDY = (
     "hand the size on to torch calls as it is, without if, range() or int(); or capture once for each size you need"
@@ -146,7 +146,7 @@ def _captured(
         eager = observe(model, [], Surroundings(model), situation, names, 0, False)
         if eager.error is not None:
             raise GraftError(
-                f"cannot diagnose: the model itself raises {type(eager.error).__name__}: {eager.error}; give inputs it accepts"
+                f"cannot diagnose: the model itself raises {named_error(eager.error)}; give inputs it accepts"
             ) from eager.error
         return None, f"{type(error).__name__}: {error}"
 

@@ -198,10 +198,10 @@ class _Comparer:
         if expected.error is not None:
             if situation.name == "example":
                 raise GraftError(
-                    f"cannot verify: the model itself raises {_named(expected.error)} on the example inputs; "
+                    f"cannot verify: the model itself raises {named_error(expected.error)} on the example inputs; "
                     "give inputs it accepts"
                 ) from expected.error
-            return Check(situation.name, SKIPPED, {}, f"the model itself raises {_named(expected.error)}")
+            return Check(situation.name, SKIPPED, {}, f"the model itself raises {named_error(expected.error)}")
         found = self._observe(self._program, situation)
         if isinstance(found.error, GuardError):
             return Check(situation.name, REFUSED, {}, str(found.error))
@@ -213,7 +213,7 @@ class _Comparer:
             reason = "the model itself does something else when it is run twice from the same state and seed"
             return Check(situation.name, SKIPPED, {}, reason)
         if found.error is not None:
-            reason = f"the program raises {_named(found.error)}, and the model does not"
+            reason = f"the program raises {named_error(found.error)}, and the model does not"
         else:
             reason = "; ".join(_summary(name, aspect) for name, aspect in wrong.items())
         difference = self._first_difference(situation, wrong) if self._locate else None
@@ -261,7 +261,8 @@ def _summary(name: str, aspect: Comparison) -> str:
     return f"the {_WORDS[name]} differs, {first}" + (f" (and {more} more)" if more else "")
 
 
-def _named(error: Exception) -> str:
+def named_error(error: Exception) -> str:
+    """The class and the first line of an error."""
     lines = str(error).splitlines()
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
