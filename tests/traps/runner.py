@@ -132,7 +132,8 @@ def _calls(variation: Variation) -> list[Call]:
         if not isinstance(leaf, torch.Tensor):
             return leaf
         if leaf.is_floating_point():
-            leaf = leaf.to(variation.dtype).requires_grad_(leaf.requires_grad or variation.gradients)
+            leaf = leaf if variation.dtype is None else leaf.to(variation.dtype)
+            leaf.requires_grad_(leaf.requires_grad or variation.gradients)
         return leaf.to(variation.device) if variation.device is not None else leaf
 
     calls = []

@@ -10,9 +10,17 @@ from typing import Any
 import torch
 
 from torchgraft.bridge.joint_trace import JointTrace, Role, SourceLines, trace_joint
-from torchgraft.bridge.levels import EXPORTING, Model, as_module, export_error, model_name, refuse_attributes
+from torchgraft.bridge.levels import (
+    EXPORTING,
+    Model,
+    as_module,
+    export_error,
+    model_name,
+    refuse_attributes,
+    refuse_dropout,
+)
 from torchgraft.bridge.model_call import ModelCall
-from torchgraft.bridge.model_watch import AttributeWatch, PlainTensors
+from torchgraft.bridge.model_watch import AttributeWatch, PlainTensors, loses_dropout
 from torchgraft.bridge.partition import OutputEntry, finish_program
 from torchgraft.bridge.torch_fx import from_fx
 from torchgraft.codegen.graph_module import GraphModule
@@ -75,7 +83,7 @@ class JointCapture:
             with tensors.replaced(held):
                 watches = [AttributeWatch(module) for module in self._modules]
                 try:
-                    with SourceLines(self._module):
+                    with SourceLines(self._module, self._refuse_call):
                         result = self._module(*args, **kwargs)
                         result = result if self._loss is None else self._scalar(self._loss(result))
                 finally:
@@ -88,6 +96,10 @@ class JointCapture:
             return [*results, *self._new_values(assigned, held)]
 
         return function
+
+    def _refuse_call(self, name: str, args: tuple[Any, ...]) -> None:
+        if loses_dropout(name, args):
+            refuse_dropout(self._module, name)
 
     def _scalar(self, value: Any) -> torch.Tensor:
         if isinstance(value, torch.Tensor) and value.numel() == 1:
@@ -118,7 +130,7 @@ class JointCapture:
     # ---- the program ----
 
     def _program(self, trace: JointTrace, name: str) -> GraphModule:
-        result = from_fx(trace.module)
+        result = from_fx(trace.module, nested=True)
         type(result).__name__ = type(result).__qualname__ = name
         self._refuse_hidden_parameters(result)
         graph = result.graph

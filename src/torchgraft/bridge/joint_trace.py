@@ -136,17 +136,22 @@ def _note_constants(module: torch.fx.GraphModule) -> None:
 class SourceLines(TorchFunctionMode):
     """While active, gives nodes made by a tracer below the user's line and the path of the module it stands in.
 
-    The lines are looked up on the stack, so that nothing of torch or of the model has to be patched.
+    The lines are looked up on the stack, so that nothing of torch or of the model has to be patched. `refuse` is asked
+    first about every call of torch, by the name of the function.
     """
 
-    def __init__(self, model: torch.nn.Module) -> None:
+    def __init__(self, model: torch.nn.Module, refuse: Callable[[str, tuple[Any, ...]], None]) -> None:
         super().__init__()
+        self._refuse = refuse
         self._paths = {id(module): path for path, module in model.named_modules()}
         self._end = sys._getframe(1).f_code
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        if torch.compiler.is_dynamo_compiling():  # inside torch.cond, where there is no stack to look at
+            return func(*args, **(kwargs or {}))
+        self._refuse(getattr(func, "__name__", ""), args)
         with _current(self._origin(sys._getframe(1))):
             return func(*args, **(kwargs or {}))
 
@@ -155,7 +160,7 @@ class SourceLines(TorchFunctionMode):
         modules: list[tuple[str, tuple[str, type]]] = []
         while frame is not None and frame.f_code is not self._end:
             code = frame.f_code
-            if line is None and is_user_code(code):
+            if line is None and is_user_code(code) and not code.co_filename.startswith("<eval_with_key>"):
                 line = code, frame.f_lasti
             if code.co_name == "_call_impl":
                 module = frame.f_locals.get("self")

@@ -26,6 +26,7 @@ from torchgraft.bridge.model_watch import (
     GradientWatch,
     PlainTensors,
     custom_gradient,
+    loses_dropout,
     reads_training,
 )
 from torchgraft.bridge.torch_export import from_export
@@ -127,6 +128,9 @@ def _exported(
 
 
 def _decomposed(module: torch.nn.Module, exported: ExportedProgram) -> ExportedProgram:
+    for node in exported.graph.nodes:
+        if loses_dropout(getattr(node.target, "_opname", ""), node.args):
+            refuse_dropout(module, node.target._opname)
     try:
         mark_cuts(exported)
         return exported.run_decompositions()
@@ -164,6 +168,15 @@ def refuse_attributes(module: torch.nn.Module, changed: list[str]) -> None:
         f"cannot capture {type(module).__name__}: its forward writes {', '.join(changed[:3])}"
         f"{f' and {len(changed) - 3} more' if len(changed) > 3 else ''}, and the program would not do that when it runs; "
         "keep the value in a registered buffer, or return it as an output. The model is left as it was"
+    )
+
+
+def refuse_dropout(module: torch.nn.Module, name: str) -> None:
+    """Raise because torch would decompose a recurrent layer into operators without its dropout."""
+    raise BridgeError(
+        f"cannot capture {type(module).__name__} in training mode: torch decomposes '{name}' with dropout between its layers "
+        "into operators that drop nothing; make it of layers with nn.Dropout between them, capture it in evaluation mode, "
+        "or take level 'aten', where it stays one operator"
     )
 
 

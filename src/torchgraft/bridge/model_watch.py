@@ -132,7 +132,7 @@ class GradientWatch(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if self.what is None:
+        if self.what is None and not torch.compiler.is_dynamo_compiling():
             if func in _HOOKS:
                 self.what, self.line = "puts a hook on a tensor", current_source_line()
             elif torch.is_inference_mode_enabled() != self._inference:
@@ -161,10 +161,31 @@ def custom_gradient(result: Any) -> str | None:
         if function is None or function in seen:
             continue
         seen.add(function)
-        if isinstance(function, torch.autograd.function.BackwardCFunction):
+        if isinstance(function, torch.autograd.function.BackwardCFunction) and not _is_operator(function):
             return type(function).__name__.removesuffix("Backward")
         waiting += [source for source, _ in function.next_functions]
     return None
+
+
+def _is_operator(function: Any) -> bool:
+    """Whether this is how torch gives gradients to one of its own operators, such as torch.cond."""
+    return type(function)._forward_cls.__module__.startswith("torch._higher_order_ops.")
+
+
+# ---- random numbers ----
+
+
+def loses_dropout(name: str, args: tuple[Any, ...]) -> bool:
+    """Whether this is a call of a recurrent layer with dropout: torch 2.11 to 2.15 lose the dropout when they decompose it.
+
+    >>> loses_dropout("gru", ("x", "h", ["w"], True, 2, 0.5, True, False, False))
+    True
+    """
+    if name not in ("lstm", "gru", "rnn_tanh", "rnn_relu"):
+        return False
+    flags = [index for index, value in enumerate(args) if type(value) is bool]
+    # has_biases, num_layers, dropout, train
+    return bool(flags) and len(args) > flags[0] + 3 and bool(args[flags[0] + 2]) and bool(args[flags[0] + 3])
 
 
 # ---- reads of the mode ----

@@ -4,7 +4,9 @@ Everything else stays in place, because an alias of the value may be looking.
 
 from __future__ import annotations
 
+import functools
 import operator
+from typing import Any
 
 import torch
 
@@ -30,92 +32,95 @@ PLAIN_FORM = {
 _FRESH_OPERATORS = frozenset(PLAIN_FORM.values()) | {operator.neg, operator.invert}
 
 
-def simplify_in_place(graph: Graph, root: torch.nn.Module) -> None:
+def simplify_in_place(graph: Graph, paths: dict[torch.nn.Module, str]) -> None:
     """Replace in-place operators by plain ones where the value written is new and nothing else refers to it.
 
-    `v += w` keeps the type of `v`, and `v + w` may not; so the types must be known to agree.
+    `v += w` keeps the type of `v`, and `v + w` may not; so the types must be known to agree. `paths` has the modules of the model.
     """
-    types: dict[Node, torch.dtype | None] = {}
+    if not any(node._target in PLAIN_FORM for node in graph.nodes if node._op == "call_function"):
+        return
+    types = _Types({path: module for module, path in paths.items()})
     for node in graph.nodes:
-        if node._op != "call_function" or node._target not in PLAIN_FORM:
-            continue
+        if node._op == "call_function" and node._target in PLAIN_FORM and types.may_be_plain(node):
+            node.target = PLAIN_FORM[node._target]
+        types.note(node)
+
+
+class _Types:
+    """The element types of values where modules of torch.nn decide them, found in one walk over a program."""
+
+    def __init__(self, modules: dict[str, torch.nn.Module]) -> None:
+        self._modules = modules
+        self._types: dict[Node, torch.dtype | None] = {}
+        self._regions: list[Any] = []
+
+    def may_be_plain(self, node: Node) -> bool:
+        """Whether nobody can tell an in-place operator from the plain one."""
         written, other = node._args
-        if not isinstance(written, Node) or len(written.users) > 1 or not _makes_new_tensor(written, root):
-            continue
+        if not isinstance(written, Node) or len(written.users) > 1 or not self._is_new(written):
+            return False
         if isinstance(other, Node):
-            known = _type_of(written, root, types)
-            if known is None or known != _type_of(other, root, types):
-                continue
-        elif isinstance(other, float):
-            known = _type_of(written, root, types)
-            if known is None or not known.is_floating_point:
-                continue
-        elif not isinstance(other, int):
-            continue
-        node.target = PLAIN_FORM[node._target]
+            known = self._types.get(written)
+            return known is not None and known == (self._types.get(other) or self._wanted(other))
+        if isinstance(other, float):
+            known = self._types.get(written)
+            return known is not None and known.is_floating_point
+        return isinstance(other, int)
 
+    def note(self, node: Node) -> None:
+        """Work out the type of a node whose inputs are known."""
+        if node._op == "call_module" and torch.autocast not in self._regions:
+            # Products with a weight need, and give, the type of the weight; other modules keep the type they get.
+            module = self._torch_module(node)
+            weight = None if module is None else _weight_of(module)
+            if weight is not None:
+                self._types[node] = weight.dtype
+            elif module is not None and node._inputs:
+                self._types[node] = self._types.get(node._inputs[0])
+        elif node._op == "call_function":
+            if node._target is enter_context:
+                self._regions.append(node._args[0])
+            elif node._target is exit_context and self._regions:
+                self._regions.pop()
+            elif node._target in _FRESH_OPERATORS or node._target in PLAIN_FORM:
+                known = {self._types.get(source) for source in node._inputs}
+                self._types[node] = known.pop() if len(known) == 1 else None
 
-def _type_of(node: Node, root: torch.nn.Module, types: dict[Node, torch.dtype | None]) -> torch.dtype | None:
-    """The element type of a value where modules of torch.nn decide it, or None."""
-    if node not in types:
-        types[node] = None
+    def _torch_module(self, node: Node) -> torch.nn.Module | None:
+        module = self._modules.get(node._target)
+        return module if module is not None and _is_from_torch(type(module)) else None  # type: ignore[arg-type]
+
+    def _wanted(self, node: Node) -> torch.dtype | None:
+        """The type a value must have because a product with a weight takes it, or would raise."""
+        if torch.autocast in self._regions:
+            return None
+        for user in node.users:
+            if user._op == "call_module" and user._args and user._args[0] is node:
+                module = self._torch_module(user)
+                if module is not None and not isinstance(module, (torch.nn.Embedding, torch.nn.EmbeddingBag)):
+                    weight = _weight_of(module)
+                    if weight is not None:
+                        return weight.dtype
+        return None
+
+    def _is_new(self, node: Node) -> bool:
+        """Whether the value of a node surely shares no memory with anything that was there before."""
         if node._op == "call_module":
-            module = root.get_submodule(node._target)
-            if type(module).__module__.startswith("torch.nn.modules") and not _in_autocast(node):
-                # Products with a weight need, and give, the type of the weight; other modules keep the type they get.
-                weight = next(
-                    (value for value in module._parameters.values() if value is not None and value.dim() > 1), None
-                )
-                first = node._args[0] if node._args else None
-                if weight is not None:
-                    types[node] = weight.dtype
-                elif isinstance(first, Node):
-                    types[node] = _type_of(first, root, types)
-            if types[node] is None:
-                types[node] = _type_wanted(node, root)
-        elif node._op == "placeholder":
-            types[node] = _type_wanted(node, root)
-        elif node._op == "call_function" and (node._target in _FRESH_OPERATORS or node._target in PLAIN_FORM):
-            known = {_type_of(item, root, types) for item in node._inputs}
-            if len(known) == 1:
-                types[node] = known.pop()
-    return types[node]
+            module = self._torch_module(node)
+            # A torch.nn module that owns parameters computes with them; those that hand their input through own none. A hook
+            # may have kept the output.
+            if module is None or module._forward_hooks or module._forward_pre_hooks:
+                return False
+            return any(value is not None for table in (module._parameters, module._buffers) for value in table.values())
+        # Schemas do not say it of all functions (atleast_2d hands its input through); Python's operators always do.
+        return node._op == "call_function" and node._target in _FRESH_OPERATORS
 
 
-def _type_wanted(node: Node, root: torch.nn.Module) -> torch.dtype | None:
-    """The element type a value must have because a product with a weight takes it, or would raise."""
-    for user in node.users:
-        if user._op == "call_module" and user._args and user._args[0] is node and not _in_autocast(user):
-            module = root.get_submodule(user._target)
-            takes_indices = isinstance(module, (torch.nn.Embedding, torch.nn.EmbeddingBag))
-            if type(module).__module__.startswith("torch.nn.modules") and not takes_indices:
-                weight = next(
-                    (value for value in module._parameters.values() if value is not None and value.dim() > 1), None
-                )
-                if weight is not None:
-                    return weight.dtype
-    return None
+def _weight_of(module: torch.nn.Module) -> torch.Tensor | None:
+    weight = module._parameters.get("weight")
+    return weight if weight is not None and weight.dim() > 1 else None
 
 
-def _in_autocast(node: Node) -> bool:
-    depth = 0
-    while (node := node._prev) is not node.graph._root:
-        if node._target is exit_context:
-            depth += 1
-        elif node._target is enter_context:
-            if depth == 0 and node._args[0] is torch.autocast:
-                return True
-            depth = max(depth - 1, 0)
-    return False
-
-
-def _makes_new_tensor(node: Node, root: torch.nn.Module) -> bool:
-    """Whether the value of a node surely shares no memory with anything that was there before."""
-    if node._op == "call_module":
-        module = root.get_submodule(node._target)
-        # A torch.nn module that owns parameters computes with them; those that hand their input through own none.
-        owns = any(value is not None for table in (module._parameters, module._buffers) for value in table.values())
-        hooks = module._forward_hooks or module._forward_pre_hooks  # a hook may have kept the output
-        return type(module).__module__.startswith("torch.nn.modules") and owns and not hooks
-    # Schemas do not say it of all functions (atleast_2d hands its input through); Python's operators always do.
-    return node._op == "call_function" and node._target in _FRESH_OPERATORS
+@functools.cache
+def _is_from_torch(cls: Any) -> bool:
+    return cls.__module__.startswith("torch.nn.modules")

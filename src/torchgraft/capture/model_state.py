@@ -30,14 +30,14 @@ class ModelState:
     dicts, sets and plain objects among the attributes of all its modules hold."""
 
     def __init__(self, paths: dict[torch.nn.Module, str]) -> None:
-        self._paths = paths
+        self.paths = paths
         self._attributes: dict[torch.nn.Module, dict[str, Any]] = {}
         # (module, name of its attribute, the container or the attributes of an object, a copy of it)
         self._contents: list[tuple[torch.nn.Module, str, Any, Any]] = []
         seen: set[int] = set()
         for module in paths:
             # Modules of torch.nn keep no notes of their own, and there are many of them.
-            if not _is_from_torch(type(module)):
+            if not _is_from_torch(type(module)):  # type: ignore[arg-type]
                 for name, value in module.__dict__.items():
                     if name not in _STANDARD and type(value) not in _PLAIN:
                         self._picture(module, name, value, seen, 0)
@@ -64,7 +64,7 @@ class ModelState:
 
     def before_write(self, module: torch.nn.Module, name: str, value: Any, tracer: Any) -> None:
         """Refuse an attribute to be changed; writing the value that is there already is no change."""
-        if module not in self._paths:
+        if module not in self.paths:
             return
         if _writer() is tracer:  # an overridden method of the tracer edits the model on purpose
             self._attributes.pop(module, None)
@@ -103,7 +103,7 @@ class ModelState:
             self._refuse(module, name, _writing_line(module, name))
 
     def _refuse(self, module: torch.nn.Module, name: str, line: SourceLine | None) -> NoReturn:
-        path = ".".join(filter(None, ["self", self._paths.get(module, "")]))
+        path = ".".join(filter(None, ["self", self.paths.get(module, "")]))
         raise TraceError(
             f"cannot trace a forward that changes the model: it writes {path}.{name}"
             f"{f' at {line}' if line else ''}, and the traced program would not do that again when it runs; "
@@ -132,7 +132,7 @@ _NOT_LOOKED_INTO = (torch.Tensor, torch.nn.Module, type, ModuleType)
 
 
 @functools.cache
-def _is_from_torch(cls: type) -> bool:
+def _is_from_torch(cls: Any) -> bool:
     return cls.__module__.startswith("torch.nn.")
 
 

@@ -139,16 +139,16 @@ class Attribute(Proxy):
                 self._node.__dict__["_read_number"] = self._number
         return self._node
 
+    @node.setter
+    def node(self, value: Node) -> None:
+        self._node = value
+
     def _place(self, anchor: Node) -> Node:
         """After the anchor come the attributes read before this one."""
         following = anchor._next
         while following.__dict__.get("_read_number", self._number) < self._number:
             anchor, following = following, following._next
         return anchor
-
-    @node.setter
-    def node(self, value: Node) -> None:
-        self._node = value
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.tracer.create_proxy("call_method", self.attr, (self.root, *args), kwargs)

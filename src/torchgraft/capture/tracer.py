@@ -349,7 +349,7 @@ class Tracer(TracerBase):
                     if not source.users:
                         self.graph.erase_node(source)
         remove_empty_regions(self.graph)
-        simplify_in_place(self.graph, self.root)
+        simplify_in_place(self.graph, self._state.paths)
 
     @functools.cached_property
     def _parameter_paths(self) -> dict[int, str]:

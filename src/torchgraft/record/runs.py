@@ -53,6 +53,7 @@ class Surroundings:
         roots = [module_of(item) for item in callables]
         self._modules: dict[torch.nn.Module, tuple[dict[str, Any], dict[str, Any]]] = {}
         self._tensors: dict[int, tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]] = {}
+        self._generators: dict[int, tuple[torch.Generator, torch.Tensor]] = {}
         self._random = _random_states()
         self._grad_mode = torch.is_grad_enabled()
         for root in filter(None, roots):
@@ -66,6 +67,9 @@ class Surroundings:
         attributes = dict(module.__dict__)
         contents = {name: value.copy() for name, value in attributes.items() if type(value) in _CONTAINERS}
         self._modules[module] = attributes, contents
+        for value in [*vars(type(module)).values(), *attributes.values()]:
+            if isinstance(value, torch.Generator) and id(value) not in self._generators:
+                self._generators[id(value)] = value, value.get_state()
         for name, tensor in _values(module.__dict__).items():
             if isinstance(tensor, torch.Tensor) and id(tensor) not in self._tensors:
                 if torch.nn.parameter.is_lazy(tensor):
@@ -103,6 +107,8 @@ class Surroundings:
                 _put_values_back(tensor, copied)
             if tensor.is_leaf:
                 tensor.grad = gradient
+        for generator, state in self._generators.values():
+            generator.set_state(state)
         _set_random_states(self._random)
 
     # ---- what a run did ----

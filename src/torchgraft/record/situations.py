@@ -147,8 +147,10 @@ def _drawn_floats(
     low, high = (float(known.min()), float(known.max())) if known.numel() else (-1.0, 1.0)
     if low == high:  # torch.ones and the like say nothing about a range
         low, high = (-1.0, 1.0) if low == 0 else sorted((low / 2, low * 3 / 2))
-    if wide:
-        drawn = torch.randn(shape, generator=generator, dtype=torch.float64) * max(abs(low), abs(high))
+    if wide:  # around the other side of zero, so that a branch on a sum or a sign goes the other way
+        drawn = (
+            torch.randn(shape, generator=generator, dtype=torch.float64) * max(abs(low), abs(high)) - (low + high) / 2
+        )
     else:
         drawn = torch.rand(shape, generator=generator, dtype=torch.float64) * (high - low) + low
     drawn = drawn.to(example.device)

@@ -31,6 +31,12 @@ _WORDS = {
 }
 
 RIGHT, WRONG, REFUSED, SKIPPED = "right", "wrong", "refused", "skipped"
+# What the example says about a program that is wrong nowhere.
+_VERDICTS = {
+    RIGHT: "does what the model does",
+    REFUSED: "REFUSES the example inputs",
+    SKIPPED: "CANNOT BE COMPARED with the model",
+}
 
 
 @dataclass(frozen=True)
@@ -109,7 +115,10 @@ class Verification:
             for status in (RIGHT, WRONG, REFUSED, SKIPPED)
         ]
         summary = ", ".join(f"{count} {status}" for status, count in counts if count)
-        verdict = "does what the model does" if self.ok else "DOES NOT DO what the model does"
+        if self.wrong:
+            verdict = "DOES NOT DO what the model does"
+        else:
+            verdict = _VERDICTS[self.checks[0].status]
         return f"{self.name}: the program {verdict} ({summary})"
 
 
