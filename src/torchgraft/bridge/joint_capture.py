@@ -24,7 +24,7 @@ from torchgraft.bridge.model_watch import AttributeWatch, PlainTensors, loses_dr
 from torchgraft.bridge.partition import OutputEntry, finish_program
 from torchgraft.bridge.torch_fx import from_fx
 from torchgraft.codegen.graph_module import GraphModule
-from torchgraft.errors import BridgeError
+from torchgraft.errors import BridgeError, GraftError
 
 Loss = Callable[[Any], torch.Tensor] | None
 # Metadata of traced nodes that says something to people; the rest is AOTAutograd's own.
@@ -57,9 +57,11 @@ class JointCapture:
         try:
             trace = trace_joint(self._traced_call(frozenset()), self._row)
             without = self._differentiable - {role.number for role in trace.inputs if role.kind == "tangent"}
-            if without and self._differentiable:
+            if without:
                 # A result that is a view of an input or of another result gets no tangent; a copy of it does.
                 trace = trace_joint(self._traced_call(frozenset(without)), self._row)
+        except GraftError:
+            raise
         except Exception as error:  # the model may raise anything
             raise export_error(self._module, error) from error
         finally:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
+import os
 import re
 import threading
 import traceback
@@ -120,6 +121,8 @@ def _exported(
     random_state, plain = torch.get_rng_state(), PlainTensors(module)
     try:
         return export(watched, args, kwargs, dynamic_shapes=shapes, strict=False)
+    except GraftError:
+        raise
     except Exception as error:  # torch.export raises anything
         raise export_error(module, error) from error
     finally:
@@ -244,10 +247,8 @@ _NOISE = re.compile(
 )
 
 
-def export_error(module: torch.nn.Module, error: Exception) -> Exception:
-    """The error to raise instead: our own as they are, others with the reason in short and the user's line."""
-    if isinstance(error, GraftError):
-        return error
+def export_error(module: torch.nn.Module, error: Exception) -> BridgeError:
+    """The error to raise instead of torch's: the reason in short, and the user's line."""
     line = user_line(error)
     return BridgeError(
         f"cannot capture {type(module).__name__}: {_reason(error)}{f'; at {line}' if line else ''}; rewrite it with tensor "
@@ -266,10 +267,9 @@ def _reason(error: Exception) -> str:
 def user_line(error: BaseException) -> SourceLine | None:
     """The innermost line of the user's code that an error passed through."""
     frames = [(frame.f_code, frame.f_lasti) for frame, _ in traceback.walk_tb(error.__traceback__)]
+    # torch reasons about sizes with sympy, which is no user's code either.
     users = [
-        (code, instruction)
-        for code, instruction in frames
-        if is_user_code(code) and "site-packages" not in code.co_filename
+        frame for frame in frames if is_user_code(frame[0]) and f"{os.sep}sympy{os.sep}" not in frame[0].co_filename
     ]
     return source_line(*users[-1]) if users else None
 

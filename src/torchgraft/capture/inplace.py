@@ -35,7 +35,7 @@ _FRESH_OPERATORS = frozenset(PLAIN_FORM.values()) | {operator.neg, operator.inve
 def simplify_in_place(graph: Graph, paths: dict[torch.nn.Module, str]) -> None:
     """Replace in-place operators by plain ones where the value written is new and nothing else refers to it.
 
-    `v += w` keeps the type of `v`, and `v + w` may not; so the types must be known to agree. `paths` has the modules of the model.
+    `v += w` keeps the type of `v`, and `v + w` may not; so the types must be known to agree. `paths` has the model's modules.
     """
     if not any(node._target in PLAIN_FORM for node in graph.nodes if node._op == "call_function"):
         return

@@ -49,7 +49,6 @@ class ModuleForward:
 
 
 # The names that the lent code below needs; see CodePatch.lend.
-_torchgraft_forward = ModuleForward
 _torchgraft_active = active
 _torchgraft_call = call_module
 _torchgraft_getattr = read_attribute
@@ -61,7 +60,7 @@ def _lent_call(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
     tracer = _torchgraft_active.tracer
     if tracer is None:
         return _torchgraft_call(self, *args, **kwargs)
-    return tracer.call_module(self, _torchgraft_forward(self, tracer), args, kwargs)
+    return tracer._call(self, args, kwargs)
 
 
 def _lent_getattr(self: torch.nn.Module, name: str) -> Any:

@@ -19,7 +19,7 @@ from torchgraft.capture.active import active, paused_collection
 from torchgraft.capture.inplace import PLAIN_FORM, simplify_in_place
 from torchgraft.capture.inputs import create_inputs
 from torchgraft.capture.model_state import ModelState
-from torchgraft.capture.module_patches import MODULE_PATCHES, read_attribute
+from torchgraft.capture.module_patches import MODULE_PATCHES, ModuleForward, read_attribute
 from torchgraft.capture.proxy import ParameterProxy, Proxy, _proxyable_classes
 from torchgraft.capture.recording import RecordingMode
 from torchgraft.capture.regions import remove_empty_regions
@@ -32,12 +32,16 @@ from torchgraft.ir.guards import check_training
 from torchgraft.ir.node import Argument, Node
 from torchgraft.ir.origin import current_source_line
 
+_RULES_FOR_MODULES = frozenset({"call_module", "is_leaf_module", "path_of_module"})
+
 
 class Tracer(TracerBase):
     """Symbolic tracing. Subclass it and override methods to change what is kept whole, recorded or refused."""
 
     record_stack_traces = True
     root: torch.nn.Module
+    # Whether no subclass has a say in which modules are leaves and how they are called.
+    _default_rules = True
 
     def __init__(
         self,
@@ -50,6 +54,11 @@ class Tracer(TracerBase):
         self.param_shapes_constant = param_shapes_constant
         self.submodule_paths: dict[torch.nn.Module, str] | None = None
         self._begin()
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if not _RULES_FOR_MODULES.isdisjoint(vars(cls)):
+            cls._default_rules = False
 
     def _begin(self) -> None:
         """Forget everything about an earlier trace."""
@@ -66,6 +75,7 @@ class Tracer(TracerBase):
         self._held: list[Any] = []
         self._function: Any = None
         self._entered: set[type] = set()
+        self._leaf_types: set[type] = set()
         for name in ("_parameter_paths", "_buffer_paths", "_tensor_paths", "tensor_attrs"):
             self.__dict__.pop(name, None)
 
@@ -268,6 +278,25 @@ class Tracer(TracerBase):
         self._state.refuse_changes(self._state.restore(_is_memo))
         self._tidy(constants)
         return self.graph
+
+    def _call(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A module of the model, or another one, is called."""
+        cls = type(module)
+        if cls not in self._leaf_types:
+            if self._default_rules and self.is_leaf_module(module, ""):
+                self._leaf_types.add(cls)
+            return self.call_module(module, ModuleForward(module, self), args, kwargs)
+        # The default rule looks at the type alone, so that the second call of a leaf type needs no question; see call_module.
+        path = self.submodule_paths.get(module)  # type: ignore[union-attr]
+        if path is None:
+            return self.call_module(module, ModuleForward(module, self), args, kwargs)
+        outer = self._scope_chain
+        count = self._calls[path] = self._calls.get(path, -1) + 1
+        self._scope_chain = (outer, f"{path}@{count}" if count else path, path, cls)
+        try:
+            return self.create_proxy("call_module", path, args, kwargs)
+        finally:
+            self._scope_chain = outer
 
     def _enter_module(self, module: torch.nn.Module) -> None:
         """The forward of a module is about to run."""

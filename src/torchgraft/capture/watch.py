@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from torchgraft.capture.active import active
 from torchgraft.capture.model_state import ModelState
-from torchgraft.capture.module_patches import TrainingFlag, read_attribute
+from torchgraft.capture.module_patches import ModuleForward, TrainingFlag, read_attribute
 from torchgraft.capture.sizes import SymbolicNumber, unwrapped, wrapped
 from torchgraft.capture.tracer_base import TracerBase
 from torchgraft.errors import TraceError
@@ -350,6 +350,9 @@ class Watcher(TracerBase):
             return self._constant("_object_constant", a)
 
     # ---- modules; the patches of nn.Module ask here ----
+
+    def _call(self, module: torch.nn.Module, args: Any, kwargs: Any) -> Any:
+        return self.call_module(module, ModuleForward(module, self), args, kwargs)
 
     def call_module(self, m: torch.nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Run a module; a leaf is written down as one call, any other by what it does."""

@@ -1,0 +1,561 @@
+"""`joint_program` and `capture_training`: forward and backward as programs, with autograd's gradients and eager's state."""
+
+import copy
+import dataclasses
+import pickle
+import threading
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils import _pytree as pytree
+from torch.utils.checkpoint import checkpoint
+
+import torchgraft
+from tests.bridge.models import small
+from torchgraft import BridgeError, GuardError, Interpreter, zoo
+from torchgraft.bridge.training import capture_training, joint_program
+
+X = torch.randn(4, 6)
+
+
+def tensors(tree):
+    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+
+
+def copied(tree):
+    return pytree.tree_map_only(torch.Tensor, lambda x: x.detach().clone().requires_grad_(x.requires_grad), tree)
+
+
+def eager_step(model, args, kwargs, loss):
+    """Results, gradients of parameters and inputs, and inputs after the call, as autograd has them; `model` is changed."""
+    args, kwargs = copied((args, kwargs))
+    torch.manual_seed(0)
+    result = model(*args, **kwargs)
+    result = result if loss is None else loss(result)
+    sum(leaf.sum() for leaf in tensors(result) if leaf.requires_grad).backward()
+    gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
+    return (
+        result,
+        gradients,
+        [leaf.grad for leaf in tensors((args, kwargs))],
+        [leaf.detach() for leaf in tensors((args, kwargs))],
+    )
+
+
+def assert_trains_like(model, args, kwargs=None, loss=None):
+    """The programs, run together, do what one step in eager does, and leave the model as it does."""
+    kwargs = kwargs or {}
+    twin = copy.deepcopy(model)
+    state, random_state = copy.deepcopy(model.state_dict()), torch.get_rng_state()
+    programs = capture_training(model, args, kwargs, loss)
+    assert torch.equal(torch.get_rng_state(), random_state)
+    assert_same(model.state_dict(), state)
+    result, gradients, _, inputs = eager_step(twin, args, kwargs, loss)
+    args, kwargs = copied((args, kwargs))
+    torch.manual_seed(0)
+    step = programs.run(*args, **kwargs)
+    assert_same(pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, result), step.results)
+    assert_same({name: step.gradients[name] for name in gradients}, gradients)
+    assert_same(model.state_dict(), twin.state_dict())
+    assert_same([leaf.detach() for leaf in tensors((args, kwargs))], inputs)
+    assert all(parameter.grad is None for parameter in model.parameters())
+    for program in (programs.joint, programs.forward, programs.backward):
+        assert_well_formed(program)
+    return programs
+
+
+def assert_same(actual, expected):
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-6)
+
+
+def assert_well_formed(program):
+    program.graph.lint()
+    assert all("val" in node.meta for node in program.graph.nodes if node.op != "get_attr")
+    assert f"class {type(program).__name__}" in program.print_readable(print_output=False)
+    assert copy.deepcopy(program).code == program.code
+
+
+class Model(nn.Module):
+    """A linear layer, a buffer, and whatever `run` does with them."""
+
+    def __init__(self, run=lambda self, x: self.linear(x)):
+        super().__init__()
+        self.linear = nn.Linear(6, 6)
+        self.register_buffer("total", torch.full((6,), 2.0))
+        self.plain = torch.ones(6)
+        self.caches = [torch.ones(6)]
+        self.count = 0
+        self.run = run
+
+    def forward(self, x):
+        return self.run(self, x)
+
+
+# ---- whole models ----
+
+
+@pytest.mark.zoo
+@pytest.mark.parametrize("loss", [None, lambda y: y.pow(2).mean()], ids=["outputs", "loss"])
+@pytest.mark.parametrize("name", ["mlp", "resnet18", "transformer"])
+def test_zoo_models(name, loss):
+    model, args = small(name)
+    programs = assert_trains_like(model, args, loss=loss)
+    buffers = [entry.name for entry in entries(programs.joint) if entry.kind == "update"]
+    assert len(buffers) == (60 if name == "resnet18" else 0)
+
+
+@pytest.mark.parametrize(
+    ("model", "args"),
+    [
+        (nn.LSTM(6, 3, 2), (X,)),
+        (nn.GRU(6, 3), (X,)),
+        (nn.MultiheadAttention(6, 2), (X, X + 1, X + 2)),
+        (nn.TransformerEncoderLayer(6, 2, 8), (X,)),
+        (nn.utils.parametrizations.weight_norm(nn.Linear(6, 6)), (X,)),
+        (nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last), (torch.randn(2, 3, 8, 8),)),
+        (nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Dropout(), nn.ReLU(inplace=True)), (X,)),
+    ],
+    ids=["lstm", "gru", "attention", "encoder", "weight norm", "channels last", "batch norm"],
+)
+def test_layers(model, args):
+    assert_trains_like(model, args)
+
+
+class Structures(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.one, self.two = nn.Linear(6, 6), nn.Linear(6, 6)
+        self.two.weight = self.one.weight
+        self.unused = nn.Linear(2, 2)
+        self.frozen = nn.Linear(6, 6).requires_grad_(False)
+        self.norm = nn.BatchNorm1d(6)
+
+    def forward(self, x, *, options, scale=2.0, text="a"):
+        y = self.norm(self.frozen(self.two(self.one(x)))) * scale
+        return {"y": y, "more": (y.sum(), y.argmax(), None, text, [options["bias"] + y])}
+
+
+def test_structures_shared_unused_and_frozen_parameters():
+    programs = assert_trains_like(Structures(), (X,), {"options": {"bias": torch.randn(6)}, "scale": 3.0})
+    kinds = {entry.kind for entry in entries(programs.joint)}
+    assert kinds == {"result", "update", "gradient"}
+    gradients = programs.run(X, options={"bias": torch.randn(6)}, scale=3.0).gradients
+    assert gradients["unused.weight"] is None and gradients["frozen.weight"] is None
+    assert "two.weight" not in gradients and gradients["one.weight"] is not None
+
+
+def test_inputs_have_gradients_too():
+    programs = capture_training(Model(), (X.clone().requires_grad_(),))
+    model, x = Model(), X.clone().requires_grad_()
+    programs = capture_training(model, (x,))
+    _, _, (expected,), _ = eager_step(copy.deepcopy(model), (x,), {}, None)
+    assert_same(programs.run(x).gradients["x"], expected)
+
+
+def test_functions_and_methods():
+    weight = torch.randn(6, requires_grad=True)
+    programs = capture_training(lambda w, x: w * x, (weight, X))
+    assert_same(programs.run(weight, X).gradients, {"w": X.sum(0)})
+    model = Model()
+    assert list(capture_training(model.linear.forward, (X,)).run(X).gradients) == ["weight", "bias"]
+
+
+def test_one_tensor_given_twice():
+    x = X.clone().requires_grad_()
+    gradients = capture_training(lambda a, b: a * b.sin(), (x, x)).run(x, x).gradients
+    (total,) = torch.autograd.grad((x * x.sin()).sum(), x)
+    assert_same(gradients["a"] + gradients["b"], total)
+
+
+# ---- the joint program ----
+
+
+def entries(program):
+    return program.graph.output_node().meta["entries"]
+
+
+def origins(program):
+    nodes = program.graph.find_nodes(op="placeholder")
+    return [(node.name, node.meta["origin_kind"], node.meta["origin_name"]) for node in nodes]
+
+
+def test_names_and_marks_of_the_joint_program():
+    model = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5))
+    program = joint_program(model, (X,))
+    assert origins(program) == [
+        ("primals_1", "parameter", "0.weight"),
+        ("primals_2", "parameter", "0.bias"),
+        ("primals_3", "parameter", "1.weight"),
+        ("primals_4", "parameter", "1.bias"),
+        ("primals_5", "buffer", "1.running_mean"),
+        ("primals_6", "buffer", "1.running_var"),
+        ("primals_7", "buffer", "1.num_batches_tracked"),
+        ("primals_8", "input", "input"),
+        ("tangents_1", "tangent", "result"),
+    ]
+    assert [tuple(entry) for entry in entries(program)] == [
+        ("result", "result"),
+        ("update", "1.running_mean"),
+        ("update", "1.running_var"),
+        ("update", "1.num_batches_tracked"),
+        ("gradient", "0.weight"),
+        ("gradient", "0.bias"),
+        ("gradient", "1.weight"),
+        ("gradient", "1.bias"),
+    ]
+    assert [tuple(value.shape) for value in program.graph.output_node().meta["val"]][:2] == [(4, 5), (5,)]
+    assert not program.state_dict()
+
+
+def test_the_joint_program_runs():
+    model = Model()
+    programs = capture_training(model, (X,))
+    tangent = torch.randn(4, 6)
+    values = programs.joint(*programs.primals(X), tangent)
+    named = {entry.name: value for entry, value in zip(entries(programs.joint), values, strict=True)}
+    expected = torch.autograd.grad(model(X), list(model.linear.parameters()), tangent)
+    assert_same([named["linear.weight"], named["linear.bias"]], list(expected))
+    assert_same(Interpreter(programs.joint).run(*programs.primals(X), tangent), values)
+    assert_same(programs.run(X, tangents=[tangent]).gradients["linear.bias"], expected[1])
+
+
+def test_a_loss_has_one_tangent():
+    target = torch.tensor([0, 1, 2, 3])
+    program = joint_program(Model(), (X,), loss=lambda y: F.cross_entropy(y, target))
+    assert [name for name, kind, _ in origins(program) if kind == "tangent"] == ["tangents_1"]
+    assert [tuple(entry) for entry in entries(program)][0] == ("result", "loss")
+    assert program.graph.find_nodes(op="placeholder")[-1].meta["val"].shape == ()
+
+
+class WeightedLoss(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(6))
+
+    def forward(self, y):
+        return (y * self.weight).sum()
+
+
+def test_a_loss_with_parameters():
+    model, loss = Model(), WeightedLoss()
+    gradients = capture_training(model, (X,), loss=loss).run(X).gradients
+    assert_same(gradients["loss.weight"], model(X).sum(0).detach())
+
+
+@pytest.mark.parametrize("loss", [lambda y: y, lambda y: 3.0], ids=["matrix", "number"])
+def test_a_loss_that_is_no_scalar(loss):
+    with pytest.raises(BridgeError, match="loss must give a tensor with one element, not"):
+        capture_training(Model(), (X,), loss=loss)
+
+
+def test_lines_and_modules_of_nodes():
+    program = joint_program(zoo.create("mlp"), zoo.example_inputs("mlp"))
+    text = program.print_readable(print_output=False)
+    assert "x = self.relu(self.fc1(x))" in text and "# f32[1, 32]" in text
+    node = program.graph.find_nodes(op="call_function", target=torch.ops.aten.threshold_backward.default)[0]
+    assert "self.relu(self.fc1(x))" in node.stack_trace
+    assert list(node.meta["nn_module_stack"]) == ["", "relu"]
+
+
+# ---- forward and backward ----
+
+
+def test_forward_and_backward_share_only_what_is_saved():
+    programs = capture_training(zoo.create("mlp"), zoo.example_inputs("mlp", batch=3))
+    assert origins(programs.forward) == origins(programs.joint)[:-1]
+    saved = [entry.name for entry in entries(programs.forward) if entry.kind == "saved"]
+    assert saved == ["primals_3", "primals_5", "relu"]
+    assert [name for name, _, _ in origins(programs.backward)] == [*saved, "tangents_1"]
+    assert [entry.kind for entry in entries(programs.backward)] == ["gradient"] * 4
+    targets = [node.target for node in programs.forward.graph.nodes]
+    assert torch.ops.aten.threshold_backward.default not in targets
+    assert dataclasses.is_dataclass(programs) and "forward=" in repr(programs)
+
+
+def test_nothing_expensive_is_computed_twice():
+    model, args = small("transformer")
+    programs = capture_training(model, args)
+    heavy = ("mm", "addmm", "bmm", "native_layer_norm", "native_dropout", "_softmax", "gelu", "embedding")
+
+    def count(program):
+        return sum(getattr(node.target, "_opname", "") in heavy for node in program.graph.nodes)
+
+    assert count(programs.forward) + count(programs.backward) == count(programs.joint)
+
+
+def test_a_saved_buffer_is_read_before_it_is_written():
+    def run(self, x):
+        y = self.linear(x) * self.total.clone()
+        self.total.add_(1)
+        return y
+
+    assert_trains_like(Model(run), (X,))
+
+
+def test_training_for_some_steps():
+    model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 1))
+    twin = copy.deepcopy(model)
+    programs = capture_training(model, (X,), loss=lambda y: y.pow(2).mean())
+    ours, theirs = torch.optim.SGD(model.parameters(), 0.1), torch.optim.SGD(twin.parameters(), 0.1)
+    for _ in range(3):
+        step = programs.run(X)
+        for name, parameter in model.named_parameters():
+            parameter.grad = step.gradients[name]
+        ours.step()
+        theirs.zero_grad()
+        twin(X).pow(2).mean().backward()
+        theirs.step()
+    assert_same(model.state_dict(), twin.state_dict())
+
+
+# ---- effects ----
+
+
+class Straight(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.round()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * 3
+
+
+def hooked(self, x):
+    y = self.linear(x)
+    if y.requires_grad:
+        y.register_hook(lambda gradient: gradient * 2)
+    return y * 2
+
+
+def inner_gradient(self, x):
+    x = x.detach().requires_grad_()
+    (gradient,) = torch.autograd.grad(self.linear(x).pow(3).sum(), x, create_graph=True)
+    return gradient
+
+
+def regions(self, x):
+    with torch.no_grad():
+        y = self.linear(x)
+    return y * self.linear(x) + self.linear(x).detach()
+
+
+def assign(self, x):
+    self.total = self.total + 1
+    return self.linear(x) * self.total
+
+
+def write(self, x):
+    self.total.add_(1)
+    self.plain.mul_(2)
+    self.caches[0].add_(1)
+    return self.linear(x) * self.total * self.plain * self.caches[0]
+
+
+def write_and_assign(self, x):
+    self.total.add_(1)
+    y = self.linear(x) * self.total
+    self.total = self.total * 2
+    return y
+
+
+def write_parameter(self, x):
+    with torch.no_grad():
+        self.linear.weight.mul_(0.5)
+    return self.linear(x)
+
+
+def write_input(self, x):
+    x.mul_(2)
+    return self.linear(x)
+
+
+def constants(self, x):
+    return self.linear(x) * torch.tensor([1.0, 2, 3, 4, 5, 6]) + CONSTANT
+
+
+CONSTANT = torch.randn(6)
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        lambda self, x: Straight.apply(self.linear(x)),
+        hooked,
+        inner_gradient,
+        regions,
+        assign,
+        write,
+        write_and_assign,
+        write_parameter,
+        write_input,
+        constants,
+        lambda self, x: checkpoint(lambda x: self.linear(x).relu(), x, use_reentrant=False),
+        lambda self, x: F.dropout(self.linear(x), 0.3) + torch.rand_like(x),
+        lambda self, x: torch.vmap(self.linear)(x),
+        lambda self, x: torch.cond(x.sum() > 0, lambda x: self.linear(x), lambda x: x.cos(), (x,)),
+        lambda self, x: (x, self.linear.weight, self.linear(x).t(), self.linear.weight.view(-1)),
+        lambda self, x: [y := self.linear(x), y, y.t(), y[0]],
+    ],
+    ids=[
+        "function", "hook", "inner gradient", "regions", "assign", "write", "write and assign", "write parameter",
+        "write input", "constants", "checkpoint", "random", "vmap", "cond", "aliases of inputs", "aliases of results",
+    ],
+)  # fmt: skip
+def test_effects(run):
+    model = Model(run)
+    twin = copy.deepcopy(model)
+    assert_trains_like(model, (X,))
+    eager_step(twin, (X,), {}, None)
+    assert_same((model.plain, model.caches), (twin.plain, twin.caches))
+
+
+def test_backward_hooks_of_modules():
+    model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6))
+    model[1].register_full_backward_hook(lambda module, inputs, outputs: tuple(value * 2 for value in inputs))
+    model.register_forward_hook(lambda module, inputs, result: result * 3)
+    assert_trains_like(model, (X,))
+
+
+def test_gradients_may_be_off_around_the_capture():
+    model = Model()
+    for switch in (torch.no_grad, torch.inference_mode):
+        with switch():
+            gradients = capture_training(model, (X,)).run(X).gradients
+        assert_same(gradients["linear.bias"], torch.full((6,), 4.0))
+
+
+# ---- refusals ----
+
+
+def count(self, x):
+    self.count += 1
+    return self.linear(x)
+
+
+def branch(self, x):
+    return self.linear(x) if x.sum() > 0 else x
+
+
+def grow(self, x):
+    self.total = torch.cat([self.total, self.total])
+    return self.linear(x)
+
+
+@pytest.mark.parametrize(
+    ("run", "message"),
+    [
+        (count, "its forward writes self.count"),
+        (grow, "its forward writes self.total"),
+        (
+            branch,
+            r"Python needs the value of a tensor .*test_training_programs.py:\d+ \"return self.linear\(x\) if x.sum",
+        ),
+        (lambda self, x: self.linear(x).detach(), "no result depends on a parameter or input that requires a gradient"),
+        (lambda self, x: self.linear(x) * HIDDEN, r"a tensor of shape \(6,\) that requires a gradient and is neither"),
+        (lambda self, x: object(), "it returns object, in which there are no tensors"),
+        (lambda self, x: x @ x, r"cannot capture Model: .*; at .*test_training_programs.py:\d+ "),
+    ],
+    ids=["counter", "shape", "branch", "nothing", "hidden parameter", "object", "error"],
+)
+def test_refusals(run, message):
+    model = Model(run)
+    before = dict(vars(model))
+    with pytest.raises(BridgeError, match=message):
+        capture_training(model, (X,))
+    assert all(vars(model)[name] is value for name, value in before.items())
+    assert isinstance(model.linear.weight, nn.Parameter) and model.total.shape == (6,)
+
+
+HIDDEN = nn.Parameter(torch.randn(6))
+
+
+def test_dropout_that_torch_would_lose_is_refused():
+    for layer in (nn.LSTM, nn.GRU, nn.RNN):
+        with pytest.raises(BridgeError, match="with dropout between its layers into operators that drop nothing"):
+            capture_training(layer(6, 3, 2, dropout=0.5), (X,))
+        assert_trains_like(layer(6, 3, 2, dropout=0.5).eval(), (X,))
+
+
+def test_views_of_one_tensor_that_are_written():
+    base = torch.randn(4, 6)
+
+    def run(a, b, weight):
+        a.add_(1)
+        return (a + b) * weight
+
+    with pytest.raises(BridgeError, match="share memory and are written in place"):
+        capture_training(run, (base[:2], base[1:3], torch.ones(6, requires_grad=True)))
+
+
+def test_other_inputs_are_refused():
+    programs = capture_training(Structures(), (X,), {"options": {"bias": torch.randn(6)}})
+    options = {"bias": torch.randn(6)}
+    with pytest.raises(GuardError, match=r"is \(5, 6\) \(primals_\d+ is the input 'x'\); capture the model again"):
+        programs.run(torch.randn(5, 6), options=options)
+    with pytest.raises(GuardError, match="with the structure"):
+        programs.run(X, options=[options["bias"]])
+    with pytest.raises(GuardError, match="missing a required"):
+        programs.run(options=options)
+    with pytest.raises(GuardError, match=r"run\(\) got 1 tangents, and the program takes 3: result\['y'\]"):
+        programs.run(X, options=options, tangents=[X])
+    programs = capture_training(Structures(), (X,), {"options": options, "text": "b"})
+    with pytest.raises(GuardError, match="captured for text = 'b', and now it is 'c'"):
+        programs.run(X, options=options, text="c")
+
+
+def test_inputs_that_do_not_fit():
+    with pytest.raises(BridgeError, match="cannot capture Model: too many positional arguments"):
+        capture_training(Model(), (X, X))
+
+
+# ---- what can be done with the programs ----
+
+
+def test_they_travel():
+    programs = capture_training(zoo.create("mlp"), zoo.example_inputs("mlp"))
+    x = zoo.example_inputs("mlp")[0]
+    primals = programs.primals(x)
+    for program in (programs.joint, programs.forward):
+        with pytest.warns(UserWarning, match="metadata 'val' of node .* cannot be pickled"):
+            saved = pickle.dumps(program)
+        again = pickle.loads(saved)
+        inputs = primals if program is programs.forward else [*primals, torch.ones(1, 16)]
+        assert_same(again(*inputs), program(*inputs))
+        assert entries(again) == entries(program) and origins(again) == origins(program)
+        assert_same(torchgraft.to_fx(program, nested=True)(*inputs), program(*inputs))
+    assert_same(copy.deepcopy(programs).run(x).gradients, programs.run(x).gradients)
+
+
+def test_they_can_be_edited():
+    model = zoo.create("mlp")
+    programs = capture_training(model, zoo.example_inputs("mlp"))
+    (node,) = programs.joint.graph.find_nodes(op="call_function", target=torch.ops.aten.relu.default)
+    node.target = torch.ops.aten.tanh.default
+    x = zoo.example_inputs("mlp")[0]
+    result = programs.joint(*programs.primals(x), torch.ones(1, 16))[0]
+    assert_same(result, model.fc2(torch.tanh(model.fc1(x))).detach())
+
+
+def test_meta_weights_compute_nothing():
+    with torch.device("meta"):
+        model, x = zoo.create("mlp", hidden_dim=1 << 20), torch.ones(2, 16)
+    program = joint_program(model, (x,))
+    assert program.graph.output_node().meta["val"][1].shape == (1 << 20, 16)
+
+
+def test_several_threads():
+    results = {}
+
+    def work(number):
+        model = nn.Sequential(*[nn.Linear(6, 6) for _ in range(number)])
+        results[number] = len(capture_training(model, (X,)).run(X).gradients)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in (1, 2, 3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results == {1: 2, 2: 4, 3: 6}
