@@ -516,7 +516,7 @@ _WITHOUT_PLACE = {
 # Take a name away when its text is mended; a strict mark says when that is.
 not_right_yet = pytest.mark.xfail(strict=True, reason="the text lacks this today")
 _WITHOUT_REMEDY = {
-    "trace_numpy", "trace_concrete_args_by_name", "edit_argument_list", "lint_several_problems", "lint_missing_attribute",
+    "trace_concrete_args_by_name", "edit_argument_list", "lint_several_problems", "lint_missing_attribute",
     "lint_unclosed_region", "module_graph_of_another_kind", "run_specialised_argument",
 }  # fmt: skip
 _PLACED = [name for name in CASES if name.startswith("trace_") and name not in _WITHOUT_PLACE]

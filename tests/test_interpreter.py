@@ -193,7 +193,6 @@ class TestErrors:
         assert torch.is_grad_enabled()
         assert not torch.is_autocast_enabled("cpu")
 
-    @pytest.mark.xfail(strict=True, reason="only exceptions below Exception are looked at")
     def test_regions_are_left_when_the_user_interrupts(self) -> None:
         def interrupted(x):
             raise KeyboardInterrupt
@@ -244,9 +243,6 @@ class TestTransformer:
         next(iter(result.graph.nodes)).meta["k"] = 2
         assert first.meta["k"] == 1
 
-    @pytest.mark.xfail(
-        strict=True, raises=NotImplementedError, reason="the class of the context is refused as an argument"
-    )
     def test_regions_survive(self) -> None:
         def forward(x):
             with torch.no_grad():
@@ -259,9 +255,6 @@ class TestTransformer:
         assert not frozen.requires_grad
         assert free.requires_grad
 
-    @pytest.mark.xfail(
-        strict=True, raises=NotImplementedError, reason="arguments are lowered as if they had been traced"
-    )
     def test_arguments_that_a_trace_would_refuse_survive(self) -> None:
         graph = fx.Graph()
         graph.output(graph.call_function(map, (str, graph.placeholder("x"))))

@@ -20,6 +20,7 @@ from torch import nn
 from torch.nn import functional
 
 import torchgraft as fx
+from tests.torch_versions import TORCH
 from torchgraft import operator_schemas
 from torchgraft.analysis.signatures import (
     ArgsKwargsPair,
@@ -178,8 +179,13 @@ def title(call: Any) -> str:
 @pytest.mark.parametrize("call", SAME, ids=title)
 def test_same_answer_as_torch_fx(call: Call, only_keywords: bool) -> None:
     options = {"normalize_to_only_use_kwargs": only_keywords}
-    expected = torch.fx.operator_schemas.normalize_function(*call, **options)
     found = normalize_function(*call, **options)
+    try:
+        expected = torch.fx.operator_schemas.normalize_function(*call, **options)
+    except RuntimeError as error:
+        # It could not tell the overloads for dimensions with names from the others while torch had them.
+        assert TORCH < (2, 13) and "the schema match was ambiguous" in str(error)
+        expected = found
     if expected is None:
         assert found is None
         return
@@ -246,8 +252,9 @@ def test_unknown_types_of_nodes_are_ambiguous_only_where_it_matters() -> None:
         node.normalized_arguments(nn.Module())
     assert isinstance(caught.value, fx.GraphError)
     message = str(caught.value)
+    count = 2 if TORCH >= (2, 13) else 3  # torch had one for dimensions with names
     assert message.startswith(
-        "cannot normalize the arguments of torch.max: the schema match was ambiguous, they fit 2 overloads"
+        f"cannot normalize the arguments of torch.max: the schema match was ambiguous, they fit {count} overloads"
     )
     assert "other: torch.Tensor" in message and "dim: int" in message
     assert message.endswith("give the types with arg_types and kwarg_types, or propagate shapes first")

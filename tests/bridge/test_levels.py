@@ -121,6 +121,19 @@ def test_trees_and_keywords(core):
         program(*args, **{**kwargs, "scale": 4})
 
 
+class Varied(nn.Module):
+    def forward(self, x, *others, **named):
+        return x + others[0] + named["z"]
+
+
+@pytest.mark.parametrize("dynamic", [None, "auto", {"z": [0], "others": ([0],), "x": [0]}], ids=str)
+def test_any_number_of_inputs(dynamic):
+    args, kwargs = (X, X + 1), {"z": X + 2}
+    program = assert_like(Varied(), args, kwargs, dynamic=dynamic)
+    if dynamic:
+        assert program(*[torch.ones(7, 6)] * 2, z=torch.ones(7, 6)).shape == (7, 6)
+
+
 def test_functions_and_methods():
     def double(x, y=None):
         return x * 2
@@ -190,6 +203,20 @@ def test_equal_dimensions():
     assert program(torch.ones(9, 6), torch.ones(9, 6)).shape == (9, 6)
     with pytest.raises(GuardError):
         program(torch.ones(9, 6), torch.ones(8, 6))
+
+
+def test_inputs_that_share_memory_now():
+    def write(x, y):
+        x.add_(1)
+        return x * y
+
+    base = torch.randn(4)
+    aten, core = [aten_program(write, (torch.ones(4), torch.ones(4)), core=core) for core in (False, True)]
+    assert torch.equal(aten(base.clone(), base), (base + 1) * base)
+    shared = base.clone()
+    assert torch.equal(aten(shared, shared), (base + 1) * (base + 1))
+    with pytest.raises(GuardError, match=r"_is_alias_of\(x, y\)"):
+        core(base, base)
 
 
 def test_the_mode_matters_only_where_the_model_reads_it():

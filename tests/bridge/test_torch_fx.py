@@ -13,6 +13,7 @@ import torchgraft
 from tests.bridge.comparison import assert_same_graph, assert_same_module, assert_same_outcome, outcome
 from tests.bridge.models import SMALL, Pair, small
 from tests.compatibility.programs import PROGRAMS
+from tests.torch_versions import TORCH
 from torchgraft import BridgeError, from_fx, to_fx
 from torchgraft.capture.inputs import assert_is_none
 from torchgraft.capture.tracer_base import assert_traced
@@ -75,7 +76,9 @@ def build_everything(fx: Any) -> Any:
     part = graph.call_function(operator.getitem, (stacked, (slice(None, 1, None), ...)))
     total = graph.call_method("sum", (part,), {"dim": (0,), "keepdim": False})
     scaled = graph.call_function(torch.mul, (total, scale))
-    graph.output(Pair(scaled, [offset, rest, {"constant": (1, None, torch.float32)}]), Pair)
+    results = scaled, [offset, rest, {"constant": (1, None, torch.float32)}]
+    # torch.fx cannot return a named tuple before 2.13.
+    graph.output(*((Pair(*results), Pair) if TORCH >= (2, 13) else (results, tuple)))
     return fx.GraphModule(Everything(), graph, "Everything")
 
 

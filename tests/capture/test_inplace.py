@@ -135,9 +135,6 @@ class TestInPlace:
         "to_dense": lambda x: x.to_dense(),
     }
 
-    @pytest.mark.xfail(
-        strict=True, reason="composite operators may hand their input on although their schema does not say so"
-    )
     @pytest.mark.parametrize("view", HIDDEN.values(), ids=HIDDEN)
     def test_through_an_alias_that_no_schema_tells(self, view) -> None:
         def forward(x):
@@ -272,7 +269,6 @@ class TestTypes:
         with pytest.raises(RuntimeError):
             program(*inputs())
 
-    @pytest.mark.xfail(strict=True, reason="numbers are taken to keep the type of every tensor")
     def test_a_number_that_eager_refuses_is_refused(self) -> None:
         def forward(x):
             y = x * 2
@@ -304,7 +300,6 @@ class TestTypes:
             assert program(x).dtype is model(x).dtype
 
 
-@pytest.mark.xfail(strict=True, reason="modules with hooks are taken for modules whose result nobody else has")
 def test_a_hook_that_keeps_the_result_sees_the_change() -> None:
     class Model(nn.Module):
         def __init__(self) -> None:

@@ -138,7 +138,6 @@ class TestSignatures:
             ("y", 3),
         ]
 
-    @pytest.mark.xfail(strict=True, raises=NameError, reason="the default is written as the name of a node")
     def test_a_tensor_as_a_default(self) -> None:
         ones = torch.ones(2)
 
@@ -149,7 +148,6 @@ class TestSignatures:
         assert torch.equal(program(torch.ones(2)), torch.full((2,), 2.0))
         assert torch.equal(program(torch.ones(2), torch.zeros(2)), torch.ones(2))
 
-    @pytest.mark.xfail(strict=True, raises=fx.TraceError, reason="functions are refused as arguments")
     def test_a_function_as_a_default(self) -> None:
         def forward(x, activation=torch.relu, scale=1.0):
             return x * scale

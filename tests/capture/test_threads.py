@@ -23,9 +23,6 @@ import torchgraft
 from torchgraft import zoo
 from torchgraft.capture.active import active
 
-# Take the mark away when it is mended; a strict mark says when that is.
-not_right_yet = pytest.mark.xfail(strict=True, reason="wrong today")
-
 
 @torchgraft.wrap
 def leaf(value, amount):
@@ -139,7 +136,6 @@ def together(jobs: list[Callable[[], Any]], others: list[Callable[[], Any]] = ()
     return results
 
 
-@pytest.mark.xfail(strict=False, reason="the code of torch.zeros differs while another thread traces")
 def test_eight_threads_trace_while_eager_models_run():
     models = subjects()
     alone = [text_of(torchgraft.symbolic_trace(model)) for model in models]
@@ -287,7 +283,7 @@ def test_a_trace_within_the_time_of_torch_fx():
     assert found == [expected]
 
 
-@pytest.mark.parametrize("name", ["call", "training", "eval", "deepcopy", pytest.param("script", marks=not_right_yet)])
+@pytest.mark.parametrize("name", ["call", "training", "eval", "deepcopy", "script"])
 def test_script_modules_work_while_another_thread_traces(name):
     scripted = torch.jit.script(nn.Sequential(nn.Linear(3, 3), nn.Dropout()))
     actions = {
@@ -404,7 +400,7 @@ codes: list[str] = []
         with_leaf,
         with_math,
         zoo.create("mlp"),
-        pytest.param(with_chance, marks=not_right_yet),
+        with_chance,
         with_regions,
         Mixed(),
     ],

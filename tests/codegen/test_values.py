@@ -105,7 +105,6 @@ def test_equal_values_of_two_types_are_told_apart(source: SourceGlobals) -> None
     assert [type(read_back(source, text)) for text in texts] == [Number, Whole]
 
 
-@pytest.mark.xfail(strict=True, reason="the name of a combined flag is no name")
 def test_a_combination_of_flags(source: SourceGlobals) -> None:
     value = Permission.READ | Permission.WRITE
     assert read_back(source, source.text(value)) is value
@@ -144,7 +143,6 @@ class TestFunctions:
     def test_what_lies_under_torch_is_written_by_its_path(self, source: SourceGlobals, function, text: str) -> None:
         assert source.function(function) == text
 
-    @pytest.mark.xfail(strict=True, reason="a global of another name is made for it")
     def test_a_builtin_is_written_by_its_name(self, source: SourceGlobals) -> None:
         assert source.function(len) == "len"
 

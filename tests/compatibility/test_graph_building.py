@@ -10,6 +10,8 @@ import pytest
 import torch
 from torch import nn
 
+from tests.torch_versions import torch_fx_since
+
 
 def names(graph) -> list[str]:
     return [node.name for node in graph.nodes]
@@ -134,6 +136,7 @@ def test_repeated_names_are_numbered(fx: ModuleType) -> None:
     assert names(graph) == ["x", "relu", "relu_1", "relu_2"]
 
 
+@torch_fx_since(2, 13)
 def test_a_given_number_is_respected_and_counted_on(fx: ModuleType) -> None:
     graph = fx.Graph()
     x = graph.placeholder("x")

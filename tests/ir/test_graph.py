@@ -346,7 +346,6 @@ class TestRule6OwnersAndStaleness:
         order = [first, second] if edit_first else [second, first]
         assert [module(torch.ones(1)).item() for module in order] == [-1, -1]
 
-    @pytest.mark.xfail(strict=True, reason="a new owner marks the graph as not fresh, and edits then tell nobody")
     def test_a_module_that_ran_before_the_second_was_made_follows_too(self) -> None:
         graph = chain(1)
         first = fx.GraphModule(nn.Module(), graph)
@@ -356,7 +355,6 @@ class TestRule6OwnersAndStaleness:
         assert second(torch.ones(1)) == -1
         assert first(torch.ones(1)) == -1
 
-    @pytest.mark.xfail(strict=True, reason="the same, by way of copy.copy")
     def test_a_shallow_copy_does_not_cut_the_original_off(self) -> None:
         import copy
 

@@ -34,10 +34,9 @@ def test_wishes_become_identifiers(wish: str, given: str) -> None:
     assert Namespace().create_name(wish) == given
 
 
-RESERVED = sorted({*keyword.kwlist, *STANDARD_GLOBALS, *vars(builtins)} - {"None"})
+RESERVED = sorted({*keyword.kwlist, *STANDARD_GLOBALS, *vars(builtins)})
 
 
-@pytest.mark.xfail(strict=True, reason="None is taken for the object that the name belongs to")
 def test_none_is_never_given_away() -> None:
     assert Namespace().create_name("None") == "None_1"
 

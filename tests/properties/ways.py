@@ -56,10 +56,6 @@ WAYS: dict[str, Callable[[GraphModule], GraphModule]] = {
 }
 
 
-# Ways that fail on programs with regions today; see test_found_programs.py.
-NOT_YET_WITH_REGIONS = frozenset({"transformed", "everything"})
-
-
 def capture(program: Program) -> tuple[GraphModule, Any]:
     """Trace a fresh copy of a program; also return the model whose state it shares."""
     subject, model = program.make()
@@ -89,8 +85,6 @@ def check(program: Program, all_ways: bool = False) -> None:
         note(f"{program!r}\n{module.code}")
     for name, way in WAYS.items():
         if not all_ways and name not in _chosen(program):
-            continue
-        if name in NOT_YET_WITH_REGIONS and "    with torch." in module.code:
             continue
         module, model = capture(program)
         result = way(module)

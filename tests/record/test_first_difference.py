@@ -152,8 +152,9 @@ def test_fingerprints():
 def test_timeline_of_an_eager_run():
     model = nn.Sequential(nn.Linear(3, 3), nn.ReLU())
     timeline = Timeline({id(model[0])})
+    x = torch.ones(2, 3)
     with timeline.watching(model, operators=False):
-        model(torch.ones(2, 3)).sigmoid_()
+        model(x).sigmoid_()
     assert [call.key for call in timeline.order] == ["module 0", "relu", "module 1", "module ", "sigmoid"]
     assert [call.effect for call in timeline.order][-1] == "writes"
     assert "test_first_difference.py" in timeline.order[-1].line

@@ -16,7 +16,7 @@ from torch.func import functional_call, grad, jacrev, vmap
 from tests.traps.trap import Collection
 
 TRAPS = Collection()
-_NO_PICKLE = frozenset({"pickled"})
+_NO_COPIES = frozenset({"pickled", "deep copy"})
 
 
 class Square(torch.autograd.Function):
@@ -149,7 +149,7 @@ class _Branching(nn.Module):
         return x
 
 
-@TRAPS.model("a scripted submodule", others={"negative": lambda: -torch.ones(3, 4)}, skip=_NO_PICKLE)
+@TRAPS.model("a scripted submodule", others={"negative": lambda: -torch.ones(3, 4)}, skip=_NO_COPIES)
 class ScriptedSubmodule(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -326,6 +326,6 @@ def einsum(x: torch.Tensor) -> torch.Tensor:
     return torch.einsum("ij,kj->ik", x, x).sum() + torch.tensordot(x, x, dims=2) + torch.linalg.norm(x)
 
 
-@TRAPS.function("a function applied to every number")
+@TRAPS.function("a function applied to every number", skip=frozenset({"pickled"}))
 def applied(x: torch.Tensor) -> torch.Tensor:
     return x.detach().clone().apply_(lambda value: value * 2)

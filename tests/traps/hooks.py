@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.utils import parametrizations, parametrize
+from torch.nn.utils import parametrizations, parametrize, prune
 
 from tests.traps.trap import Collection
 
@@ -246,7 +246,7 @@ class Cached(nn.Module):
 
 
 def _pruned(linear: nn.Linear) -> nn.Linear:
-    return nn.utils.prune.l1_unstructured(linear, "weight", amount=0.5)
+    return prune.l1_unstructured(linear, "weight", amount=0.5)
 
 
 TRAPS.add("pruned weights", lambda: Normed(_pruned), skip=frozenset({"deep copy"}))

@@ -31,17 +31,18 @@ class Observation:
 
 def seed(number: int) -> None:
     """Start every source of random numbers anew."""
-    torch.manual_seed(number)
+    torch.default_generator.manual_seed(number)  # torch.manual_seed also asks every device there might be, and is slow
     random.seed(number)
     numpy.random.seed(number)
 
 
 def observe(
-    function: Callable[..., Any], calls: list[Call], model: Any, program: Any = None, attributes: bool = True
+    function: Callable[..., Any], calls: list[Call], model: Any, program: Any = None, is_apart: bool = False
 ) -> Observation:
     """Call `function` once for each of `calls`, differentiate each result, and note what happened.
 
-    `model` holds the state; `program`, where given, has its own copy of some of it, under the same names.
+    `model` holds the state; `program`, where given, has its own copy of some of it, under the same names. `is_apart` says that
+    the program was copied or cast, so that what it does not have itself tells nothing.
     """
     found = Observation()
     outputs = []
@@ -58,12 +59,12 @@ def observe(
         except Exception as error:
             found.backward_error = error
     inputs = [[call.args, call.kwargs] for call in calls]
-    tensors = dict(_state_tensors(model, program))
+    tensors = dict(state_tensors(model, program, is_apart))
     found.parts["outputs"] = frozen("output", outputs)
     found.parts["inputs"] = frozen("input", inputs)
     found.parts["state"] = {f"self.{name}": _freeze(value) for name, value in tensors.items()}
-    if attributes:
-        found.parts["attributes"] = _attributes(model, program)
+    if not is_apart:
+        found.parts["attributes"] = attributes_of(model, program)
     leaves = [*_walk("input", inputs), *[(f"self.{name}", value) for name, value in tensors.items()]]
     found.parts["gradients"] = {path: _freeze(leaf.grad) for path, leaf in leaves if _has_gradient(leaf)}
     found.parts["random numbers"] = random_states()
@@ -92,15 +93,18 @@ def _has_gradient(leaf: Any) -> bool:
 # ---- state ----
 
 
-def _state_tensors(model: Any, program: Any) -> Iterator[tuple[str, torch.Tensor]]:
+def state_tensors(model: Any, program: Any = None, only_own: bool = False) -> Iterator[tuple[str, torch.Tensor]]:
     """Parameters and buffers under the model's names; the program's own where it has them."""
     if not isinstance(model, nn.Module):
         return
     for path, module in model.named_modules(remove_duplicate=False):
         other = _counterpart(program, path)
         for table in ("_parameters", "_buffers"):
+            own = {} if other is None else dict(getattr(other, table).items())
             for name, value in getattr(module, table).items():
-                value = getattr(other, table).get(name, value) if other is not None else value
+                if only_own and program is not None and name not in own:
+                    continue
+                value = own.get(name, value)
                 if isinstance(value, torch.Tensor) and not torch.nn.parameter.is_lazy(value):
                     yield ".".join(filter(None, [path, name])), value
 
@@ -114,7 +118,7 @@ def _counterpart(program: Any, path: str) -> nn.Module | None:
         return None
 
 
-def _attributes(model: Any, program: Any) -> dict[str, Any]:
+def attributes_of(model: Any, program: Any) -> dict[str, Any]:
     """What the modules hold besides parameters and buffers, and in which mode they are."""
     result: dict[str, Any] = {}
     if isinstance(model, nn.Module):
@@ -230,6 +234,8 @@ def difference(expected: Observation, found: Observation) -> str | None:
         after = found.parts.get(part)
         if after is None or (part == "gradients" and expected.backward_error is not None):
             continue
+        if part == "state":
+            before = {path: value for path, value in before.items() if path in after}
         problem = first_difference(before, after)
         if problem is not None:
             return f"{part}: {problem}"

@@ -18,8 +18,18 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 import torchgraft
-from tests.traps.observation import Observation, _attributes, _state_tensors, difference, frozen, observe, seed, switches
-from tests.traps.observation import first_difference, random_states
+from tests.traps.observation import (
+    Observation,
+    attributes_of,
+    difference,
+    first_difference,
+    frozen,
+    observe,
+    random_states,
+    seed,
+    state_tensors,
+    switches,
+)
 from tests.traps.trap import Call, Trap
 from torchgraft import GraftError, GraphModule
 from torchgraft.capture.program import capture
@@ -163,16 +173,22 @@ class Trial:
         """What the model itself does."""
         model = _changed(_model(self.trap), self.trap, self.variation)
         with self.variation.run_under():
-            return observe(model, _calls(self.variation), model, attributes=not self.variation.is_copy)
+            return observe(model, _calls(self.variation), model, is_apart=self.is_apart)
+
+    @property
+    def is_apart(self) -> bool:
+        """Whether the program no longer shares all that it has with the model."""
+        return self.variation.is_copy or self.variation.dtype is not None or self.variation.device is not None
 
     @functools.cached_property
     def is_possible(self) -> bool:
-        """Whether the model itself can be copied the way the program is to be."""
-        if not self.variation.is_copy or self.variation.edit is None:
-            return True
+        """Whether the model itself can be copied the way the program is to be, and runs on the inputs of the capture."""
         model = _model(self.trap)
         try:
-            if isinstance(model, nn.Module):
+            if self.variation.captured_with is not None:
+                call = _example(self.trap, self.variation)
+                model(*call.args, **call.kwargs)
+            if self.variation.is_copy and self.variation.edit is not None and isinstance(model, nn.Module):
                 self.variation.edit(model)
         except Exception:
             return False
@@ -188,12 +204,12 @@ class Trial:
             except Exception as error:
                 return error, model
 
-    def verdict(self, way: str) -> Verdict:
-        """Capture, run and compare."""
+    def verdict(self, way: str, known_failure: Exception | None) -> Verdict:
+        """Capture, run and compare; there is no need to try a capture that is known to fail."""
         if not self.is_possible:
-            return Verdict(SKIPPED, "the model itself cannot be copied like this")
+            return Verdict(SKIPPED, "the model itself cannot be copied or captured like this")
         expected = self.expected
-        program, model = self.capture(way)
+        program, model = self.capture(way) if known_failure is None else (known_failure, None)
         if isinstance(program, Exception):
             if expected.error is not None:
                 return Verdict(SKIPPED, f"eager raises {_named(expected.error)}")
@@ -204,7 +220,7 @@ class Trial:
         except Exception as error:
             return _failure(error, self.variation.name)
         with self.variation.run_under():
-            found = observe(program, _calls(self.variation), model, program, not self.variation.is_copy)
+            found = observe(program, _calls(self.variation), model, program, self.is_apart)
         return _compare(expected, found)
 
 
@@ -241,11 +257,12 @@ def _verdicts(name: str, way: str, find: Callable[[str], Trap]) -> dict[str, Ver
     result: dict[str, Verdict] = {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        result["the model is left alone"] = _left_alone(trap, way)
+        result["the model is left alone"], failure = _left_alone(trap, way)
         for variation in variations(trap):
             if variation.name not in trap.skip:
                 trial = _trials.setdefault((name, variation.name), Trial(trap, variation))
-                result[variation.name] = trial.verdict(way)
+                is_usual = variation.captured_with is None and variation.captured_under is nullcontext
+                result[variation.name] = trial.verdict(way, failure if is_usual else None)
     return result
 
 
@@ -258,8 +275,9 @@ def judge(trap: Trap, way: str) -> dict[str, Verdict]:
 _known: dict[str, Trap] = {}
 
 
-def _left_alone(trap: Trap, way: str) -> Verdict:
-    """Capturing, even where it is refused, changes neither the model nor its inputs, and the model still runs as before."""
+def _left_alone(trap: Trap, way: str) -> tuple[Verdict, Exception | None]:
+    """Capturing, even where it is refused, changes neither the model nor its inputs, and the model still runs as before.
+    Also what capturing raised."""
     model, call = _model(trap), _example(trap, Variation("", lambda: None))
     seed(5)
     before = _surroundings(model, call)
@@ -270,17 +288,15 @@ def _left_alone(trap: Trap, way: str) -> Verdict:
         error = problem
     found = first_difference(before, _surroundings(model, call))
     if found is not None:
-        return Verdict(WRONG, f"capturing changes {found}")
+        return Verdict(WRONG, f"capturing changes {found}"), error
     variation = Variation("the model afterwards", functools.partial(trap.inputs, trap.example), calls=2)
     trial = Trial(trap, variation)
-    if isinstance(error, Exception) and trial.expected.error is not None:
-        return Verdict(SKIPPED, "the model itself raises")
-    return _compare(trial.expected, observe(model, _calls(variation), model))
+    return _compare(trial.expected, observe(model, _calls(variation), model)), error
 
 
 def _surroundings(model: Any, call: Call) -> dict[str, Any]:
-    result = {**_attributes(model, None), **random_states(), **switches(), **frozen("input", [call.args, call.kwargs])}
-    result.update(frozen("state", dict(_state_tensors(model, None))))
+    result = {**attributes_of(model, None), **random_states(), **switches(), **frozen("input", [call.args, call.kwargs])}
+    result.update(frozen("state", dict(state_tensors(model))))
     if isinstance(model, nn.Module):
         for path, module in model.named_modules():
             result[f"{path}.training"] = module.training

@@ -4,6 +4,7 @@ The programs themselves are in the files named after what they trap; how they ar
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -52,7 +53,7 @@ class Trap:
     devices: bool = False
     skip: frozenset[str] = frozenset()
 
-    @property
+    @functools.cached_property
     def is_module(self) -> bool:
         """Whether the program is a module, which has a mode and can be cast."""
         return isinstance(self.build(), nn.Module)

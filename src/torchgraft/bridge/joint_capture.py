@@ -10,18 +10,11 @@ from typing import Any
 import torch
 
 from torchgraft.bridge.joint_trace import JointTrace, Role, SourceLines, trace_joint
-from torchgraft.bridge.levels import (
-    EXPORTING,
-    Model,
-    as_module,
-    export_error,
-    model_name,
-    refuse_attributes,
-    refuse_dropout,
-)
+from torchgraft.bridge.levels import EXPORTING, Model, as_module, model_name
 from torchgraft.bridge.model_call import ModelCall
 from torchgraft.bridge.model_watch import AttributeWatch, PlainTensors, loses_dropout
 from torchgraft.bridge.partition import OutputEntry, finish_program
+from torchgraft.bridge.refusals import export_error, refuse_attributes, refuse_dropout, title
 from torchgraft.bridge.torch_fx import from_fx
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import BridgeError, GraftError
@@ -70,7 +63,7 @@ class JointCapture:
                 tensors.restore()
         if not any(role.kind == "tangent" for role in trace.inputs):
             raise BridgeError(
-                f"cannot capture the backward of {type(self._module).__name__}: no result depends on a parameter or input "
+                f"cannot capture the backward of {title(self._module)}: no result depends on a parameter or input "
                 "that requires a gradient; switch it on with requires_grad_()"
             )
         return trace
@@ -113,7 +106,7 @@ class JointCapture:
         named = self.call.note_results(result, "result" if self._loss is None else "loss")
         if not named:
             raise BridgeError(
-                f"cannot capture the backward of {type(self._module).__name__}: it returns {type(result).__name__}, in which "
+                f"cannot capture the backward of {title(self._module)}: it returns {type(result).__name__}, in which "
                 "there are no tensors that torch.utils._pytree finds; return tensors in a tuple, list or dict"
             )
         self._result_names = list(named)
@@ -173,7 +166,7 @@ class JointCapture:
             value = getattr(module, node.target, None)
             if isinstance(value, torch.Tensor) and value.requires_grad:
                 raise BridgeError(
-                    f"cannot capture the backward of {type(self._module).__name__}: it uses a tensor of shape "
+                    f"cannot capture the backward of {title(self._module)}: it uses a tensor of shape "
                     f"{tuple(value.shape)} that requires a gradient and is neither held by the model nor an input, so its "
                     "gradient would be lost; register it as a parameter, or detach() it"
                 )

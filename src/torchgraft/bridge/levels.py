@@ -7,10 +7,7 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
-import os
-import re
 import threading
-import traceback
 import types
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -30,12 +27,19 @@ from torchgraft.bridge.model_watch import (
     loses_dropout,
     reads_training,
 )
+from torchgraft.bridge.refusals import (
+    export_error,
+    refuse_attributes,
+    refuse_custom_gradient,
+    refuse_dropout,
+    refuse_gradient,
+    title,
+)
 from torchgraft.bridge.torch_export import from_export
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.codegen.source import PyTreeCodeGen
 from torchgraft.errors import BridgeError, GraftError
 from torchgraft.ir.node import Node, map_arg
-from torchgraft.ir.origin import SourceLine, is_user_code, source_line
 
 # torch.export patches torch while it runs, so two exports in two threads break each other.
 EXPORTING = threading.RLock()
@@ -116,8 +120,8 @@ def _exported(
     module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic: Dynamic
 ) -> ExportedProgram:
     watched = copy.copy(module)
-    vars(watched)["forward"] = _watched_forward(module, watched)
-    shapes = _dynamic_shapes(module, args, kwargs, dynamic)
+    vars(watched)["forward"] = _watched_forward(module, watched, kwargs)
+    shapes = _dynamic_shapes(watched, args, kwargs, dynamic)
     random_state, plain = torch.get_rng_state(), PlainTensors(module)
     try:
         return export(watched, args, kwargs, dynamic_shapes=shapes, strict=False)
@@ -141,8 +145,8 @@ def _decomposed(module: torch.nn.Module, exported: ExportedProgram) -> ExportedP
         raise export_error(module, error) from error
 
 
-def _watched_forward(module: torch.nn.Module, watched: torch.nn.Module) -> Callable[..., Any]:
-    """The forward of the model, refusing what torch.export would lose."""
+def _watched_forward(module: torch.nn.Module, watched: torch.nn.Module, kwargs: dict[str, Any]) -> Callable[..., Any]:
+    """The forward of the model, called with these keywords, refusing what torch.export would lose."""
     original = vars(module).get("forward") or types.MethodType(type(module).forward, watched)
 
     @functools.wraps(original)
@@ -156,64 +160,42 @@ def _watched_forward(module: torch.nn.Module, watched: torch.nn.Module) -> Calla
         if changed:
             refuse_attributes(module, changed)
         if gradients.what is not None:
-            _refuse_gradient(module, gradients.what, gradients.line)
+            refuse_gradient(module, gradients.what, gradients.line)
         name = custom_gradient(result)
         if name is not None:
-            _refuse_gradient(module, f"uses {_gradient_text(name)}", None)
+            refuse_custom_gradient(module, name)
         return result
 
+    forward.__signature__ = _signature(original, kwargs)  # type: ignore[attr-defined]
     return forward
 
 
-def refuse_attributes(module: torch.nn.Module, changed: list[str]) -> None:
-    """Raise because a forward writes attributes."""
-    raise BridgeError(
-        f"cannot capture {type(module).__name__}: its forward writes {', '.join(changed[:3])}"
-        f"{f' and {len(changed) - 3} more' if len(changed) > 3 else ''}, and the program would not do that when it runs; "
-        "keep the value in a registered buffer, or return it as an output. The model is left as it was"
-    )
-
-
-def refuse_dropout(module: torch.nn.Module, name: str) -> None:
-    """Raise because torch would decompose a recurrent layer into operators without its dropout."""
-    raise BridgeError(
-        f"cannot capture {type(module).__name__} in training mode: torch decomposes '{name}' with dropout between its layers "
-        "into operators that drop nothing; make it of layers with nn.Dropout between them, capture it in evaluation mode, "
-        "or take level 'aten', where it stays one operator"
-    )
-
-
-def _gradient_text(name: str) -> str:
-    if name == "BackwardHookFunction":
-        return "a backward hook on a module"
-    return f"the torch.autograd.Function {name}, which has a backward of its own"
-
-
-def _refuse_gradient(module: torch.nn.Module, what: str, line: SourceLine | None) -> None:
-    raise BridgeError(
-        f"cannot export {type(module).__name__} with its gradients: it {what}{f' at {line}' if line else ''}, and an ATen "
-        "program computes gradients from its operators alone; capture it under torch.no_grad() if you need none, or take "
-        "capture_training() or level 'function', which keep it"
-    )
+def _signature(function: Callable[..., Any], kwargs: dict[str, Any]) -> inspect.Signature:
+    """The signature with names for what goes into **kwargs, of whose dimensions torch.export cannot speak otherwise."""
+    signature = inspect.signature(function)
+    parameters = [item for item in signature.parameters.values() if item.kind is not inspect.Parameter.VAR_KEYWORD]
+    if len(parameters) < len(signature.parameters):
+        known = {item.name for item in parameters}
+        kind = inspect.Parameter.KEYWORD_ONLY
+        parameters += [inspect.Parameter(name, kind) for name in kwargs if name not in known]
+    return signature.replace(parameters=parameters)
 
 
 def _dynamic_shapes(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic: Dynamic) -> Any:
     if dynamic is None:
         return None
     try:
-        inputs = inspect.signature(module.forward).bind(*args, **kwargs).arguments
+        inputs = dict(inspect.signature(module.forward).bind(*args, **kwargs).arguments)
     except TypeError as error:
-        raise BridgeError(
-            f"cannot capture {type(module).__name__}: {error}; give the inputs its forward takes"
-        ) from error
+        raise BridgeError(f"cannot capture {title(module)}: {error}; give the inputs its forward takes") from error
     if isinstance(dynamic, str):
         if dynamic != "auto":
             raise BridgeError(f'dynamic takes "auto" or a dict such as {{"x": [0]}}, not {dynamic!r}')
-        return pytree.tree_map(_all_automatic, dict(inputs))
+        return pytree.tree_map(_all_automatic, inputs)
     unknown = [name for name in dynamic if name not in inputs]
     if unknown:
         raise BridgeError(
-            f"dynamic names {', '.join(map(repr, unknown))}, but the inputs of {type(module).__name__} are "
+            f"dynamic names {', '.join(map(repr, unknown))}, but the inputs of {title(module)} are "
             f"{', '.join(map(repr, inputs)) or 'none'}"
         )
     named: dict[str, Any] = {}
@@ -237,41 +219,6 @@ def _dimensions(entry: Any, named: dict[str, Any]) -> Any:
     if isinstance(entry, Mapping):
         return {key: _dimensions(item, named) for key, item in entry.items()}
     return entry
-
-
-# ---- errors ----
-
-_NOISE = re.compile(
-    r"For more (information|debugging help),.*|Caused by:.*|The following call raised this error.*|Suggested fixes:[\s\S]*|"
-    r"The error above occurred[\s\S]*"
-)
-
-
-def export_error(module: torch.nn.Module, error: Exception) -> BridgeError:
-    """The error to raise instead of torch's: the reason in short, and the user's line."""
-    line = user_line(error)
-    return BridgeError(
-        f"cannot capture {type(module).__name__}: {_reason(error)}{f'; at {line}' if line else ''}; rewrite it with tensor "
-        "operations (torch.where, torch.cond), or capture at level 'function', which runs the model as it is"
-    )
-
-
-def _reason(error: Exception) -> str:
-    text = _NOISE.sub("", str(error)).strip(" .\n") or type(error).__name__
-    if "_local_scalar_dense" in text or "data-dependent" in text:
-        return "Python needs the value of a tensor to go on (bool(), .item(), a branch), which is not known while exporting"
-    text = " ".join(text.split())
-    return text if len(text) <= 300 else f"{text[:300].rsplit(' ', 1)[0]} ..."
-
-
-def user_line(error: BaseException) -> SourceLine | None:
-    """The innermost line of the user's code that an error passed through."""
-    frames = [(frame.f_code, frame.f_lasti) for frame, _ in traceback.walk_tb(error.__traceback__)]
-    # torch reasons about sizes with sympy, which is no user's code either.
-    users = [
-        frame for frame in frames if is_user_code(frame[0]) and f"{os.sep}sympy{os.sep}" not in frame[0].co_filename
-    ]
-    return source_line(*users[-1]) if users else None
 
 
 # ---- the result ----
@@ -329,7 +276,7 @@ def _returns_first(target: Any) -> bool:
 def _check_calls(result: GraphModule, exported: ExportedProgram, module: torch.nn.Module) -> None:
     graph = result.graph
     inputs = graph.find_nodes(op="placeholder")
-    conditions = [*_types(inputs, graph), *input_conditions(exported, inputs)]
+    conditions = [*_types(inputs, graph), *_apart(inputs, exported), *input_conditions(exported, inputs)]
     paths = dict(result.named_modules())
     modes: dict[str, bool] = {}
     for path, child in module.named_modules():
@@ -350,3 +297,15 @@ def _types(inputs: list[Node], graph: Any) -> list[str]:
     named = any(isinstance(leaf, torch.device) for leaf in leaves)
     result = [f"{name}.dtype == {value.dtype}" for name, value in tensors]
     return [*result, *[f"{name}.device.type == {value.device.type!r}" for name, value in tensors if named]]
+
+
+def _apart(inputs: list[Node], exported: ExportedProgram) -> list[str]:
+    """That inputs written at the end of a program share no memory with others, which the model would have seen change."""
+    written = set(exported.graph_signature.user_inputs_to_mutate.values())
+    tensors = [node for node in inputs if isinstance(node.meta.get("val"), torch.Tensor)]
+    return [
+        f"not torch._C._is_alias_of({one.name}, {other.name})"
+        for one in tensors
+        for other in tensors
+        if one.target in written and other is not one and not (other.target in written and other < one)
+    ]

@@ -11,6 +11,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from torchgraft.bridge.model_tensors import ModelTensors
+from torchgraft.bridge.refusals import title
 from torchgraft.errors import BridgeError, GuardError
 
 
@@ -32,7 +33,7 @@ class ModelCall:
         more: dict[str, torch.nn.Module] | None = None,
     ) -> None:
         self.tensors = ModelTensors(model, more)
-        self._model = type(model).__name__
+        self._model = title(model)
         self._signature = _bare(inspect.signature(model.forward))
         try:
             leaves, self._spec = self._leaves(args, kwargs)
@@ -90,6 +91,17 @@ class ModelCall:
         values = [next(rest) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
         bound.arguments.update(zip(bound.arguments, pytree.tree_unflatten(values, spec), strict=True))
         return bound.args, bound.kwargs
+
+    def refuse_sharing(self, row: list[torch.Tensor], updates: list[str]) -> None:
+        """Raise if a tensor that is going to be written shares memory with another, which the model would see change."""
+        for name, tensor in zip(self.names, row, strict=True):
+            if name in updates:
+                for other_name, other in zip(self.names, row, strict=True):
+                    if other_name != name and torch._C._is_alias_of(tensor, other):
+                        raise GuardError(
+                            f"the program writes {name!r}, which shares memory with {other_name!r} now, and did not when "
+                            "the model was captured; give a clone()"
+                        )
 
     def write(
         self, row: list[torch.Tensor], updates: dict[str, torch.Tensor], assigned: dict[str, torch.Tensor]

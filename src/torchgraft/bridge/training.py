@@ -81,6 +81,8 @@ class TrainingPrograms:
         if the sum of all results was to be minimised. Gradients are returned; `.grad` of the parameters stays as it is.
         """
         primals = self.primals(*args, **kwargs)
+        updated = [entry.name for entry in self.forward.graph.output_node().meta["entries"] if entry.kind == "update"]
+        self._call.refuse_sharing(primals, updated)
         # Some kernels (LSTM on a CPU) keep what the backward needs only while gradients are on; detached inputs need none.
         with torch.inference_mode(False), torch.enable_grad():
             ahead = _by_kind(self.forward, self.forward(*[tensor.detach() for tensor in primals]))

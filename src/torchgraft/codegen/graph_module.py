@@ -75,11 +75,10 @@ class GraphModule(torch.nn.Module):
     def __new__(cls, *args: Any, **kwargs: Any) -> GraphModule:
         # `forward` must be found on the class (by torch.jit, copies and super()), so each instance has a class of its own.
         base = cls.__dict__.get("_shared_class", cls)
-        own = type(
-            base.__name__,
-            (base,),
-            {"_shared_class": base, "__module__": base.__module__, "_python_code": None, "forward": _PENDING},
-        )
+        members = {"_shared_class": base, "__module__": base.__module__, "_python_code": None, "forward": _PENDING}
+        if base.__call__ is GraphModule.__call__:
+            members["__call__"] = _copy_function(GraphModule.__call__)
+        own = type(base.__name__, (base,), members)
         instance: GraphModule = super().__new__(own)
         own._instance = weakref.ref(instance)  # type: ignore[attr-defined]
         return instance
@@ -343,6 +342,13 @@ class GraphModule(torch.nn.Module):
     def __str__(self) -> str:
         reminder = "# To see more debug info, please use `graph_module.print_readable()`"
         return "\n".join([super().__str__(), self.code, reminder])
+
+
+def _copy_function(function: Any) -> FunctionType:
+    """The same function with a code object of its own: torch.compile counts its attempts by code object."""
+    return FunctionType(
+        function.__code__.replace(), function.__globals__, function.__name__, function.__defaults__, function.__closure__
+    )
 
 
 def _refuse_own_names(graph: Graph) -> None:

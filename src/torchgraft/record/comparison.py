@@ -230,12 +230,20 @@ def compare_tensors(expected: torch.Tensor, found: torch.Tensor, tolerance: Tole
     wrong = odd | (distance > allowed)
     if not bool(wrong.any()) and (expected.is_floating_point() or expected.is_complex()):
         return "", amount
-    index = tuple((torch.nonzero(wrong).tolist() or [[0] * first.dim()])[0])
+    index = _first_index(wrong)
     return (
         f"{max(int(wrong.sum()), 1)} of {wrong.numel()} values differ, by up to {amount:.3g}; first at {list(index)}: "
         f"{first[index].item():.6g} in the model, {second[index].item():.6g} in the program",
         amount,
     )
+
+
+def _first_index(wrong: torch.Tensor) -> tuple[int, ...]:
+    rest, index = int(wrong.reshape(-1).to(torch.uint8).argmax()), []
+    for size in reversed(wrong.shape):
+        rest, place = divmod(rest, size)
+        index.append(place)
+    return tuple(reversed(index))
 
 
 def _same_bits(expected: torch.Tensor, found: torch.Tensor) -> bool:

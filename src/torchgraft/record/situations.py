@@ -108,8 +108,9 @@ def fresh_tensor(example: torch.Tensor, shape: Any, generator: torch.Generator, 
     Integers stay within the range (with `wide` down to 0), because they may be indices. Infinities and other values that
     are not finite stay in place where the shape does.
 
-    >>> fresh_tensor(torch.tensor([3, 5, 3]), (2,), torch.Generator().manual_seed(0)).tolist()
-    [5, 4]
+    >>> fresh = fresh_tensor(torch.tensor([3, 5, 3]), (100,), torch.Generator().manual_seed(0))
+    >>> sorted(set(fresh.tolist()))
+    [3, 4, 5]
     """
     shape = tuple(shape)
     if has_values(example) and example.numel():

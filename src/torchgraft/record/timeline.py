@@ -58,9 +58,20 @@ def fingerprint(tensor: torch.Tensor) -> Fingerprint:
             values = comparable(tensor).reshape(-1)
             odd = float((~torch.isfinite(values)).sum())
             values = torch.nan_to_num(values, nan=0.5, posinf=2.0, neginf=-2.0)
-            weights = torch.arange(values.numel(), dtype=values.dtype, device=values.device).mul_(0.7).cos_()
-            sums = (float(values.abs().sum()), float(values.sum()), float(values @ weights), odd)
+            sums = (float(values.abs().sum()), float(values.sum()), float(values @ _weights(values)), odd)
     return Fingerprint(tuple(tensor.shape), tensor.dtype, tensor.requires_grad, sums)
+
+
+_longest_weights: dict[torch.device, torch.Tensor] = {}
+
+
+def _weights(values: torch.Tensor) -> torch.Tensor:
+    """Numbers that make a sum depend on the order; the longest ones made are kept, because they take long to compute."""
+    known = _longest_weights.get(values.device)
+    if known is None or known.numel() < values.numel():
+        known = torch.arange(values.numel(), dtype=torch.float64, device=values.device).mul_(0.7).cos_()
+        _longest_weights[values.device] = known
+    return known[: values.numel()]
 
 
 class Call(NamedTuple):
@@ -132,7 +143,8 @@ class Timeline:
         self._whole = whole
         self._depth = 0
         self._busy = False
-        self._random_state = torch.get_rng_state()
+        # Of each level the state at its last call, because a call of one level consists of calls of the next.
+        self._random_states: dict[str, torch.Tensor] = {}
         self._values: dict[tuple[Any, ...], list[Fingerprint]] = defaultdict(list)
 
     def add(self, key: str, result: Any, args: tuple[Any, ...] = (), name: str = "", writes: bool = False) -> None:
@@ -142,8 +154,9 @@ class Timeline:
         self._busy = True
         try:
             inside = _is_inside_autograd_function()
-            effect = "writes" if writes else "draws" if self._has_drawn() else ""
-            call = recorded_call(key, result, args, name, effect, not inside and not key.startswith("operator "))
+            level = "operator" if key.startswith("operator ") else "inside" if self._depth else "outside"
+            effect = "writes" if writes else "draws" if self._has_drawn(level) else ""
+            call = recorded_call(key, result, args, name, effect, not inside and level != "operator")
         finally:
             self._busy = False
         if call is None:
@@ -153,9 +166,10 @@ class Timeline:
             self.calls[key].append(call)
             self.order.append(call)
 
-    def _has_drawn(self) -> bool:
-        previous, self._random_state = self._random_state, torch.get_rng_state()
-        return not torch.equal(previous, self._random_state)
+    def _has_drawn(self, level: str) -> bool:
+        previous, now = self._random_states.get(level), torch.get_rng_state()
+        self._random_states[level] = now
+        return previous is not None and not torch.equal(previous, now)
 
     def add_values(self, prints: tuple[Fingerprint, ...]) -> None:
         """Note values that the model has."""
@@ -173,6 +187,7 @@ class Timeline:
         """Note everything that this thread does; with `operators` also what happens below autograd."""
         handles = [] if root is None else [handle for item in root.named_modules() for handle in self._hooks(*item)]
         try:
+            self._random_states = dict.fromkeys(("operator", "inside", "outside"), torch.get_rng_state())
             with _Functions(self), _Operators(self) if operators else contextlib.nullcontext():
                 yield
         finally:

@@ -1,0 +1,91 @@
+"""The errors of captures that go through torch's own tracers: what would be lost, and torch's reasons in short.
+What leads to them is found in `model_watch.py`, `levels.py` and `joint_capture.py`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import traceback
+
+import torch
+
+from torchgraft.errors import BridgeError
+from torchgraft.ir.origin import SourceLine, is_user_code, source_line
+
+
+def title(module: torch.nn.Module) -> str:
+    """What messages call a model: its class, or the function that was made into a module.
+
+    >>> title(torch.nn.ReLU())
+    'ReLU'
+    """
+    function = vars(module).get("forward")
+    return getattr(function, "__qualname__", None) or type(module).__name__
+
+
+def refuse_attributes(module: torch.nn.Module, changed: list[str]) -> None:
+    """Raise because a forward writes attributes."""
+    raise BridgeError(
+        f"cannot capture {title(module)}: its forward writes {', '.join(changed[:3])}"
+        f"{f' and {len(changed) - 3} more' if len(changed) > 3 else ''}, and the program would not do that when it runs; "
+        "keep the value in a registered buffer, or return it as an output. The model is left as it was"
+    )
+
+
+def refuse_dropout(module: torch.nn.Module, name: str) -> None:
+    """Raise because torch would decompose a recurrent layer into operators without its dropout."""
+    raise BridgeError(
+        f"cannot capture {title(module)} in training mode: torch decomposes '{name}' with dropout between its layers "
+        "into operators that drop nothing; make it of layers with nn.Dropout between them, capture it in evaluation mode, "
+        "or take level 'aten', where it stays one operator"
+    )
+
+
+def refuse_custom_gradient(module: torch.nn.Module, name: str) -> None:
+    """Raise because gradients go through a torch.autograd.Function."""
+    if name == "BackwardHookFunction":
+        refuse_gradient(module, "has a backward hook on a module", None)
+    refuse_gradient(module, f"uses the torch.autograd.Function {name}, which has a backward of its own", None)
+
+
+def refuse_gradient(module: torch.nn.Module, what: str, line: SourceLine | None) -> None:
+    """Raise because a model computes gradients in another way than from its operators."""
+    raise BridgeError(
+        f"cannot export {title(module)} with its gradients: it {what}{f' at {line}' if line else ''}, and an ATen "
+        "program computes gradients from its operators alone; capture it under torch.no_grad() if you need none, or take "
+        "capture_training() or level 'function', which keep it"
+    )
+
+
+_NOISE = re.compile(
+    r"For more (information|debugging help),.*|Caused by:.*|The following call raised this error.*|Suggested fixes:[\s\S]*|"
+    r"The error above occurred[\s\S]*"
+)
+
+
+def export_error(module: torch.nn.Module, error: Exception) -> BridgeError:
+    """The error to raise instead of torch's: the reason in short, and the user's line."""
+    line = user_line(error)
+    return BridgeError(
+        f"cannot capture {title(module)}: {_reason(error)}{f'; at {line}' if line else ''}; rewrite it with tensor "
+        "operations (torch.where, torch.cond), or capture at level 'function', which runs the model as it is"
+    )
+
+
+def _reason(error: Exception) -> str:
+    text = _NOISE.sub("", str(error)).strip(" .\n") or type(error).__name__
+    if "_local_scalar_dense" in text or "data-dependent" in text:
+        return "Python needs the value of a tensor to go on (bool(), .item(), a branch), which is not known while exporting"
+    text = " ".join(text.split())
+    return text if len(text) <= 300 else f"{text[:300].rsplit(' ', 1)[0]} ..."
+
+
+def user_line(error: BaseException) -> SourceLine | None:
+    """The innermost line of the user's code that an error passed through."""
+    frames = [(frame.f_code, frame.f_lasti) for frame, _ in traceback.walk_tb(error.__traceback__)]
+    # torch reasons about sizes with sympy, which is no user's code either.
+    users = [
+        frame for frame in frames if is_user_code(frame[0]) and f"{os.sep}sympy{os.sep}" not in frame[0].co_filename
+    ]
+    return source_line(*users[-1]) if users else None
