@@ -188,6 +188,13 @@ def test_dimensions_that_stay_free(dynamic, core):
         program(torch.randn(4, 5))
 
 
+def test_dimensions_of_nested_inputs():
+    program = aten_program(lambda pair: pair.first * pair.second, (Pair(X, X + 1),), dynamic={"pair": Pair([0], [0])})
+    assert program(Pair(torch.ones(5, 6), torch.ones(5, 6))).shape == (5, 6)
+    program = aten_program(lambda pair: pair["a"] + 1, ({"a": X},), dynamic={"pair": {"a": {0: "n"}}})
+    assert program({"a": torch.ones(5, 6)}).shape == (5, 6)
+
+
 def test_a_dimension_that_cannot_stay_free():
     with pytest.raises(BridgeError, match=r"cannot capture Model: .*specialized"):
         aten_program(Model(lambda self, x: x.view(4, 6)), (X,), dynamic={"x": [0]})
@@ -326,6 +333,12 @@ def assign(self, x):
     return self.linear(x) * self.total
 
 
+def write_input(self, x):
+    y = self.linear(x.clone())
+    x.mul_(2)
+    return y * x
+
+
 def regions(self, x):
     with torch.no_grad():
         y = self.linear(x)
@@ -345,6 +358,7 @@ def detached(self, x):
     "run",
     [
         accumulate,
+        write_input,
         assign,
         regions,
         detached,
@@ -352,7 +366,7 @@ def detached(self, x):
         lambda self, x: self.linear(x) * x.sum().item(),
         lambda self, x: self.linear(x).mul_(2).relu_(),
     ],
-    ids=["buffer written", "buffer assigned", "no_grad", "detach", "checkpoint", "item", "in place"],
+    ids=["buffer written", "input written", "buffer assigned", "no_grad", "detach", "checkpoint", "item", "in place"],
 )
 def test_effects(run, core):
     assert_like(Model(run), (X,), core=core)

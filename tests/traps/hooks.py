@@ -70,7 +70,12 @@ def _scale_gradient(module: nn.Module, inputs: Any, outputs: Any) -> Any:
 
 TRAPS.add("a backward hook", _with(lambda model: model.second.register_full_backward_hook(_scale_gradient)))
 TRAPS.add("a backward hook on the root", _with(lambda model: model.register_full_backward_hook(_scale_gradient)))
-TRAPS.add("a hook on a parameter", _with(lambda model: model.first.weight.register_hook(lambda gradient: gradient * 3)))
+# torch itself forgets the hooks of a parameter when the model is copied.
+TRAPS.add(
+    "a hook on a parameter",
+    _with(lambda model: model.first.weight.register_hook(lambda gradient: gradient * 3)),
+    skip=frozenset({"deep copy", "pickled"}),
+)
 
 
 def _keyword_hook(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:

@@ -145,6 +145,12 @@ def random_states() -> dict[str, Any]:
     return {"torch": _freeze(torch.get_rng_state()), "random": random.getstate(), "numpy": (keys.tobytes(), *rest)}
 
 
+def reset_switches() -> None:
+    """Undo what a wrong program has left switched, so that it does not disturb the next."""
+    torch.set_grad_enabled(True)
+    torch.set_default_dtype(torch.float32)
+
+
 def switches() -> dict[str, Any]:
     """torch's switches, which a program must leave as the model does."""
     return {
@@ -234,8 +240,9 @@ def difference(expected: Observation, found: Observation) -> str | None:
         after = found.parts.get(part)
         if after is None or (part == "gradients" and expected.backward_error is not None):
             continue
-        if part == "state":
-            before = {path: value for path, value in before.items() if path in after}
+        if part in ("state", "gradients"):
+            known = found.parts["state"]
+            before = {path: value for path, value in before.items() if path in known or not path.startswith("self.")}
         problem = first_difference(before, after)
         if problem is not None:
             return f"{part}: {problem}"

@@ -26,6 +26,7 @@ from tests.traps.observation import (
     frozen,
     observe,
     random_states,
+    reset_switches,
     seed,
     state_tensors,
     switches,
@@ -119,6 +120,7 @@ def variations(trap: Trap) -> Iterator[Variation]:
 
 
 def _model(trap: Trap) -> Any:
+    reset_switches()
     seed(3)
     model = trap.build()
     if isinstance(model, nn.Module):
@@ -278,7 +280,9 @@ _known: dict[str, Trap] = {}
 def _left_alone(trap: Trap, way: str) -> tuple[Verdict, Exception | None]:
     """Capturing, even where it is refused, changes neither the model nor its inputs, and the model still runs as before.
     Also what capturing raised."""
-    model, call = _model(trap), _example(trap, Variation("", lambda: None))
+    variation = Variation("the model afterwards", functools.partial(trap.inputs, trap.example), calls=2)
+    expected = Trial(trap, variation).expected
+    model, call = _model(trap), _example(trap, variation)
     seed(5)
     before = _surroundings(model, call)
     error: Exception | None = None
@@ -289,9 +293,7 @@ def _left_alone(trap: Trap, way: str) -> tuple[Verdict, Exception | None]:
     found = first_difference(before, _surroundings(model, call))
     if found is not None:
         return Verdict(WRONG, f"capturing changes {found}"), error
-    variation = Variation("the model afterwards", functools.partial(trap.inputs, trap.example), calls=2)
-    trial = Trial(trap, variation)
-    return _compare(trial.expected, observe(model, _calls(variation), model)), error
+    return _compare(expected, observe(model, _calls(variation), model)), error
 
 
 def _surroundings(model: Any, call: Call) -> dict[str, Any]:

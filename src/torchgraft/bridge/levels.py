@@ -121,7 +121,7 @@ def _exported(
 ) -> ExportedProgram:
     watched = copy.copy(module)
     vars(watched)["forward"] = _watched_forward(module, watched, kwargs)
-    shapes = _dynamic_shapes(watched, args, kwargs, dynamic)
+    shapes = _dynamic_shapes(watched, title(module), args, kwargs, dynamic)
     random_state, plain = torch.get_rng_state(), PlainTensors(module)
     try:
         return export(watched, args, kwargs, dynamic_shapes=shapes, strict=False)
@@ -181,25 +181,27 @@ def _signature(function: Callable[..., Any], kwargs: dict[str, Any]) -> inspect.
     return signature.replace(parameters=parameters)
 
 
-def _dynamic_shapes(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic: Dynamic) -> Any:
+def _dynamic_shapes(
+    module: torch.nn.Module, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic: Dynamic
+) -> Any:
     if dynamic is None:
         return None
     try:
         inputs = dict(inspect.signature(module.forward).bind(*args, **kwargs).arguments)
     except TypeError as error:
-        raise BridgeError(f"cannot capture {title(module)}: {error}; give the inputs its forward takes") from error
+        raise BridgeError(f"cannot capture {name}: {error}; give the inputs its forward takes") from error
     if isinstance(dynamic, str):
         if dynamic != "auto":
             raise BridgeError(f'dynamic takes "auto" or a dict such as {{"x": [0]}}, not {dynamic!r}')
         return pytree.tree_map(_all_automatic, inputs)
-    unknown = [name for name in dynamic if name not in inputs]
+    unknown = [item for item in dynamic if item not in inputs]
     if unknown:
         raise BridgeError(
-            f"dynamic names {', '.join(map(repr, unknown))}, but the inputs of {title(module)} are "
+            f"dynamic names {', '.join(map(repr, unknown))}, but the inputs of {name} are "
             f"{', '.join(map(repr, inputs)) or 'none'}"
         )
     named: dict[str, Any] = {}
-    return {name: _dimensions(dynamic.get(name), named) for name in inputs}
+    return {item: _dimensions(dynamic.get(item), named) for item in inputs}
 
 
 def _all_automatic(leaf: Any) -> Any:
@@ -210,15 +212,22 @@ def _dimensions(entry: Any, named: dict[str, Any]) -> Any:
     """Positions and names in the words of torch.export; anything else is already in them."""
     if isinstance(entry, int):
         return {entry: Dim.DYNAMIC}
-    if isinstance(entry, str):
-        return named.setdefault(entry, Dim(entry))
     if isinstance(entry, (list, tuple, set, frozenset)):
         if entry and all(type(item) is int for item in entry):
             return dict.fromkeys(entry, Dim.DYNAMIC)
-        return type(entry)([_dimensions(item, named) for item in entry])
+        items = [_dimensions(item, named) for item in entry]
+        return type(entry)(*items) if hasattr(entry, "_fields") else type(entry)(items)
     if isinstance(entry, Mapping):
-        return {key: _dimensions(item, named) for key, item in entry.items()}
+        return {
+            key: _dimension(item, named) if isinstance(key, int) else _dimensions(item, named)
+            for key, item in entry.items()
+        }
     return entry
+
+
+def _dimension(entry: Any, named: dict[str, Any]) -> Any:
+    """Dimensions with one name are equal."""
+    return named.setdefault(entry, Dim(entry)) if isinstance(entry, str) else entry
 
 
 # ---- the result ----
@@ -231,23 +240,25 @@ def _restore_modes(result: GraphModule, module: torch.nn.Module) -> None:
 
 
 def _keep_old_values(result: GraphModule) -> None:
-    """Let operators read a copy of a buffer that is written at the end.
+    """Let operators read a copy of a buffer or input that is written at the end.
 
-    In core ATen nothing is written in place, so new values of buffers are copied in last. Autograd, which noted the old
+    In core ATen nothing is written in place, so new values are copied in last. Autograd, which noted the old
     tensor for a backward of batch norm, would then refuse.
     """
     graph = result.graph
     for write in graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default):
-        buffer = write.args[0]
-        others = [user for user in buffer.users if user is not write]
-        value = buffer.meta.get("val")
-        if buffer.op != "get_attr" or not others or not (isinstance(value, torch.Tensor) and value.is_floating_point()):
+        written = write.args[0]
+        others = [user for user in written.users if user is not write]
+        value = written.meta.get("val")
+        held = written.op in ("get_attr", "placeholder") and isinstance(value, torch.Tensor)
+        if not held or not others or not value.is_floating_point():
             continue
-        with graph.inserting_after(buffer):
-            old = graph.call_function(torch.ops.aten.clone.default, (buffer,))
-        old.meta = {key: entry for key, entry in buffer.meta.items() if key in ("val", "tensor_meta")}
+        last = graph.find_nodes(op="placeholder")[-1:] if written.op == "placeholder" else [written]
+        with graph.inserting_after(last[0]):
+            old = graph.call_function(torch.ops.aten.clone.default, (written,))
+        old.meta = {key: entry for key, entry in written.meta.items() if key in ("val", "tensor_meta")}
         for user in others:
-            user.replace_input_with(buffer, old)
+            user.replace_input_with(written, old)
 
 
 def complete_values(result: GraphModule) -> None:

@@ -97,7 +97,7 @@ class ModelCall:
         for name, tensor in zip(self.names, row, strict=True):
             if name in updates:
                 for other_name, other in zip(self.names, row, strict=True):
-                    if other_name != name and torch._C._is_alias_of(tensor, other):
+                    if other_name != name and torch._C._is_alias_of(tensor, other):  # type: ignore[attr-defined]
                         raise GuardError(
                             f"the program writes {name!r}, which shares memory with {other_name!r} now, and did not when "
                             "the model was captured; give a clone()"

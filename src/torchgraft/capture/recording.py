@@ -14,6 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from torchgraft.capture.active import active
 from torchgraft.capture.proxy import Proxy, find_proxy, record_torch_call
+from torchgraft.capture.tensors import has_tensor, tensors_in
 from torchgraft.errors import TraceError
 from torchgraft.ir.guards import check_value
 from torchgraft.ir.node import Node
@@ -80,7 +81,7 @@ class RealValues:
 
     def call(self, function: Any, args: Any, kwargs: Any) -> Any:
         """A call in which no argument is a proxy."""
-        is_constant = all(self._is_constant(tensor) for tensor in _tensors((args, kwargs)))
+        is_constant = all(self._is_constant(tensor) for tensor in tensors_in((args, kwargs)))
         if is_constant and is_random(function):
             self.written(function, args, kwargs)
             return record_torch_call(self.tracer, function, args, kwargs)
@@ -96,7 +97,7 @@ class RealValues:
             first = args[0] if args and "out" not in kwargs else kwargs.get("out")
             if id(first) in self._not_writable:
                 self._refuse(function, "writes into")
-            for tensor in _tensors((args, kwargs)):
+            for tensor in tensors_in((args, kwargs)):
                 if id(tensor) in self._made:
                     self._written_storages.add(tensor.untyped_storage()._cdata)
 
@@ -106,9 +107,9 @@ class RealValues:
         return id(tensor) in self._made and tensor.untyped_storage()._cdata not in self._written_storages
 
     def _run_and_record(self, function: Any, args: Any, kwargs: Any) -> Any:
-        given = [(tensor, tensor._version) for tensor in _tensors((args, kwargs))]
+        given = [(tensor, tensor._version) for tensor in tensors_in((args, kwargs))]
         result = function(*args, **kwargs)
-        produced = next(_tensors(result), None) is not None
+        produced = has_tensor(result)
         writes = any(tensor._version != version for tensor, version in given)
         if not produced and not writes:
             return result
@@ -120,7 +121,7 @@ class RealValues:
         except NotImplementedError:
             # Of an argument that cannot be written down (a numpy array, say). The program keeps the tensor itself, so that
             # what is written into it in one run would still be there in the next.
-            self._not_writable.update({id(tensor): tensor for tensor in _tensors(result)})
+            self._not_writable.update({id(tensor): tensor for tensor in tensors_in(result)})
             return result
         self._recorded.append(proxy.node)
         if writes:
@@ -149,7 +150,7 @@ class RealValues:
         if name in ("untyped_storage", "storage", "numpy", "data_ptr"):
             self._refuse(function, "reaches the memory of")
         structure, writes = self._structure(function, args, kwargs)
-        if next(_tensors(structure), None) is None and not writes:
+        if not has_tensor(structure) and not writes:
             return structure
         self.written(function, args, kwargs)
         proxy = record_torch_call(self.tracer, function, args, kwargs)
@@ -240,16 +241,3 @@ def _operators_draw(name: str) -> bool:
         return False
     overloads = [getattr(packet, overload) for overload in packet.overloads()]
     return any(torch.Tag.nondeterministic_seeded in overload.tags for overload in overloads)
-
-
-def _tensors(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, (tuple, list)):
-        for item in value:
-            yield from _tensors(item)
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from _tensors(item)
-    elif isinstance(value, slice):
-        yield from _tensors((value.start, value.stop, value.step))

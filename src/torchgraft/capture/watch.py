@@ -16,6 +16,7 @@ from torchgraft.capture.active import active
 from torchgraft.capture.model_state import ModelState
 from torchgraft.capture.module_patches import ModuleForward, TrainingFlag, read_attribute
 from torchgraft.capture.sizes import SymbolicNumber, unwrapped, wrapped
+from torchgraft.capture.tensors import has_tensor, tensors_in
 from torchgraft.capture.tracer_base import TracerBase
 from torchgraft.errors import TraceError
 from torchgraft.ir.graph import Graph
@@ -192,7 +193,7 @@ class Watcher(TracerBase):
         return self._write_down(function, name, args, kwargs, given, result)
 
     def _write_down(self, function: Any, name: str, args: Any, kwargs: Any, given: dict[int, int], result: Any) -> Any:
-        if _has_tensor(result):
+        if has_tensor(result):
             return self.register(result, self._record(function, args, kwargs), given)
         if given:
             node = self._record(function, args, kwargs)
@@ -238,7 +239,7 @@ class Watcher(TracerBase):
         self, target: Any, function: Callable[..., Any], args: Any, kwargs: Any, name: str | None = None
     ) -> Any:
         """Run a function without looking inside, and write it down as one call."""
-        if self._switching or not _has_tensor((args, kwargs)):
+        if self._switching or not has_tensor((args, kwargs)):
             return function(*args, **kwargs)
         lowered = self.create_arg(tuple(args)), self.create_arg(dict(kwargs)) if kwargs else {}
         node = self.create_node("call_function", target, *lowered, name)
@@ -474,20 +475,5 @@ def concrete(value: Any) -> Any:
     return value
 
 
-def _tensors(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, (tuple, list)):
-        for item in value:
-            yield from _tensors(item)
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from _tensors(item)
-
-
-def _has_tensor(value: Any) -> bool:
-    return next(_tensors(value), None) is not None
-
-
 def _versions(value: Any) -> dict[int, int]:
-    return {id(tensor): 0 if tensor.is_inference() else tensor._version for tensor in _tensors(value)}
+    return {id(tensor): 0 if tensor.is_inference() else tensor._version for tensor in tensors_in(value)}

@@ -155,7 +155,7 @@ def _silent_failures(
     model: Callable[..., Any], program: GraphModule, args: tuple[Any, ...], kwargs: dict[str, Any] | None
 ) -> list[Finding]:
     """A symbolic trace that works and means something else."""
-    verification = verify(model, program, args, kwargs, other_sizes=False)
+    verification = verify(model, program, args, kwargs, other_values=False, other_sizes=False)
     if verification.ok:
         return []
     first = verification.wrong[0] if verification.wrong else verification.checks[0]
