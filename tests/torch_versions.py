@@ -14,9 +14,3 @@ def torch_fx_since(*release: int) -> pytest.MarkDecorator:
     """For a test over both libraries whose answer torch.fx gives since this release: before it only torchgraft is asked."""
     libraries = ("torch.fx", "torchgraft") if release <= TORCH else ("torchgraft",)
     return pytest.mark.parametrize("fx", libraries, indirect=True)
-
-
-def torch_fx_until(*release: int) -> pytest.MarkDecorator:
-    """The same for an answer that torch.fx gives up to this release and not after it."""
-    libraries = ("torch.fx", "torchgraft") if release >= TORCH else ("torchgraft",)
-    return pytest.mark.parametrize("fx", libraries, indirect=True)

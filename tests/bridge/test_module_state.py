@@ -51,8 +51,8 @@ def test_buffers_keep_their_persistence(fx, convert, back):
     result = convert(source)
     assert list(result.state_dict()) == list(source.state_dict())
     assert "mine" in dict(result.named_buffers())
-    # torch.fx itself has saved these two in any case by now: its GraphModule forgets persistence.
-    assert ("lost" in result.state_dict()) == (fx is torch.fx)
+    # The GraphModule of torch.fx itself forgets that this one is not to be saved, up to 2.13 at least.
+    assert fx is torch.fx or "lost" not in result.state_dict()
 
 
 @LIBRARIES

@@ -19,7 +19,8 @@ torch_fx = importlib.import_module("torch.fx")
 
 @pytest.mark.parametrize("build", PROGRAMS.values(), ids=PROGRAMS.keys())
 def test_code_of_a_program(graft: ModuleType, build: Program) -> None:
-    assert without_wrap_statements(build(graft).code) == without_wrap_statements(build(torch_fx).code)
+    theirs = build(torch_fx).code.replace("typing_Union[int,NoneType]", "int|NoneType")  # so in torch 2.15
+    assert without_wrap_statements(build(graft).code) == without_wrap_statements(theirs)
 
 
 @pytest.mark.parametrize("build", PROGRAMS.values(), ids=PROGRAMS.keys())

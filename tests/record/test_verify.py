@@ -439,6 +439,22 @@ def test_everything_is_left_as_it_was(wrong):
     assert torch.is_grad_enabled()
 
 
+def test_modules_behind_a_function():
+    model = Net()
+
+    def function(x):
+        return model(x) * 2
+
+    inputs = (torch.ones(2, 4),)
+    program = capture(function, inputs)
+    before = model.calls.clone()
+    verification = verify(function, program, inputs)
+    assert verification.ok, verification
+    assert verification.checks[0].aspects["state"].compared and verification.checks[0].aspects["gradients"].compared
+    assert torch.equal(model.calls, before)
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
 def test_input_that_was_computed_and_shared():
     leaf = torch.randn(3, 4, requires_grad=True)
     computed = leaf * 2

@@ -8,6 +8,7 @@ from torch.fx import subgraph_rewriter as their_rewriter
 from torch.fx import symbolic_trace as their_symbolic_trace
 
 import torchgraft
+from tests.torch_versions import TORCH
 from torchgraft.errors import GraphError
 from torchgraft.rewrite import replace_pattern, replace_pattern_with_filters
 from torchgraft.rewrite.matching import same_value
@@ -302,7 +303,8 @@ def test_torch_fx_has_no_answer_to_these() -> None:
     """If this fails, torch.fx has caught up and the examples belong in `test_against_torch_fx.py`."""
     traced = their_symbolic_trace(lambda x, y, z: torch.cat([torch.cat([x, y], 1), z], 2))
     their_rewriter.replace_pattern(traced, lambda a, b: torch.cat(a, b), lambda a, b: torch.concat(a, b))
-    with pytest.raises(RuntimeError, match="used before it has been defined"):
-        traced.graph.lint()
+    if TORCH <= (2, 13):  # mended in 2.15 at the latest
+        with pytest.raises(RuntimeError, match="used before it has been defined"):
+            traced.graph.lint()
     traced = their_symbolic_trace(lambda x: torch.add(x, x))
     assert not their_rewriter.replace_pattern(traced, lambda a, b: torch.add(a, b), lambda a, b: torch.mul(a, b))

@@ -9,6 +9,7 @@ import random
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from types import CellType
 from typing import Any
 
 import torch
@@ -24,6 +25,8 @@ from torchgraft.record.comparison import (
     tensors_in,
 )
 from torchgraft.record.situations import Situation
+
+Roots = list[tuple[str, torch.nn.Module]]
 
 _CONTAINERS = frozenset({list, dict, set})
 _PLAIN = (int, float, str, bytes, bool, tuple, torch.dtype, torch.device, type(None))
@@ -50,14 +53,16 @@ class Surroundings:
     """
 
     def __init__(self, *callables: Any) -> None:
-        roots = [module_of(item) for item in callables]
+        roots = [root for item in callables for root in modules_behind(item)]
         self._modules: dict[torch.nn.Module, tuple[dict[str, Any], dict[str, Any]]] = {}
         self._tensors: dict[int, tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]] = {}
+        # A tensor has one name, the first, whatever else it is called in a program.
+        self._names: dict[int, str] = {}
         self._generators: dict[int, tuple[torch.Generator, torch.Tensor]] = {}
         self._random = _random_states()
         self._grad_mode = torch.is_grad_enabled()
-        for root in filter(None, roots):
-            for path, module in root.named_modules():
+        for prefix, root in roots:
+            for path, module in root.named_modules(prefix=prefix):
                 if isinstance(module, GraphModule):
                     _ = module.code  # generating code sets attributes that must outlive the first run
                 if module not in self._modules:
@@ -78,6 +83,7 @@ class Surroundings:
                         "run the model once, so that its lazy modules know their sizes"
                     )
                 copied = tensor.detach().clone() if has_values(tensor) else None
+                self._names[id(tensor)] = _joined(path, name)
                 self._tensors[id(tensor)] = tensor, copied, tensor.grad if tensor.is_leaf else None
 
     # ---- around a run ----
@@ -121,17 +127,21 @@ class Surroundings:
             if copied is not None and not _same_values(tensor, copied)
         }
 
-    def changes(self, roots: list[torch.nn.Module]) -> dict[str, Any]:
+    def changes(self, roots: Roots) -> dict[str, Any]:
         """The parameters, buffers and attributes that are not what they were; of two with one path the last root's."""
         result: dict[str, Any] = {}
         written = self._written()
-        for root in roots:
-            for path, module in root.named_modules(remove_duplicate=False):
+        for prefix, root in roots:
+            for path, module in root.named_modules(prefix=prefix, remove_duplicate=False):
                 for name, value in self._changes_of(module, written):
-                    result.update(frozen_leaves(value, _joined(path, name)))
+                    result.update(frozen_leaves(value, self.name_of(value, _joined(path, name))))
         if torch.is_grad_enabled() != self._grad_mode:
             result["torch.is_grad_enabled()"] = torch.is_grad_enabled()
         return result
+
+    def name_of(self, value: Any, path: str) -> str:
+        """What to call something at a path: a tensor that was there before has its name already."""
+        return self._names.get(id(value), path) if isinstance(value, torch.Tensor) else path
 
     def _changes_of(self, module: torch.nn.Module, written: set[int]) -> Iterator[tuple[str, Any]]:
         if module not in self._modules:
@@ -159,9 +169,21 @@ def module_of(model: Any) -> torch.nn.Module | None:
     return owner if isinstance(owner, torch.nn.Module) else None
 
 
+def modules_behind(model: Any) -> Roots:
+    """The module of a callable, or those that a plain function closes over, with what to put before their paths."""
+    root = module_of(model)
+    if root is not None:
+        return [("", root)]
+    names = getattr(getattr(model, "__code__", None), "co_freevars", ())
+    cells = [
+        item for item in zip(names, getattr(model, "__closure__", None) or (), strict=True) if item[1] != CellType()
+    ]
+    return [(name, cell.cell_contents) for name, cell in cells if isinstance(cell.cell_contents, torch.nn.Module)]
+
+
 def observe(
     function: Callable[..., Any],
-    roots: list[torch.nn.Module],
+    roots: Roots,
     surroundings: Surroundings,
     situation: Situation,
     names: list[str],
@@ -173,22 +195,25 @@ def observe(
     `roots` are the modules it works on, and `names` what to call its inputs.
     """
     args, kwargs = situation.copied()
+    inputs = dict(zip(names, [*args, *kwargs.values()], strict=True))
     result = Observation()
     surroundings.prepare(seed)
     try:
-        value = function(*args, **kwargs)
+        try:
+            value = function(*args, **kwargs)
+        except Exception as error:  # whatever a model raises, the question is what the program does then
+            result.error = error
+            return result
         result.random = {name: RandomState(_digest(state)) for name, state in _random_states().items()}
         result.outputs = frozen_leaves(value, "output")
         result.state = surroundings.changes(roots)
-        for name, given in zip(names, [*args, *kwargs.values()], strict=True):
+        for name, given in inputs.items():
             result.inputs.update(frozen_leaves(given, name))
         if gradients:
-            result.gradients = _gradients(value, dict(zip(names, [*args, *kwargs.values()], strict=True)), roots, seed)
-    except Exception as error:  # whatever a model raises, the question is what the program does then
-        result.error = error
+            result.gradients = _gradients(value, inputs, roots, surroundings, seed)
+        return result
     finally:
         surroundings.put_back()
-    return result
 
 
 # ---- gradients ----
@@ -208,16 +233,20 @@ def backward(value: Any, seed: int) -> bool:
     return True
 
 
-def _gradients(value: Any, inputs: dict[str, Any], roots: list[torch.nn.Module], seed: int) -> dict[str, Any]:
+def _gradients(
+    value: Any, inputs: dict[str, Any], roots: Roots, surroundings: Surroundings, seed: int
+) -> dict[str, Any]:
     try:
         if not backward(value, seed):
             return {}
     except Exception as error:  # a model may have no backward at all; then the program must have none either
         return {"backward": f"raises {type(error).__name__}"}
     leaves = [item for name, given in inputs.items() for item in named_tensors_in(given, name)]
-    for root in roots:
-        for path, module in root.named_modules(remove_duplicate=False):
-            leaves += [(_joined(path, name), value) for name, value in module._parameters.items() if value is not None]
+    for prefix, root in roots:
+        for path, module in root.named_modules(prefix=prefix):
+            for name, parameter in [*module._parameters.items(), *module._buffers.items()]:
+                if parameter is not None:
+                    leaves.append((surroundings.name_of(parameter, _joined(path, name)), parameter))
     # Gradients need no copies: nobody else has them, and they are taken away when the state is put back.
     return {
         f"gradient of {name}": None if leaf.grad is None else FrozenTensor(leaf.grad, leaf.grad.requires_grad)

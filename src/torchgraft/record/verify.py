@@ -16,7 +16,7 @@ from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import GraftError, GuardError
 from torchgraft.record.comparison import Comparison, Tolerance, compare
 from torchgraft.record.first_difference import FirstDifference, first_difference
-from torchgraft.record.runs import Observation, Surroundings, module_of, observe
+from torchgraft.record.runs import Observation, Surroundings, modules_behind, observe
 from torchgraft.record.situations import Situation, situations
 
 # What is compared, and what model and program do with it.
@@ -230,18 +230,11 @@ class _Comparer:
         return Check(situation.name, WRONG, aspects, reason, difference)
 
     def _observe(self, function: Callable[..., Any], situation: Situation) -> Observation:
-        roots = (
-            [module_of(self._model)] if function is self._model else [module_of(self._model), module_of(self._program)]
-        )
-        return observe(
-            function,
-            [root for root in roots if root is not None],
-            self._surroundings,
-            situation,
-            self._names,
-            self._seed,
-            self._gradients and situation.gradients,
-        )
+        roots = modules_behind(self._model)
+        if function is not self._model:  # where both have something under one name, the program's own counts
+            roots = [*roots, *modules_behind(self._program)]
+        wanted = self._gradients and situation.gradients
+        return observe(function, roots, self._surroundings, situation, self._names, self._seed, wanted)
 
     def _compare(self, expected: Observation, found: Observation) -> dict[str, Comparison]:
         result: dict[str, Comparison] = {}
