@@ -525,6 +525,15 @@ def test_other_inputs_are_refused():
         programs.run(X, options=options, text="c")
 
 
+def test_another_mode_is_refused():
+    model = nn.Sequential(nn.Linear(6, 6), nn.Dropout())
+    programs = capture_training(model, (X,))
+    model.eval()
+    with pytest.raises(GuardError, match="captured in training mode, and its submodule '1' is now in evaluation mode"):
+        programs.run(X)
+    capture_training(Model(), (X,)).run(X)
+
+
 def test_inputs_that_do_not_fit():
     with pytest.raises(BridgeError, match="cannot capture Model: too many positional arguments"):
         capture_training(Model(), (X, X))

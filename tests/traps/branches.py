@@ -131,7 +131,9 @@ def kinds_of_one(x: torch.Tensor, scale: Any) -> torch.Tensor:
     return x - 1 if scale is True else x * scale
 
 
-@TRAPS.function("a word", inputs=lambda n=3: (torch.randn(n, 4), "sum"), others={"mean": lambda: (torch.randn(3, 4), "mean")})
+@TRAPS.function(
+    "a word", inputs=lambda n=3: (torch.randn(n, 4), "sum"), others={"mean": lambda: (torch.randn(3, 4), "mean")}
+)
 def word(x: torch.Tensor, reduction: str) -> torch.Tensor:
     return getattr(torch, reduction)(x, dim=1)
 
@@ -200,7 +202,9 @@ def value_in_list(x: torch.Tensor) -> torch.Tensor:
     return x * 2 if x in [1, 3, 5] else x + 1
 
 
-@TRAPS.function("a number in a tensor", inputs=lambda n=3: torch.arange(n), others={"out": lambda: torch.tensor([9, 8])})
+@TRAPS.function(
+    "a number in a tensor", inputs=lambda n=3: torch.arange(n), others={"out": lambda: torch.tensor([9, 8])}
+)
 def number_in_tensor(x: torch.Tensor) -> torch.Tensor:
     return x * 2 if 1 in x else x + 1
 

@@ -4,8 +4,21 @@ They are written in the files imported here.
 
 from __future__ import annotations
 
-from tests.traps import branches, functions, hooks, layers, modes, mutation, random_numbers, reads, regions, shapes, sizes
-from tests.traps import state, structures
+from tests.traps import (
+    branches,
+    functions,
+    hooks,
+    layers,
+    modes,
+    mutation,
+    random_numbers,
+    reads,
+    regions,
+    shapes,
+    sizes,
+    state,
+    structures,
+)
 from tests.traps.trap import Trap
 
 _FILES = (

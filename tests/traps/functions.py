@@ -310,7 +310,9 @@ def subclass_inside(x: torch.Tensor) -> torch.Tensor:
     return (x * 2).as_subclass(Marked).sum().as_subclass(torch.Tensor) + x
 
 
-@TRAPS.function("a subclass of Tensor given", inputs=lambda n=3: torch.randn(n, 4).as_subclass(Marked), skip=frozenset({"double"}))
+@TRAPS.function(
+    "a subclass of Tensor given", inputs=lambda n=3: torch.randn(n, 4).as_subclass(Marked), skip=frozenset({"double"})
+)
 def subclass_given(x: torch.Tensor) -> torch.Tensor:
     return x.sum() * 2
 

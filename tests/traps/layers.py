@@ -34,7 +34,9 @@ class Recurrent(nn.Module):
         return y, hidden[-1] + cell[0], self.gru(z.repeat(1, 1, 2), last)[1]
 
 
-@TRAPS.model("a packed sequence", inputs=lambda n=3: (torch.randn(n, 6, 8), torch.arange(n).flip(0) % 6 + 1), sizes=(5, 1))
+@TRAPS.model(
+    "a packed sequence", inputs=lambda n=3: (torch.randn(n, 6, 8), torch.arange(n).flip(0) % 6 + 1), sizes=(5, 1)
+)
 class Packed(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -198,7 +200,25 @@ class Methods(nn.Module):
         return self.encode(x) + self.inner.forward(x)["y"] + F.linear(x, self.inner.linear.weight)
 
 
-@TRAPS.model("decorated forward with keywords", inputs=lambda n=3: Call((), {"x": torch.randn(n, 4), "scale": torch.ones(4) * 2}))
+TRAPS.add("a bound method", lambda: Methods().encode, skip=frozenset({"double"}))
+
+
+@TRAPS.model("a module that is called in its own way")
+class OwnCall(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return super().__call__(x * 2) + 1
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x)
+
+
+@TRAPS.model(
+    "decorated forward with keywords", inputs=lambda n=3: Call((), {"x": torch.randn(n, 4), "scale": torch.ones(4) * 2})
+)
 class DecoratedForward(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -85,6 +85,12 @@ class ModeAsNumber(nn.Module):
         return F.dropout(x, 0.5 * self.training) + x * self.training
 
 
+@TRAPS.model("the mode handed to a built-in function")
+class ModeToBuiltin(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.dropout(x, 0.5, self.training)
+
+
 @TRAPS.model("the mode in a text")
 class ModeInText(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:

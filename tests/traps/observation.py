@@ -131,7 +131,11 @@ def attributes_of(model: Any, program: Any) -> dict[str, Any]:
         for cls in type(model).__mro__:
             if cls.__module__.startswith("tests."):
                 result.update(
-                    {f"{cls.__name__}.{name}": value for name, value in vars(cls).items() if type(value) in (int, float)}
+                    {
+                        f"{cls.__name__}.{name}": value
+                        for name, value in vars(cls).items()
+                        if type(value) in (int, float)
+                    }
                 )
     watched = getattr(model, "watched", None)  # lists and tensors outside of the model that it writes into
     if watched is not None:
@@ -280,7 +284,9 @@ def _same_tensor(expected: FrozenTensor, found: FrozenTensor) -> bool:
     if torch.equal(first, second):
         return True
     precise = first.dtype in (torch.float64, torch.complex128)
-    return bool(torch.allclose(first, second, rtol=1e-9 if precise else 1e-5, atol=1e-12 if precise else 1e-6, equal_nan=True))
+    return bool(
+        torch.allclose(first, second, rtol=1e-9 if precise else 1e-5, atol=1e-12 if precise else 1e-6, equal_nan=True)
+    )
 
 
 def _short(value: Any) -> str:

@@ -79,19 +79,32 @@ def clamped_item(x: torch.Tensor) -> torch.Tensor:
     return x / max(x.abs().max().item(), 1.0) + min(x.sum().item(), 0)
 
 
-@TRAPS.function("an item as a size", inputs=lambda n=3: (torch.randn(n, 4), torch.tensor(2)), others={"other": lambda: (torch.randn(3, 4), torch.tensor(3))})
+@TRAPS.function(
+    "an item as a size",
+    inputs=lambda n=3: (torch.randn(n, 4), torch.tensor(2)),
+    others={"other": lambda: (torch.randn(3, 4), torch.tensor(3))},
+)
 def item_as_size(x: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
     return torch.zeros(k.item(), 4) + x[: k.item()].sum(0)
 
 
-@TRAPS.function("an item as a range", inputs=lambda n=3: (torch.randn(n, 4), torch.tensor(2)), others={"other": lambda: (torch.randn(3, 4), torch.tensor(3))})
+@TRAPS.function(
+    "an item as a range",
+    inputs=lambda n=3: (torch.randn(n, 4), torch.tensor(2)),
+    others={"other": lambda: (torch.randn(3, 4), torch.tensor(3))},
+)
 def item_as_range(x: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
     for _ in range(k):
         x = x * 2
     return x
 
 
-@TRAPS.function("an item as an index", inputs=lambda n=3: (torch.randn(n, 4), torch.tensor(2)), others={"other": lambda: (torch.randn(3, 4), torch.tensor(0))}, sizes=(5,))
+@TRAPS.function(
+    "an item as an index",
+    inputs=lambda n=3: (torch.randn(n, 4), torch.tensor(2)),
+    others={"other": lambda: (torch.randn(3, 4), torch.tensor(0))},
+    sizes=(5,),
+)
 def item_as_index(x: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
     return x[k.item()] * [1.0, 2.0, 4.0][k] + x[k]
 

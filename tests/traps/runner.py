@@ -36,6 +36,7 @@ from torchgraft import GraftError, GraphModule
 from torchgraft.capture.program import capture
 
 RIGHT, REFUSED, WRONG, CRASH, SKIPPED = "right", "refused", "WRONG", "CRASH", "skipped"
+LEFT_ALONE = "the model is left alone"
 
 
 class Verdict(NamedTuple):
@@ -259,7 +260,7 @@ def _verdicts(name: str, way: str, find: Callable[[str], Trap]) -> dict[str, Ver
     result: dict[str, Verdict] = {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        result["the model is left alone"], failure = _left_alone(trap, way)
+        result[LEFT_ALONE], failure = _left_alone(trap, way)
         for variation in variations(trap):
             if variation.name not in trap.skip:
                 trial = _trials.setdefault((name, variation.name), Trial(trap, variation))
@@ -297,12 +298,28 @@ def _left_alone(trap: Trap, way: str) -> tuple[Verdict, Exception | None]:
 
 
 def _surroundings(model: Any, call: Call) -> dict[str, Any]:
-    result = {**attributes_of(model, None), **random_states(), **switches(), **frozen("input", [call.args, call.kwargs])}
+    result = {
+        **attributes_of(model, None),
+        **random_states(),
+        **switches(),
+        **frozen("input", [call.args, call.kwargs]),
+    }
     result.update(frozen("state", dict(state_tensors(model))))
     if isinstance(model, nn.Module):
         for path, module in model.named_modules():
             result[f"{path}.training"] = module.training
             result[f"{path} has"] = tuple(sorted(vars(module)))
-            result[f"{path} hooks"] = (len(module._forward_hooks), len(module._forward_pre_hooks), type(module).__name__)
+            result[f"{path} hooks"] = (
+                len(module._forward_hooks),
+                len(module._forward_pre_hooks),
+                type(module).__name__,
+            )
         result["gradients"] = tuple([value.grad is None for value in model.parameters()])
     return result
+
+
+def share_of_right(results: list[dict[str, Verdict]]) -> float:
+    """The part of the variations that are right, of all in which the model itself runs."""
+    kinds = [item.kind for result in results for name, item in result.items() if name != LEFT_ALONE]
+    counted = [kind for kind in kinds if kind != SKIPPED]
+    return counted.count(RIGHT) / max(len(counted), 1)

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import functools
 import math
+import numbers
+import operator
 from typing import Any
 
 import numpy
@@ -124,6 +126,21 @@ def square_root(x: torch.Tensor) -> torch.Tensor:
 def rounding(x: torch.Tensor) -> torch.Tensor:
     n = x.shape[0]
     return torch.zeros(math.ceil(n / 2), math.floor(n / 2) + 1) + round(n / 3) + int(n * 0.7)
+
+
+@TRAPS.function("a float times a size")
+def float_times_size(x: torch.Tensor) -> torch.Tensor:
+    return x * (2.0 * x.shape[0]) + 0.5 * x.size(1) - x.shape[0] * 0.25
+
+
+@TRAPS.function("a size asked for its index", sizes=(5, 1))
+def index_of_size(x: torch.Tensor) -> torch.Tensor:
+    return x * operator.index(x.shape[0]) if isinstance(x.shape[0], numbers.Integral) else x
+
+
+@TRAPS.function("symbolic functions of torch")
+def symbolic_functions(x: torch.Tensor) -> torch.Tensor:
+    return x * torch.sym_max(x.shape[0], 4) + torch.sym_float(x.size(0)) + torch.sym_int(x.shape[0] / 2)
 
 
 @TRAPS.function("product of a shape")
@@ -261,7 +278,9 @@ def size_of_selection(x: torch.Tensor) -> torch.Tensor:
     return torch.ones(chosen.shape[0]) * chosen.numel()
 
 
-@TRAPS.function("branch on what a mask selects", others={"nothing": lambda: -torch.rand(3, 4), "all": lambda: torch.rand(3, 4)})
+@TRAPS.function(
+    "branch on what a mask selects", others={"nothing": lambda: -torch.rand(3, 4), "all": lambda: torch.rand(3, 4)}
+)
 def branch_on_selection(x: torch.Tensor) -> torch.Tensor:
     chosen = torch.nonzero(x > 0)
     return chosen.float().mean() if chosen.size(0) > 0 else x.sum()

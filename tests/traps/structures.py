@@ -104,7 +104,11 @@ def positions_and_keywords(x: torch.Tensor, y: torch.Tensor, scale: float = 3.0,
 @TRAPS.function(
     "a list of tensors",
     inputs=lambda n=3: ([torch.randn(n, 4), torch.randn(n, 4)],),
-    others={"longer": lambda: ([torch.randn(3, 4)] * 3,), "shorter": lambda: ([torch.randn(3, 4)],), "tuple": lambda: ((torch.randn(3, 4), torch.randn(3, 4)),)},
+    others={
+        "longer": lambda: ([torch.randn(3, 4)] * 3,),
+        "shorter": lambda: ([torch.randn(3, 4)],),
+        "tuple": lambda: ((torch.randn(3, 4), torch.randn(3, 4)),),
+    },
 )
 def list_of_tensors(values: list[torch.Tensor]) -> torch.Tensor:
     return torch.stack(values).sum(0) / len(values) if isinstance(values, list) else values[0]
@@ -123,7 +127,13 @@ def dict_of_tensors(batch: dict[str, torch.Tensor]) -> torch.Tensor:
     return batch["a"] * 2 - batch.get("b", torch.ones(4)) + len(batch)
 
 
-@TRAPS.function("nested containers in", inputs=lambda n=3: ({"x": [torch.randn(n, 4), (torch.randn(4), 2.0)], "none": None}, Pair(torch.randn(n, 4), "word")))
+@TRAPS.function(
+    "nested containers in",
+    inputs=lambda n=3: (
+        {"x": [torch.randn(n, 4), (torch.randn(4), 2.0)], "none": None},
+        Pair(torch.randn(n, 4), "word"),
+    ),
+)
 def nested_in(tree: dict[str, Any], pair: Pair) -> torch.Tensor:
     x, (y, scale) = tree["x"]
     return (x + y) * scale - pair.first if tree["none"] is None else x
@@ -137,14 +147,19 @@ def named_tuple(pair: Pair) -> Pair:
 @TRAPS.function(
     "a dataclass in",
     inputs=lambda n=3: Call((Batch(torch.randn(n, 4), 2.0),)),
-    others={"another scale": lambda: Call((Batch(torch.randn(3, 4), 3.0),)), "a mask": lambda: Call((Batch(torch.randn(3, 4), 2.0, torch.ones(4)),))},
+    others={
+        "another scale": lambda: Call((Batch(torch.randn(3, 4), 3.0),)),
+        "a mask": lambda: Call((Batch(torch.randn(3, 4), 2.0, torch.ones(4)),)),
+    },
     skip=_COPIES_OF_OBJECTS,
 )
 def dataclass_in(batch: Batch) -> torch.Tensor:
     return batch.values * batch.scale if batch.mask is None else batch.values * batch.mask
 
 
-@TRAPS.function("an object in", inputs=lambda n=3: Call((SimpleNamespace(x=torch.randn(n, 4), y=2.0),)), skip=_COPIES_OF_OBJECTS)
+@TRAPS.function(
+    "an object in", inputs=lambda n=3: Call((SimpleNamespace(x=torch.randn(n, 4), y=2.0),)), skip=_COPIES_OF_OBJECTS
+)
 def object_in(batch: Any) -> torch.Tensor:
     return batch.x * batch.y
 
@@ -212,7 +227,11 @@ def _shared_input(n: int = 3) -> Any:
     return x, x
 
 
-@TRAPS.function("one tensor given twice", inputs=_shared_input, others={"two tensors": lambda: (torch.randn(3, 4), torch.randn(3, 4))})
+@TRAPS.function(
+    "one tensor given twice",
+    inputs=_shared_input,
+    others={"two tensors": lambda: (torch.randn(3, 4), torch.randn(3, 4))},
+)
 def given_twice(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return x * 2 - y
 
@@ -222,13 +241,19 @@ def _overlapping(n: int = 3) -> Any:
     return x[:n], x[1:]
 
 
-@TRAPS.function("overlapping inputs written", inputs=_overlapping, others={"apart": lambda: (torch.randn(3, 4), torch.randn(3, 4))})
+@TRAPS.function(
+    "overlapping inputs written", inputs=_overlapping, others={"apart": lambda: (torch.randn(3, 4), torch.randn(3, 4))}
+)
 def overlapping(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     x.add_(1)
     return y * 2
 
 
-@TRAPS.function("numbers given", inputs=lambda n=3: (torch.randn(n, 4), 2, 0.5), others={"other numbers": lambda: (torch.randn(3, 4), 3, 0.25)})
+@TRAPS.function(
+    "numbers given",
+    inputs=lambda n=3: (torch.randn(n, 4), 2, 0.5),
+    others={"other numbers": lambda: (torch.randn(3, 4), 3, 0.25)},
+)
 def numbers_given(x: torch.Tensor, power: int, scale: float) -> torch.Tensor:
     return x**power * scale
 
@@ -243,11 +268,18 @@ def integer_tensor(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
     return x.gather(0, index.unsqueeze(1).expand(-1, 4)) + index.unsqueeze(1)
 
 
-@TRAPS.function("transposed input", inputs=lambda n=3: torch.randn(4, n).t(), others={"contiguous": lambda: torch.randn(3, 4)})
+@TRAPS.function(
+    "transposed input", inputs=lambda n=3: torch.randn(4, n).t(), others={"contiguous": lambda: torch.randn(3, 4)}
+)
 def transposed_input(x: torch.Tensor) -> Any:
     return x * 2, x.contiguous() + 1, x.reshape(-1)
 
 
-@TRAPS.function("channels last", inputs=lambda n=3: torch.randn(1, 3, n, n).to(memory_format=torch.channels_last), others={"contiguous": lambda: torch.randn(1, 3, 3, 3)}, sizes=(5, 2))
+@TRAPS.function(
+    "channels last",
+    inputs=lambda n=3: torch.randn(1, 3, n, n).to(memory_format=torch.channels_last),
+    others={"contiguous": lambda: torch.randn(1, 3, 3, 3)},
+    sizes=(5, 2),
+)
 def channels_last(x: torch.Tensor) -> torch.Tensor:
     return torch.empty_like(x).copy_(x) * 2

@@ -53,7 +53,7 @@ class InputCheck:
         for path, expected in self.modes.items():
             found = program.get_submodule(path).training
             if found != expected:
-                _refuse_mode(path, expected)
+                refuse_mode(path, expected)
         self._function(*values)
 
     def inputs(self, *values: Any) -> None:
@@ -103,7 +103,8 @@ def _short(value: Any) -> str:
     return text if len(text) <= 80 else f"{text[:80]}..."
 
 
-def _refuse_mode(path: str, expected: bool) -> None:
+def refuse_mode(path: str, expected: bool) -> None:
+    """Raise because a program, or one of its submodules, is no longer in the mode that it was captured in."""
     modes = {True: "training mode", False: "evaluation mode"}
     raise GuardError(
         f"the program was captured in {modes[expected]}, and {f'its submodule {path!r}' if path else 'it'} is now in "

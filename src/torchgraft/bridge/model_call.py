@@ -10,7 +10,9 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from torchgraft.bridge.checked_calls import refuse_mode
 from torchgraft.bridge.model_tensors import ModelTensors
+from torchgraft.bridge.model_watch import reads_training
 from torchgraft.bridge.refusals import title
 from torchgraft.errors import BridgeError, GuardError
 
@@ -45,11 +47,17 @@ class ModelCall:
         # A parameter may be called like an input, and gradients are looked up by name.
         self.names += [f"input {name}" if name in self.names else name for name in inputs]
         self.kinds = [held.kind for held in self.tensors.held] + ["input"] * len(inputs)
+        self._modes = [
+            (module, path, module.training) for path, module in model.named_modules() if reads_training(module)
+        ]
         self._results: list[Any] = []
         self._results_spec: Any = None
 
     def row(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
         """The tensors of the model as they are now, and those among inputs that are like the ones at the capture."""
+        for module, path, expected in self._modes:
+            if module.training != expected:
+                refuse_mode(path, expected)
         try:
             leaves, spec = self._leaves(args, kwargs)
         except TypeError as error:

@@ -4,12 +4,12 @@ Whatever a run changes is put back afterwards; comparing two observations is lef
 
 from __future__ import annotations
 
+import inspect
 import operator
 import random
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from types import CellType
 from typing import Any
 
 import torch
@@ -170,15 +170,16 @@ def module_of(model: Any) -> torch.nn.Module | None:
 
 
 def modules_behind(model: Any) -> Roots:
-    """The module of a callable, or those that a plain function closes over, with what to put before their paths."""
+    """The module of a callable, or those that a plain function uses, with what to put before their paths."""
     root = module_of(model)
     if root is not None:
         return [("", root)]
-    names = getattr(getattr(model, "__code__", None), "co_freevars", ())
-    cells = [
-        item for item in zip(names, getattr(model, "__closure__", None) or (), strict=True) if item[1] != CellType()
-    ]
-    return [(name, cell.cell_contents) for name, cell in cells if isinstance(cell.cell_contents, torch.nn.Module)]
+    try:
+        used = inspect.getclosurevars(model)
+    except (TypeError, ValueError):  # no Python function, or one with a variable that has no value yet
+        return []
+    values = {**used.globals, **used.nonlocals}
+    return [(name, value) for name, value in values.items() if isinstance(value, torch.nn.Module)]
 
 
 def observe(

@@ -1,0 +1,2 @@
+KNOWN = {}
+LEAST_SHARE_OF_RIGHT = {}
