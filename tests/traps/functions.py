@@ -1,4 +1,4 @@
-"""Traps: autograd.Function, scripted and compiled functions, function transforms, custom operators, threads: code that torch calls
+"""Traps: autograd.Function, scripted functions, function transforms, custom operators, threads: code that torch calls
 or that runs where a tracer may not see it. Gradients taken inside a model are in `regions.py`.
 """
 

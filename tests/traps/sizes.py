@@ -261,7 +261,8 @@ def slices_of_shape(x: torch.Tensor) -> torch.Tensor:
 def shape_and_list(x: torch.Tensor) -> torch.Tensor:
     sizes = list(x.shape)
     sizes[-1] = 1
-    return torch.ones(x.shape[:1] + (2,)) + torch.zeros(sizes)
+    wider = x.shape[:1] + (2,)  # noqa: RUF005 (adding to a torch.Size is the trap)
+    return torch.ones(wider).sum() + torch.zeros(sizes)
 
 
 @TRAPS.function("a size read before a transposition in place", sizes=(5, 2))
