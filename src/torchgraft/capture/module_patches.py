@@ -8,7 +8,7 @@ import dis
 import functools
 import inspect
 import operator
-from types import CodeType
+from types import CodeType, FunctionType
 from typing import Any
 
 import torch
@@ -177,18 +177,49 @@ def _is_compared_by_identity(code: CodeType | None, instruction: int) -> bool:
 _original_apply = torch.autograd.Function.__dict__["apply"]
 
 
-def _apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+def _record_apply(cls: Any, run: Any, args: Any, kwargs: Any) -> Any:
+    """One node for a whole autograd function, so that its own backward runs. `run` is what `apply` does when nobody traces."""
     tracer = active.tracer
-    original = _original_apply.__get__(None, cls)  # what `cls.apply` is when nobody traces
-    # One node for the whole function, so that its own backward runs.
+    target = _original_apply.__get__(None, cls)
+    name = snake_case(cls.__name__)
     if tracer is not None and tracer._runs_for_real:
-        return tracer.call_leaf(original, original, args, kwargs, snake_case(cls.__name__))
+        return tracer.call_leaf(target, run, args, kwargs, name)
     proxy = find_proxy((args, kwargs)) if tracer is not None else None
     if proxy is None:
-        return original(*args, **kwargs)
-    result = proxy.tracer.create_proxy("call_function", original, args, kwargs, name=snake_case(cls.__name__))
+        return run(*args, **kwargs)
+    result = proxy.tracer.create_proxy("call_function", target, args, kwargs, name=name)
     result.node.meta["is_wrapped"] = True
     return result
+
+
+def _patch_of_apply() -> Any:
+    """`apply` is a Python function in most versions of torch; then its code is swapped, and an alias of it is caught too."""
+    function = getattr(_original_apply, "__func__", None)
+    if not isinstance(function, FunctionType) or function.__code__.co_freevars != ("__class__",):
+
+        def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+            return _record_apply(cls, _original_apply.__get__(None, cls), args, kwargs)
+
+        return Patch(torch.autograd.Function, "apply", classmethod(apply))  # type: ignore[arg-type]
+    patch = CodePatch(function)
+    globals()["_torchgraft_apply"] = patch.original
+    patch.lend(_LentApply.apply)  # type: ignore[arg-type]
+    return patch
+
+
+_torchgraft_record_apply = _record_apply
+_torchgraft_partial = functools.partial
+
+
+class _LentApply:
+    """As `_LentMethods`, for `torch.autograd.Function.apply`."""
+
+    def apply(self: Any, *args: Any, **kwargs: Any) -> Any:
+        super  # noqa: B018 (mentioning it is enough to close over __class__)
+        if _torchgraft_active.tracer is None:
+            return _torchgraft_apply(self, *args, **kwargs)  # type: ignore[name-defined]  # noqa: F821
+        run = _torchgraft_partial(_torchgraft_apply, self)  # type: ignore[name-defined]  # noqa: F821
+        return _torchgraft_record_apply(self, run, args, kwargs)
 
 
 MODULE_PATCHES = [
@@ -197,7 +228,7 @@ MODULE_PATCHES = [
     _module_setattr,
     _module_delattr,
     Patch(torch.nn.Module, "training", _TrainingDescriptor()),  # type: ignore[arg-type]
-    Patch(torch.autograd.Function, "apply", classmethod(_apply)),  # type: ignore[arg-type]
+    _patch_of_apply(),
     *REGION_PATCHES,
     *[Patch(torch.Tensor, name, recorded_method(getattr(torch.Tensor, name))) for name in _SIZE_METHODS],
     *[patch for name in _SIZE_FACTORIES if (patch := shared_patch(torch, name, recorded_call)) is not None],

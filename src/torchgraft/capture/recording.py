@@ -208,12 +208,14 @@ class RealValues:
     def _refuse(self, function: Any, action: str, cause: Exception | None = None) -> NoReturn:
         name = getattr(function, "__name__", str(function))
         line = current_source_line()
-        raise TraceError(
+        refusal = TraceError(
             f"cannot trace through {name}(){f' at {line}' if line else ''}: it {action} a tensor that belongs to the model or "
             "comes from outside the traced function, and what it found would be baked into the program; "
             "use tensor operations, make the value a Python attribute before tracing, "
             "or keep the surrounding module or function as a leaf (Tracer.is_leaf_module, torchgraft.wrap)"
-        ) from cause
+        )
+        self.tracer._remember_refusal(refusal)
+        raise refusal from cause
 
 
 @functools.cache

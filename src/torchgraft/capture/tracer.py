@@ -32,6 +32,7 @@ from torchgraft.ir.guards import check_training
 from torchgraft.ir.node import Argument, Node
 from torchgraft.ir.origin import current_source_line
 
+_ANSWERS = frozenset({"to_bool", "iter", "keys", "call_module", "create_proxy", "create_node", "create_arg"})
 _RULES_FOR_MODULES = frozenset({"call_module", "is_leaf_module", "path_of_module"})
 
 
@@ -42,6 +43,7 @@ class Tracer(TracerBase):
     root: torch.nn.Module
     # Whether no subclass has a say in which modules are leaves and how they are called.
     _default_rules = True
+    _default_answers = True
 
     def __init__(
         self,
@@ -59,6 +61,8 @@ class Tracer(TracerBase):
         super().__init_subclass__(**options)
         if not _RULES_FOR_MODULES.isdisjoint(vars(cls)):
             cls._default_rules = False
+        if not _ANSWERS.isdisjoint(vars(cls)):
+            cls._default_answers = False
 
     def _begin(self) -> None:
         """Forget everything about an earlier trace."""
@@ -73,6 +77,7 @@ class Tracer(TracerBase):
         self._handed_out: dict[int, Any] = {}
         self._qualname_counter: dict[str, int] = defaultdict(int)
         self._held: list[Any] = []
+        self._refusal: TraceError | None = None
         self._function: Any = None
         self._entered: set[type] = set()
         self._leaf_types: set[type] = set()
@@ -172,6 +177,10 @@ class Tracer(TracerBase):
         if isinstance(a, tuple) and hasattr(a, "_fields"):
             return self.create_node("call_function", cls, tuple([self.create_arg(item) for item in a]), {})
         return super().create_arg(a)
+
+    def _remember_refusal(self, error: TraceError) -> None:
+        if self._default_answers:  # an overridden method may have asked us first, and have an answer of its own
+            self._refusal = error
 
     def owns(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor belongs to the model."""
@@ -275,6 +284,9 @@ class Tracer(TracerBase):
             constants = self._mode.values.readable_nodes() if self._mode is not None else []
             self._mode, self._scope_chain, self.submodule_paths = None, previous_scope, None
             self._autowrap.forget()
+        if self._refusal is not None:
+            self._state.restore()
+            raise self._refusal
         self._state.refuse_changes(self._state.restore(_is_memo))
         self._tidy(constants)
         return self.graph

@@ -265,11 +265,16 @@ class TracerBase:
         made = source_line(node._origin[0], node._origin[1]) if node._origin else None
         maker = "an input of the program" if node._op == "placeholder" else f"made by {node.format_node()}"
         origin = f"; the value is {maker}" + (f" at {made}" if made and node._op != "placeholder" else "")
-        raise kind(
+        error = kind(
             f"cannot {action} a traced value: node '{node._name}'{_at(current_source_line())}{origin}"
             f"{'; ' + reason if reason else ''}; {remedy}, "
             "or keep the surrounding module or function as a leaf (Tracer.is_leaf_module, torchgraft.wrap)"
         )
+        self._remember_refusal(error)
+        raise error
+
+    def _remember_refusal(self, error: TraceError) -> None:
+        """A forward may catch what we raise and go on another way; the trace is no good all the same."""
 
 
 class ConversionError(TraceError, TypeError):
@@ -313,7 +318,7 @@ def _is_assertion(code: CodeType | None, instruction: int) -> bool:
     if code is None:
         return False
     rest = [item for item in dis.get_instructions(code) if item.offset >= instruction and item.opname != "CACHE"][:4]
-    names = [item.opname for item in rest if item.opname not in ("TO_BOOL", "NOT_TAKEN", "UNARY_NOT")]
+    names = [item.opname for item in rest if item.opname not in ("COMPARE_OP", "TO_BOOL", "NOT_TAKEN", "UNARY_NOT")]
     return (
         len(names) > 1
         and "JUMP_IF_TRUE" in names[0].replace("FORWARD_", "")
