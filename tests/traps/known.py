@@ -76,9 +76,6 @@ _WRONG: dict[str, dict[str, str]] = {
         "a hook on an activation": "smf",
         "saved tensors changed": "smf",
     },
-    "apply that was looked up before the capture is not seen": {
-        "an autograd function under another name": "smf",
-    },
     "a leaf module is called with its own parameters, whatever stands in for them": {
         "functional_call with other weights": "m",
     },
@@ -148,7 +145,6 @@ _WRONG: dict[str, dict[str, str]] = {
         "a hook for every module": "sm",
     },
     "the model catches the error that refuses it": {
-        "recover from a branch on a value": "s",
         "recover from a conversion": "s",
         "recover from anything": "s",
     },
