@@ -147,7 +147,10 @@ class Interpreter:
 
     def call_module(self, target: Target, args: tuple[Argument, ...], kwargs: dict[str, Any]) -> Any:
         """The result of a submodule."""
-        return self.fetch_attr(target)(*args, **kwargs)  # type: ignore[arg-type]
+        module = self.module._modules.get(target)  # type: ignore[arg-type]
+        if module is None:
+            module = self.fetch_attr(target)  # type: ignore[arg-type]
+        return module(*args, **kwargs)
 
     def output(self, target: Target, args: tuple[Argument, ...], kwargs: dict[str, Any]) -> Any:
         """What the program returns."""

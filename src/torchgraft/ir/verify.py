@@ -54,6 +54,8 @@ def find_problems(graph: Graph) -> list[str]:
     node = root._next
     order = -1
     has_regions = False
+    outputs = 0
+    inputs: list[Any] = []
     while node is not root:
         count += 1
         op = node._op
@@ -73,6 +75,10 @@ def find_problems(graph: Graph) -> list[str]:
             if not isinstance(node._target, str) or not node._args:
                 problems.append(f"node '{node._name}' must name a method and have the object as its first argument")
         else:
+            if op == "placeholder":
+                inputs.append(node._target)
+            elif op == "output":
+                outputs += 1
             problems.extend(_check_other(node, attributes, last))
         last = node
         node = node._next
@@ -80,12 +86,11 @@ def find_problems(graph: Graph) -> list[str]:
         problems.extend(_duplicate_names(graph))
     if count != graph._length:
         problems.append(f"the graph counts {graph._length} nodes but has {count}; report this as a bug")
-    outputs = sum(1 for node in graph.nodes if node._op == "output")
     if outputs > 1:
         problems.append(f"there are {outputs} outputs; a program returns once")
-    inputs = [node._target for node in graph.nodes if node._op == "placeholder"]
-    problems += [f"there is more than one input '{name}'" for name in dict.fromkeys(inputs) if inputs.count(name) > 1]
-    if last is not None and last._op != "output" and any(node._op == "output" for node in graph.nodes):
+    if len(set(inputs)) != len(inputs):
+        problems += [f"there is more than one input '{name}'" for name in dict.fromkeys(inputs) if inputs.count(name) > 1]
+    if last is not None and last._op != "output" and outputs:
         problems.append(f"the output is not the last node: '{last._name}' comes after it")
     if has_regions:
         problems.extend(_region_problems(graph))
