@@ -168,7 +168,9 @@ def generated_code(both: Pair) -> Iterator[Experiment]:
         ("20,000 nodes", large),
     ):
         yield both(f"recompile, {title}", partial(recompile, source), 3.0, count=nodes_of_module)
-        yield both(f"recompile and compile, {title}", partial(recompile, source, compiled=True), None, count=nodes_of_module)
+        yield both(
+            f"recompile and compile, {title}", partial(recompile, source, compiled=True), None, count=nodes_of_module
+        )
 
 
 def recompile(source: Source, library: ModuleType, compiled: bool = False) -> Fresh:

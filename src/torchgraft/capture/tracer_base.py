@@ -270,7 +270,9 @@ class TracerBase:
             f"{'; ' + reason if reason else ''}; {remedy}, "
             "or keep the surrounding module or function as a leaf (Tracer.is_leaf_module, torchgraft.wrap)"
         )
-        if kind is not ConversionError:  # torch asks values for numbers on its own account, and goes on where it gets none
+        if (
+            kind is not ConversionError
+        ):  # torch asks values for numbers on its own account, and goes on where it gets none
             self._remember_refusal(error)
         raise error
 

@@ -347,7 +347,11 @@ class GraphModule(torch.nn.Module):
 def _copy_function(function: Any) -> FunctionType:
     """The same function with a code object of its own: torch.compile counts its attempts by code object."""
     return FunctionType(
-        function.__code__.replace(), function.__globals__, function.__name__, function.__defaults__, function.__closure__
+        function.__code__.replace(),
+        function.__globals__,
+        function.__name__,
+        function.__defaults__,
+        function.__closure__,
     )
 
 

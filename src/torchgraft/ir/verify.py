@@ -89,7 +89,9 @@ def find_problems(graph: Graph) -> list[str]:
     if outputs > 1:
         problems.append(f"there are {outputs} outputs; a program returns once")
     if len(set(inputs)) != len(inputs):
-        problems += [f"there is more than one input '{name}'" for name in dict.fromkeys(inputs) if inputs.count(name) > 1]
+        problems += [
+            f"there is more than one input '{name}'" for name in dict.fromkeys(inputs) if inputs.count(name) > 1
+        ]
     if last is not None and last._op != "output" and outputs:
         problems.append(f"the output is not the last node: '{last._name}' comes after it")
     if has_regions:
