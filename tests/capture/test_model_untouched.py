@@ -282,6 +282,16 @@ def appends_to_an_object(self, x):
     return x
 
 
+def registers_a_hook(self, x):
+    self.norm.register_forward_hook(lambda module, args, output: output)
+    return self.norm(x)
+
+
+def writes_an_attribute_of_a_buffer(self, x):
+    self.memory.note = "seen"
+    return x * self.memory
+
+
 def asks_for_gradients(self, x):
     self.memory.requires_grad = True
     return x * self.memory
@@ -302,6 +312,10 @@ REFUSED = [
     switches_the_mode_of_a_child, writes_to_a_child, registers_a_buffer, writes_past_setattr, asks_for_gradients,
     replaces_data, drops_gradients,
 ]  # fmt: skip
+REFUSED += [
+    pytest.param(body, marks=pytest.mark.xfail(strict=True, reason="not seen, and not put back"), id=body.__name__)
+    for body in (registers_a_hook, writes_an_attribute_of_a_buffer)
+]
 REFUSED += [
     appends_in_a_called_child, appends_in_an_uncalled_child, appends_deep_inside, appends_to_a_deque, fills_an_ordered_dict,
     fills_a_default_dict, writes_to_an_object, appends_to_an_object,

@@ -197,10 +197,11 @@ KNOWN: dict[tuple[str, str], str] = {
     for letter in letters
 }
 
+# What is reached today; to be raised. The aim for the two watched ways is 0.9.
+LEAST_SHARE_OF_RIGHT = {"symbolic": 0.573, "module": 0.708, "function": 0.709}
+
 if not hasattr(torch.autograd.Function.__dict__["apply"], "__func__"):  # written in C from torch 2.15 on
     KNOWN |= {
         ("an autograd function under another name", way): "apply cannot be seen by an alias" for way in _WAYS.values()
     }
-
-# What is reached today; to be raised. The aim for the two watched ways is 0.9.
-LEAST_SHARE_OF_RIGHT = {"symbolic": 0.57, "module": 0.708, "function": 0.709}
+    LEAST_SHARE_OF_RIGHT["symbolic"] = 0.57
