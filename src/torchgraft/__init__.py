@@ -12,10 +12,12 @@ from torchgraft.version import __version__
 
 if TYPE_CHECKING:
     from torchgraft.bridge import from_export, from_fx, to_fx
-    from torchgraft.capture.inputs import PH
-    from torchgraft.capture.proxy import Attribute, ParameterProxy, Proxy, ProxyableClassMeta
-    from torchgraft.capture.tracer import Tracer, symbolic_trace
-    from torchgraft.capture.tracer_base import TracerBase
+    from torchgraft.bridge.training import capture_training
+    from torchgraft.capturing.inputs import PH
+    from torchgraft.capturing.program import capture
+    from torchgraft.capturing.proxy import Attribute, ParameterProxy, Proxy, ProxyableClassMeta
+    from torchgraft.capturing.tracer import Tracer, symbolic_trace
+    from torchgraft.capturing.tracer_base import TracerBase
     from torchgraft.codegen.graph_module import GraphModule
     from torchgraft.codegen.source import CodeGen
     from torchgraft.errors import BridgeError, GraftError, GraphError, GuardError, TraceError
@@ -24,14 +26,18 @@ if TYPE_CHECKING:
     from torchgraft.ir.graph import Graph
     from torchgraft.ir.leaf_functions import wrap
     from torchgraft.ir.node import Node, has_side_effect, map_arg
-    from torchgraft.rewrite import Match, ReplacedPatterns, replace_pattern, replace_pattern_with_filters
+    from torchgraft.recording.doctor import doctor
+    from torchgraft.recording.verify import verify
+    from torchgraft.rewriting import Match, ReplacedPatterns, replace_pattern, replace_pattern_with_filters
 
 _HOMES = {
     "torchgraft.bridge": ("from_export", "from_fx", "to_fx"),
-    "torchgraft.capture.inputs": ("PH",),
-    "torchgraft.capture.proxy": ("Attribute", "ParameterProxy", "Proxy", "ProxyableClassMeta"),
-    "torchgraft.capture.tracer": ("Tracer", "symbolic_trace"),
-    "torchgraft.capture.tracer_base": ("TracerBase",),
+    "torchgraft.bridge.training": ("capture_training",),
+    "torchgraft.capturing.inputs": ("PH",),
+    "torchgraft.capturing.program": ("capture",),
+    "torchgraft.capturing.proxy": ("Attribute", "ParameterProxy", "Proxy", "ProxyableClassMeta"),
+    "torchgraft.capturing.tracer": ("Tracer", "symbolic_trace"),
+    "torchgraft.capturing.tracer_base": ("TracerBase",),
     "torchgraft.ir.leaf_functions": ("wrap",),
     "torchgraft.codegen.graph_module": ("GraphModule",),
     "torchgraft.codegen.source": ("CodeGen",),
@@ -40,7 +46,9 @@ _HOMES = {
     "torchgraft.ir.arguments": ("immutable_dict", "immutable_list", "map_aggregate"),
     "torchgraft.ir.graph": ("Graph",),
     "torchgraft.ir.node": ("Node", "has_side_effect", "map_arg"),
-    "torchgraft.rewrite": ("Match", "ReplacedPatterns", "replace_pattern", "replace_pattern_with_filters"),
+    "torchgraft.recording.doctor": ("doctor",),
+    "torchgraft.recording.verify": ("verify",),
+    "torchgraft.rewriting": ("Match", "ReplacedPatterns", "replace_pattern", "replace_pattern_with_filters"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 # The modules that torch.fx users reach as attributes after `import torch.fx as fx`.
@@ -71,6 +79,9 @@ __all__ = [
     "TracerBase",
     "Transformer",
     "__version__",
+    "capture",
+    "capture_training",
+    "doctor",
     "from_export",
     "from_fx",
     "has_side_effect",
@@ -83,6 +94,7 @@ __all__ = [
     "subgraph_rewriter",
     "symbolic_trace",
     "to_fx",
+    "verify",
     "wrap",
 ]
 

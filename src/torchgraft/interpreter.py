@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from torchgraft.capture.proxy import Proxy
-from torchgraft.capture.tracer import Tracer
+from torchgraft.capturing.proxy import Proxy
+from torchgraft.capturing.tracer import Tracer
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import GraphError
 from torchgraft.ir.arguments import map_aggregate

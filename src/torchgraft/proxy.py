@@ -1,10 +1,10 @@
-"""Alias: the names that code written for torch.fx imports from `torch.fx.proxy`; they live in `torchgraft.capture`."""
+"""Alias: the names that code written for torch.fx imports from `torch.fx.proxy`; they live in `torchgraft.capturing`."""
 
-from torchgraft.capture.proxy import Attribute as Attribute
-from torchgraft.capture.proxy import ParameterProxy as ParameterProxy
-from torchgraft.capture.proxy import Proxy as Proxy
-from torchgraft.capture.tracer_base import GraphAppendingTracer as GraphAppendingTracer
-from torchgraft.capture.tracer_base import Scope as Scope
-from torchgraft.capture.tracer_base import ScopeContextManager as ScopeContextManager
-from torchgraft.capture.tracer_base import TracerBase as TracerBase
+from torchgraft.capturing.proxy import Attribute as Attribute
+from torchgraft.capturing.proxy import ParameterProxy as ParameterProxy
+from torchgraft.capturing.proxy import Proxy as Proxy
+from torchgraft.capturing.tracer_base import GraphAppendingTracer as GraphAppendingTracer
+from torchgraft.capturing.tracer_base import Scope as Scope
+from torchgraft.capturing.tracer_base import ScopeContextManager as ScopeContextManager
+from torchgraft.capturing.tracer_base import TracerBase as TracerBase
 from torchgraft.errors import TraceError as TraceError

@@ -15,8 +15,8 @@ from tests.bridge.models import SMALL, Pair, small
 from tests.compatibility.programs import PROGRAMS
 from tests.torch_versions import TORCH
 from torchgraft import BridgeError, from_fx, to_fx
-from torchgraft.capture.inputs import assert_is_none
-from torchgraft.capture.tracer_base import assert_traced
+from torchgraft.capturing.inputs import assert_is_none
+from torchgraft.capturing.tracer_base import assert_traced
 
 # ---- there and back ----
 

@@ -1,5 +1,5 @@
 """Guards: the check that a program runs in the mode it was captured in.
-Which reads of `self.training` become guards is in tests/capture/test_module_patches.py.
+Which reads of `self.training` become guards is in tests/capturing/test_module_patches.py.
 """
 
 import pytest

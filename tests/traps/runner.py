@@ -33,7 +33,7 @@ from tests.traps.observation import (
 )
 from tests.traps.trap import Call, Trap
 from torchgraft import GraftError, GraphModule
-from torchgraft.capture.program import capture
+from torchgraft.capturing.program import capture
 
 RIGHT, REFUSED, WRONG, CRASH, SKIPPED = "right", "refused", "WRONG", "CRASH", "skipped"
 LEFT_ALONE = "the model is left alone"

@@ -1,5 +1,5 @@
 """`graft doctor MODEL`: capture a model, verify the program, and say what to know about it, with file, line and remedy.
-The work is done by `torchgraft.record.doctor`; MODEL and --input are read in `models.py`.
+The work is done by `torchgraft.recording.doctor`; MODEL and --input are read in `models.py`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Print the diagnosis; fails if the model could not be captured, or the program is not right."""
     chosen = chosen_model(arguments)
 
-    from torchgraft.record.doctor import doctor
+    from torchgraft.recording.doctor import doctor
 
     has_inputs = chosen.args is not None or chosen.kwargs
     diagnosis = doctor(chosen.model, chosen.args or (), chosen.kwargs) if has_inputs else doctor(chosen.model)

@@ -1,0 +1,247 @@
+"""Inputs of a traced function: one placeholder for each parameter, concrete arguments, and the call that starts the trace.
+What happens during the call is the business of `tracer.py`.
+"""
+
+from __future__ import annotations
+
+import dis
+import functools
+import inspect
+import types
+import warnings
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from torchgraft.capturing.proxy import Proxy
+from torchgraft.codegen.source import PyTreeCodeGen
+from torchgraft.errors import TraceError
+from torchgraft.ir.guards import check_given
+from torchgraft.ir.origin import source_line
+
+if TYPE_CHECKING:
+    from torchgraft.capturing.tracer import Tracer
+
+_VARIABLE = inspect.CO_VARARGS | inspect.CO_VARKEYWORDS
+
+
+class PHBase:
+    """A place in `concrete_args` that stays an input; attributes set on it are copied onto its placeholder node."""
+
+    def __repr__(self) -> str:
+        return "PH"
+
+
+PH = PHBase()
+
+
+def assert_is_none(value: Any, message: str) -> None:
+    """What remains in the program of an argument fixed to None."""
+    assert value is None, message
+
+
+assert_is_none.__torchgraft_effect__ = True  # type: ignore[attr-defined]
+
+
+def create_inputs(
+    tracer: Tracer, function: Callable[..., Any], is_module: bool, concrete_args: Any = None
+) -> tuple[Callable[..., Any], list[Any]]:
+    """Make placeholders for the parameters of `function`; return a function of exactly these values, and the values."""
+    parameters = _parameters(function)
+    if is_module:
+        if not parameters or parameters[0].kind in (parameters[0].VAR_POSITIONAL, parameters[0].VAR_KEYWORD):
+            raise TraceError("``self`` argument cannot be part of *args expansion! Name self in the signature")
+        parameters = parameters[1:]
+    first = [tracer.root] if is_module else []
+    if _is_flat_call(concrete_args, parameters):
+        leaves = [_flat_input(tracer, index, value) for index, value in enumerate(concrete_args)]
+        return function, [*first, *leaves]
+    concrete = _concrete_by_name(concrete_args, parameters)
+    parameters = [p for p in parameters if not _must_stay_empty(function, p) or _plain_name(p) in concrete]
+    values = [_input_value(tracer, parameter, concrete) for parameter in parameters]
+    for parameter, value in zip(parameters, values, strict=True):
+        if parameter.default is None and isinstance(value, Proxy):
+            _guard_none(tracer, function, parameter.name, value)
+    call = functools.partial(_call, function, parameters)
+    _, spec = pytree.tree_flatten(tuple(values))
+    children = spec.children() if callable(spec.children) else spec.children
+    if all(child.is_leaf() for child in children):
+        return call, [*first, *values]
+    return _over_leaves(tracer, call, first, parameters, values)
+
+
+def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
+    try:
+        return list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError) as error:
+        raise TraceError(
+            f"cannot trace {function!r}: it is implemented in C or has no signature; wrap it in a Python function"
+        ) from error
+
+
+def _plain_name(parameter: inspect.Parameter) -> str:
+    return parameter.name
+
+
+def _must_stay_empty(function: Callable[..., Any], parameter: inspect.Parameter) -> bool:
+    # A decorated function is entered through its wrapper's own *args, where a traced tuple could not be told apart. Extra
+    # arguments are then no inputs of the program, and passing some to it raises.
+    variable = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+    return variable and not _is_plain_function(function)
+
+
+def _is_plain_function(function: Callable[..., Any]) -> bool:
+    return isinstance(function, types.FunctionType) and not hasattr(function, "__wrapped__")
+
+
+def _is_flat_call(concrete_args: Any, parameters: list[inspect.Parameter]) -> bool:
+    variable = [p for p in parameters if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    return isinstance(concrete_args, tuple) and len(concrete_args) > 0 and bool(variable) and variable == parameters
+
+
+def _concrete_by_name(concrete_args: Any, parameters: list[inspect.Parameter]) -> dict[str, Any]:
+    named = [p.name for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    if concrete_args is None:
+        return {}
+    if isinstance(concrete_args, tuple):
+        if len(named) != len(concrete_args):
+            raise TraceError(
+                f"Tracing expected {len(named)} arguments but got {len(concrete_args)} concrete arguments; "
+                "give one for each parameter, PH for those that stay inputs, or a dict by name"
+            )
+        return dict(zip(named, concrete_args, strict=True))
+    unknown = [name for name in concrete_args if name.lstrip("*") not in {p.name for p in parameters}]
+    if unknown:
+        raise TraceError(
+            f"concrete_args names {', '.join(map(repr, unknown))}, but the parameters are {', '.join(map(repr, named))}"
+        )
+    return {name.lstrip("*"): value for name, value in concrete_args.items()}
+
+
+def _flat_input(tracer: Tracer, index: int, value: Any) -> Any:
+    proxy = tracer.create_proxy("placeholder", f"input_{index}", (), {})
+    _copy_marks(value, proxy.node)
+    return proxy
+
+
+def _copy_marks(place: Any, node: Any) -> None:
+    if isinstance(place, PHBase) and place is not PH:
+        for name, value in vars(place).items():
+            setattr(node, name, value)
+
+
+def _input_value(tracer: Tracer, parameter: inspect.Parameter, concrete: dict[str, Any]) -> Any:
+    name = parameter.name
+    default = () if parameter.default is inspect.Parameter.empty else (parameter.default,)
+    if name in concrete:
+        counter = iter(range(1, 1_000_000))
+        return pytree.tree_map(lambda leaf: _concrete_leaf(tracer, name, next(counter), default, leaf), concrete[name])
+    stars = (
+        "*" if parameter.kind is parameter.VAR_POSITIONAL else "**" if parameter.kind is parameter.VAR_KEYWORD else ""
+    )
+    annotation = None if stars or parameter.annotation is inspect.Parameter.empty else parameter.annotation
+    if default and not isinstance(default[0], (int, float, complex, str, tuple, list, dict, type(None))):
+        # A default may be anything; it is no argument that is computed.
+        return tracer.proxy(tracer.create_node("placeholder", stars + name, default, {}, type_expr=annotation))
+    return tracer.create_proxy("placeholder", stars + name, default, {}, type_expr=annotation)
+
+
+def _guard_none(tracer: Tracer, function: Callable[..., Any], name: str, value: Proxy) -> None:
+    """`if mask is None` finds a proxy, which is not None; a program made that way must not be run with None."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    if code is None:
+        return
+    instructions = [item for item in dis.get_instructions(code) if item.opname not in ("CACHE", "NOT_TAKEN")]
+    for loaded, test, then in zip(instructions, instructions[1:], [*instructions[2:], None], strict=False):
+        if loaded.argval != name or not loaded.opname.startswith("LOAD_"):
+            continue
+        is_none = test.opname == "LOAD_CONST" and test.argval is None and then is not None and then.opname == "IS_OP"
+        if is_none or "NONE" in test.opname:
+            where = str(source_line(code, loaded.offset))
+            tracer.create_proxy("call_function", check_given, (value, name, where), {})
+            return
+
+
+def _concrete_leaf(tracer: Tracer, name: str, number: int, default: tuple[Any, ...], leaf: Any) -> Any:
+    proxy = tracer.create_proxy("placeholder", f"{name}_{number}", default, {})
+    if isinstance(leaf, PHBase):
+        _copy_marks(leaf, proxy.node)
+        return proxy
+    message = f"{name} has been specialized to have value {leaf} but got another value"
+    if leaf is None:
+        tracer.create_proxy("call_function", assert_is_none, (proxy, message), {})
+    elif isinstance(
+        leaf, (bool, int, float, complex, str, torch.dtype, torch.device, torch.memory_format, torch.layout)
+    ):
+        torch._assert(proxy == leaf, message)
+    else:
+        warnings.warn(
+            f"Was not able to add assertion to guarantee correct input {name} to specialized function: values of type "
+            f"{type(leaf).__name__} are not compared. Make sure that your inputs match the ones given in concrete_args",
+            stacklevel=2,
+        )
+    return leaf
+
+
+def _call(function: Callable[..., Any], parameters: list[inspect.Parameter], *values: Any) -> Any:
+    """Call `function` with one value for each parameter; `*args` and `**kwargs` arrive as one traced value each."""
+    own = values[: len(values) - len(parameters)]
+    by_parameter = list(zip(parameters, values[len(own) :], strict=True))
+    variable = [p for p in parameters if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    if variable and _is_plain_function(function):
+        return _with_plain_parameters(function)(*own, *_in_code_order(by_parameter))
+    has_wrapper = hasattr(function, "__wrapped__")
+    positional, keywords = [], {}
+    for parameter, value in by_parameter:
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            positional += list(value)
+        elif parameter.kind is parameter.VAR_KEYWORD:
+            keywords.update(value)
+        elif parameter.kind is parameter.KEYWORD_ONLY or (has_wrapper and parameter.default is not parameter.empty):
+            # A decorator may put in keywords of its own; what is optional must not stand in their way as a position.
+            keywords[parameter.name] = value
+        else:
+            positional.append(value)
+    return function(*own, *positional, **keywords)
+
+
+def _in_code_order(by_parameter: list[tuple[inspect.Parameter, Any]]) -> list[Any]:
+    """A code object keeps its parameters as positional, keyword-only, *args, **kwargs."""
+    order = {
+        inspect.Parameter.POSITIONAL_ONLY: 0,
+        inspect.Parameter.POSITIONAL_OR_KEYWORD: 0,
+        inspect.Parameter.KEYWORD_ONLY: 1,
+        inspect.Parameter.VAR_POSITIONAL: 2,
+        inspect.Parameter.VAR_KEYWORD: 3,
+    }
+    return [value for _, value in sorted(by_parameter, key=lambda pair: order[pair[0].kind])]
+
+
+def _with_plain_parameters(function: Any) -> types.FunctionType:
+    """The same function with `args` of `*args` (and `kwargs`) as ordinary parameters, so that they can be one proxy."""
+    code = function.__code__
+    count = code.co_argcount + code.co_kwonlyargcount
+    count += bool(code.co_flags & inspect.CO_VARARGS) + bool(code.co_flags & inspect.CO_VARKEYWORDS)
+    plain = code.replace(
+        co_argcount=count, co_posonlyargcount=0, co_kwonlyargcount=0, co_flags=code.co_flags & ~_VARIABLE
+    )
+    return types.FunctionType(plain, function.__globals__, function.__name__, None, function.__closure__)
+
+
+def _over_leaves(
+    tracer: Tracer, call: Callable[..., Any], first: list[Any], parameters: list[inspect.Parameter], values: list[Any]
+) -> tuple[Callable[..., Any], list[Any]]:
+    """Inputs that are containers: the program takes their leaves, the generated code takes them apart."""
+    leaves, spec = pytree.tree_flatten(list(values))
+    codegen = PyTreeCodeGen([parameter.name for parameter in parameters], spec)
+    tracer.graph._codegen = codegen
+
+    def over_leaves(*arguments: Any) -> Any:
+        own, rest = arguments[: len(first)], list(arguments[len(first) :])
+        result = call(*own, *pytree.tree_unflatten(rest, spec))
+        out_leaves, codegen.out_spec = pytree.tree_flatten(result)
+        return out_leaves
+
+    return over_leaves, [*first, *leaves]

@@ -1,0 +1,235 @@
+"""What `torch.nn.Module` and its like do while a model is traced: they ask their own thread's tracer, if there is one.
+The answers are the tracer's; the machinery that puts these functions in place and takes them away is in `active.py`.
+"""
+
+from __future__ import annotations
+
+import dis
+import functools
+import inspect
+import operator
+from types import CodeType, FunctionType
+from typing import Any
+
+import torch
+
+from torchgraft.capturing.active import CodePatch, Patch, active, shared_patch
+from torchgraft.capturing.proxy import find_proxy
+from torchgraft.capturing.regions import REGION_PATCHES
+from torchgraft.capturing.wrapping import recorded_call, recorded_method
+from torchgraft.ir.names import snake_case
+from torchgraft.ir.origin import user_instruction
+
+# Factories that take sizes one by one refuse a proxy before torch's override protocol is asked.
+_SIZE_METHODS = ("expand", "view", "reshape", "repeat", "permute", "tile", "new_zeros", "new_ones", "new_empty")
+_SIZE_FACTORIES = ("zeros", "ones", "empty", "rand", "randn")
+
+# Unwrapped, because torch.fx may be tracing, and have its own functions there, when this file is first imported.
+_module_call = CodePatch(inspect.unwrap(torch.nn.Module.__call__))
+_module_getattr = CodePatch(inspect.unwrap(torch.nn.Module.__getattr__))
+_module_setattr = CodePatch(inspect.unwrap(torch.nn.Module.__setattr__))
+_module_delattr = CodePatch(inspect.unwrap(torch.nn.Module.__delattr__))
+
+call_module = _module_call.original
+read_attribute = _module_getattr.original
+
+
+class ModuleForward:
+    """The `forward` that a tracer's `call_module` receives: runs a module's forward with traced values."""
+
+    __slots__ = ("_module", "_tracer")
+
+    def __init__(self, module: torch.nn.Module, tracer: Any) -> None:
+        self._module = module
+        self._tracer = tracer
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self._tracer._enter_module(self._module)
+        return call_module(self._module, *args, **kwargs)
+
+
+# The names that the lent code below needs; see CodePatch.lend.
+_torchgraft_active = active
+_torchgraft_call = call_module
+_torchgraft_getattr = read_attribute
+_torchgraft_setattr = _module_setattr.original
+_torchgraft_delattr = _module_delattr.original
+
+
+def _lent_call(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+    tracer = _torchgraft_active.tracer
+    if tracer is None:
+        return _torchgraft_call(self, *args, **kwargs)
+    return tracer._call(self, args, kwargs)
+
+
+def _lent_getattr(self: torch.nn.Module, name: str) -> Any:
+    tracer = _torchgraft_active.tracer
+    if tracer is None:
+        return _torchgraft_getattr(self, name)
+    return tracer._read_attribute(self, name)
+
+
+class _LentMethods:
+    """The originals of these call `super()` and so close over `__class__`; what is lent to them must do so too."""
+
+    def write(self: Any, name: str, value: Any) -> None:
+        super  # noqa: B018 (mentioning it is enough to close over __class__)
+        tracer = _torchgraft_active.tracer
+        if tracer is not None:
+            if tracer._is_written_in_place(self, name, value):
+                return
+            tracer._before_write(self, name, value)
+        _torchgraft_setattr(self, name, value)
+
+    def delete(self: Any, name: str) -> None:
+        super  # noqa: B018 (mentioning it is enough to close over __class__)
+        tracer = _torchgraft_active.tracer
+        if tracer is not None:
+            tracer._before_write(self, name, None)
+        _torchgraft_delattr(self, name)
+
+
+_module_call.lend(_lent_call)  # type: ignore[arg-type]
+_module_getattr.lend(_lent_getattr)  # type: ignore[arg-type]
+_module_setattr.lend(_LentMethods.write)  # type: ignore[arg-type]
+_module_delattr.lend(_LentMethods.delete)  # type: ignore[arg-type]
+
+
+class TrainingFlag:
+    """`self.training` while tracing: handed on it stays a question asked when the program runs; branched on, a guard."""
+
+    __slots__ = ("_module", "_tracer")
+
+    def __init__(self, module: torch.nn.Module, tracer: Any) -> None:
+        self._module = module
+        self._tracer = tracer
+
+    def __bool__(self) -> bool:
+        return self._tracer._training_decides(self._module)
+
+    def __fx_create_arg__(self, tracer: Any) -> Any:
+        return self._tracer._training_node(self._module)
+
+    def __eq__(self, other: object) -> bool:
+        return bool(self) == other
+
+    def __hash__(self) -> int:
+        return hash(bool(self))
+
+    def __int__(self) -> int:
+        return int(bool(self))
+
+    __index__ = __int__
+
+    def __repr__(self) -> str:
+        return repr(self._module.__dict__["training"])
+
+
+def _add_bool_operator(name: str) -> None:
+    function = getattr(operator, name)
+    setattr(TrainingFlag, f"__{name.strip('_')}__", lambda self, other: function(bool(self), other))
+    setattr(TrainingFlag, f"__r{name.strip('_')}__", lambda self, other: function(other, bool(self)))
+
+
+for _name in ("add", "sub", "mul", "truediv", "and_", "or_", "xor"):
+    _add_bool_operator(_name)
+
+
+class _TrainingDescriptor:
+    """Stands on nn.Module for the attribute `training`; no property, because TorchScript compiles those."""
+
+    def __get__(self, module: Any, owner: type) -> Any:
+        return self if module is None else _read_training(module)
+
+    def __set__(self, module: torch.nn.Module, value: Any) -> None:
+        module.__dict__["training"] = bool(value) if isinstance(value, TrainingFlag) else value
+
+    def __delete__(self, module: torch.nn.Module) -> None:
+        if "training" not in module.__dict__:
+            raise AttributeError("training")
+        del module.__dict__["training"]
+
+
+def _read_training(module: torch.nn.Module) -> Any:
+    if "training" not in module.__dict__:
+        raise AttributeError("training")  # Python goes on to ask __getattr__, as it would have without the property
+    tracer = active.tracer
+    if tracer is None or tracer._switching:
+        return module.__dict__["training"]
+    if _is_compared_by_identity(
+        *user_instruction(2)
+    ):  # `self.training is True` can only be answered by the plain value
+        return tracer._training_decides(module)
+    return TrainingFlag(module, tracer)
+
+
+@functools.cache
+def _is_compared_by_identity(code: CodeType | None, instruction: int) -> bool:
+    if code is None:
+        return False
+    following = [
+        item.opname for item in dis.get_instructions(code) if item.offset > instruction and item.opname != "CACHE"
+    ]
+    return following[1:2] == ["IS_OP"]
+
+
+_original_apply = torch.autograd.Function.__dict__["apply"]
+
+
+def _record_apply(cls: Any, run: Any, args: Any, kwargs: Any) -> Any:
+    """One node for a whole autograd function, so that its own backward runs. `run` is what `apply` does when nobody traces."""
+    tracer = active.tracer
+    target = _original_apply.__get__(None, cls)
+    name = snake_case(cls.__name__)
+    if tracer is not None and tracer._runs_for_real:
+        return tracer.call_leaf(target, run, args, kwargs, name)
+    proxy = find_proxy((args, kwargs)) if tracer is not None else None
+    if proxy is None:
+        return run(*args, **kwargs)
+    result = proxy.tracer.create_proxy("call_function", target, args, kwargs, name=name)
+    result.node.meta["is_wrapped"] = True
+    return result
+
+
+def _patch_of_apply() -> Any:
+    """`apply` is a Python function in most versions of torch; then its code is swapped, and an alias of it is caught too."""
+    function = getattr(_original_apply, "__func__", None)
+    if not isinstance(function, FunctionType) or function.__code__.co_freevars != ("__class__",):
+
+        def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+            return _record_apply(cls, _original_apply.__get__(None, cls), args, kwargs)
+
+        return Patch(torch.autograd.Function, "apply", classmethod(apply))  # type: ignore[arg-type]
+    patch = CodePatch(function)
+    globals()["_torchgraft_apply"] = patch.original
+    patch.lend(_LentApply.apply)  # type: ignore[arg-type]
+    return patch
+
+
+_torchgraft_record_apply = _record_apply
+_torchgraft_partial = functools.partial
+
+
+class _LentApply:
+    """As `_LentMethods`, for `torch.autograd.Function.apply`."""
+
+    def apply(self: Any, *args: Any, **kwargs: Any) -> Any:
+        super  # noqa: B018 (mentioning it is enough to close over __class__)
+        if _torchgraft_active.tracer is None:
+            return _torchgraft_apply(self, *args, **kwargs)  # type: ignore[name-defined]  # noqa: F821
+        run = _torchgraft_partial(_torchgraft_apply, self)  # type: ignore[name-defined]  # noqa: F821
+        return _torchgraft_record_apply(self, run, args, kwargs)
+
+
+MODULE_PATCHES = [
+    _module_call,
+    _module_getattr,
+    _module_setattr,
+    _module_delattr,
+    Patch(torch.nn.Module, "training", _TrainingDescriptor()),  # type: ignore[arg-type]
+    _patch_of_apply(),
+    *REGION_PATCHES,
+    *[Patch(torch.Tensor, name, recorded_method(getattr(torch.Tensor, name))) for name in _SIZE_METHODS],
+    *[patch for name in _SIZE_FACTORIES if (patch := shared_patch(torch, name, recorded_call)) is not None],
+]

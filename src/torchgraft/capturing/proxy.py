@@ -1,0 +1,306 @@
+"""Proxies: the stand-ins for values that run through a model while it is traced, and record what is done with them.
+What becomes of a recorded call is decided by the tracer they carry.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import operator
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from torchgraft.capturing.active import active
+from torchgraft.errors import TraceError
+from torchgraft.ir.node import Node
+
+if TYPE_CHECKING:
+    from torchgraft.capturing.tracer_base import TracerBase
+
+ARITHMETIC = (
+    "add", "sub", "mul", "floordiv", "truediv", "mod", "pow", "matmul", "lshift", "rshift", "and_", "or_", "xor",
+)  # fmt: skip
+IN_PLACE_NAMES = frozenset(name.strip("_") for name in ARITHMETIC)
+COMPARISONS = ("eq", "ne", "lt", "gt", "le", "ge")
+UNARY = ("neg", "pos", "invert", "abs")
+
+
+class Proxy:
+    """A value of the program being traced. Operators, methods, attributes and torch functions on it make nodes."""
+
+    def __init__(self, node: Node, tracer: TracerBase | None = None) -> None:
+        if tracer is None:
+            from torchgraft.capturing.tracer_base import GraphAppendingTracer
+
+            tracer = GraphAppendingTracer(node.graph)
+        self.node = node
+        self.tracer = tracer
+
+    def __repr__(self) -> str:
+        return f"Proxy({self.node.name})"
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("node", "tracer", "root", "attr"):  # a half-made proxy, for example while it is being copied
+            raise AttributeError(name)
+        return Attribute(self, name)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.tracer.create_proxy("call_method", "__call__", (self, *args), kwargs)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.tracer.create_proxy("call_function", operator.getitem, (self, index), {})
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        self.tracer.create_proxy("call_function", operator.setitem, (self, index, value), {})
+
+    def __delitem__(self, index: Any) -> None:
+        self.tracer.create_proxy("call_function", operator.delitem, (self, index), {})
+
+    def __iter__(self) -> Iterator[Any]:
+        return self.tracer.iter(self)
+
+    def __bool__(self) -> bool:
+        return self.tracer.to_bool(self)
+
+    def keys(self) -> Any:
+        """Called by Python for `**proxy`."""
+        return self.tracer.keys(self)
+
+    def __len__(self) -> int:
+        return self.tracer._refuse(self, "take the len() of", "mark len as a leaf function: torchgraft.wrap('len')")
+
+    def __int__(self) -> int:
+        return self.tracer._refuse_conversion(self, "an int")
+
+    def __index__(self) -> int:
+        return self.tracer._refuse_conversion(self, "an index or a range()")
+
+    def __float__(self) -> float:
+        return self.tracer._refuse_conversion(self, "a float")
+
+    def __complex__(self) -> complex:
+        return self.tracer._refuse_conversion(self, "a complex number")
+
+    def __contains__(self, item: Any) -> bool:
+        return self.tracer._refuse(self, "search with `in`", "use (x == value).any()")
+
+    def __array__(self, *args: Any) -> Any:
+        return self.tracer._refuse(self, "hand to numpy", "use torch's own functions")
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        if active.tracer is not self.tracer:
+            return self  # somebody copies a structure that holds proxies, after the trace
+        result = memo[id(self)] = self.tracer.create_proxy("call_function", copy.deepcopy, (self,), {})
+        return result
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    def _assign(self, name: str, value: Any) -> None:
+        self.tracer.create_proxy("call_function", setattr, (self, name, value), {})
+
+    @classmethod
+    def __torch_function__(cls, orig_method: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        proxy = find_proxy((args, kwargs))
+        if proxy is None:
+            return NotImplemented
+        return record_torch_call(proxy.tracer, orig_method, args, kwargs)
+
+
+_reads = itertools.count()
+
+
+class Attribute(Proxy):
+    """An attribute of a traced value; calling it is a method call, using it in any other way fetches it."""
+
+    def __init__(self, root: Proxy, attr: str) -> None:
+        self.root = root
+        self.attr = attr
+        self.tracer = root.tracer
+        self._node: Node | None = None
+        # Reading happens here, whenever the node is made: what lies between may write the tensor, or switch gradients off.
+        self._read_after = root.tracer.graph._root._prev if active.tracer is root.tracer else None
+        self._number = next(_reads)
+
+    @property
+    def node(self) -> Node:
+        """The node that fetches the attribute, made when it is first needed: most attributes are methods and are called."""
+        if self._node is None:
+            root = self.root.node
+            anchor = self._read_after
+            if anchor is None or anchor._erased or anchor is self.tracer.graph._root or anchor < root:
+                self._node = self.tracer.create_proxy("call_function", getattr, (self.root, self.attr), {}).node
+            else:
+                with self.tracer.graph.inserting_after(self._place(anchor)):
+                    self._node = self.tracer.create_proxy("call_function", getattr, (self.root, self.attr), {}).node
+                self._node.__dict__["_read_number"] = self._number
+        return self._node
+
+    @node.setter
+    def node(self, value: Node) -> None:
+        self._node = value
+
+    def _place(self, anchor: Node) -> Node:
+        """After the anchor come the attributes read before this one."""
+        following = anchor._next
+        while following.__dict__.get("_read_number", self._number) < self._number:
+            anchor, following = following, following._next
+        return anchor
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.tracer.create_proxy("call_method", self.attr, (self.root, *args), kwargs)
+
+
+class ParameterProxy(Proxy):
+    """A parameter whose shape is known, so that questions about it can be answered while tracing."""
+
+    def __init__(self, tracer: TracerBase, node: Node, name: str, param: torch.nn.Parameter) -> None:
+        super().__init__(node, tracer)
+        self.param = param
+        self.name = name
+
+    def __repr__(self) -> str:
+        return f"ParameterProxy({self.name})"
+
+    @property
+    def shape(self) -> torch.Size:
+        """The parameter's own shape."""
+        return self.param.shape
+
+    def size(self, *args: Any) -> Any:
+        """The parameter's own size."""
+        return self.param.size(*args)
+
+    def dim(self) -> int:
+        """The parameter's own rank."""
+        return self.param.dim()
+
+    @property
+    def ndim(self) -> int:
+        """The parameter's own rank."""
+        return self.param.ndim
+
+    def numel(self) -> int:
+        """The parameter's own number of elements."""
+        return self.param.numel()
+
+    def nelement(self) -> int:
+        """The parameter's own number of elements."""
+        return self.param.nelement()
+
+    def __len__(self) -> int:
+        return len(self.param)
+
+
+class ProxyableClassMeta(type):
+    """For classes whose construction from traced values should be recorded as a node."""
+
+    def __init__(cls, name: str, bases: tuple[type, ...], attributes: dict[str, Any]) -> None:
+        _proxyable_classes[cls] = None
+        super().__init__(name, bases, attributes)
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        proxy = find_proxy((args, kwargs))
+        if proxy is None:
+            return super().__call__(*args, **kwargs)
+        return proxy.tracer.create_proxy("call_function", cls, args, kwargs)
+
+
+_proxyable_classes: dict[type, None] = {}
+
+
+def find_proxy(value: Any) -> Proxy | None:
+    """The first proxy in a tree of containers."""
+    if isinstance(value, Proxy):
+        return value
+    if isinstance(value, (tuple, list)):
+        items: Any = value
+    elif isinstance(value, dict):
+        items = value.values()
+    elif isinstance(value, slice):
+        items = (value.start, value.stop, value.step)
+    else:
+        return None
+    for item in items:
+        found = find_proxy(item)
+        if found is not None:
+            return found
+    return None
+
+
+# How calls of a torch function are recorded: as (opcode, target). Methods are reported as the functions behind them.
+_opcodes: dict[Any, tuple[str, Any]] = {}
+
+
+def record_torch_call(tracer: TracerBase, function: Any, args: Any, kwargs: Any) -> Any:
+    """Record a call that torch's override protocol reported."""
+    known = _opcodes.get(function)
+    if known is not None:
+        return tracer.create_proxy(*known, args, kwargs)
+    if isinstance(function, torch._C.ScriptMethod):
+        return tracer.create_proxy("call_method", function.name, (function.owner, *args), kwargs)
+    name = getattr(function, "__name__", None)
+    if torch.overrides.is_tensor_method_or_property(function):
+        if name == "__get__":
+            # Property descriptors carry the attribute's name only through the getter they belong to.
+            return getattr(args[0], function.__self__.__name__)
+        known = "call_method", name
+    else:
+        known = "call_function", function
+    if len(_opcodes) < 20_000:
+        _opcodes[function] = known
+    return tracer.create_proxy(*known, args, kwargs)
+
+
+def _add_operator(name: str, reflected: bool = False) -> None:
+    function = getattr(operator, name)
+    # `y += x` often turns out to be `y + x` (see inplace.py), and torch.fx calls it so; it has that name from the start.
+    wish = name.removeprefix("i") if f"{name.removeprefix('i')}" in IN_PLACE_NAMES and name not in ARITHMETIC else None
+
+    if reflected:
+
+        def method(self: Proxy, other: Any) -> Any:
+            return self.tracer.create_proxy("call_function", function, (other, self), {})
+
+        python_name = f"__r{name.strip('_')}__"
+    else:
+
+        def method(self: Proxy, *others: Any) -> Any:  # type: ignore[misc]
+            return self.tracer.create_proxy("call_function", function, (self, *others), {}, name=wish)
+
+        python_name = f"__{name.strip('_')}__"
+    method.__name__ = python_name
+    setattr(Proxy, python_name, method)
+
+
+def _add_writable_attribute(name: str) -> None:
+    """Reading it is like reading any attribute; writing it writes into the tensor, which must happen in the program too."""
+    setattr(
+        Proxy,
+        name,
+        property(lambda self: Attribute(self, name), lambda self, value: self._assign(name, value)),
+    )
+
+
+for _name in ("data", "grad", "requires_grad", "real", "imag"):
+    _add_writable_attribute(_name)
+for _name in (*ARITHMETIC, *COMPARISONS, *UNARY):
+    _add_operator(_name)
+for _name in ARITHMETIC:
+    _add_operator(_name, reflected=True)
+for _name in ARITHMETIC:
+    _add_operator(f"i{_name.strip('_')}")
+
+
+__all__ = [
+    "Attribute",
+    "ParameterProxy",
+    "Proxy",
+    "ProxyableClassMeta",
+    "TraceError",
+    "find_proxy",
+    "record_torch_call",
+]

@@ -1,0 +1,207 @@
+"""Numbers that stay symbolic during a watched run: sizes of tensors, scalars read out of them, and arithmetic on both.
+They are handed to the model as torch.SymInt, SymFloat and SymBool over the small object defined here, which torch asks the moment
+Python forces a plain number; that is where a guard belongs. Which numbers are symbolic is decided in `watch.py`.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from torchgraft.ir.node import Node
+
+if TYPE_CHECKING:
+    from torchgraft.capturing.watch import Watcher
+
+Number = int | float | bool
+
+
+class SymbolicNumber:
+    """A number with the value it has in this run, and the way to compute it in the program.
+
+    The methods below are torch's interface for such objects (what a `SymNode` has); there is no public one.
+    """
+
+    __slots__ = ("_description", "_make", "_node", "value", "watcher")
+
+    def __init__(self, watcher: Watcher, value: Number, make: Callable[[], Any] | None, description: str = "") -> None:
+        self.watcher = watcher
+        self.value = value
+        self._make = make
+        self._node: Any = None
+        self._description = description
+
+    def argument(self) -> Any:
+        """The node that computes the number, made when it is first needed; the number itself where it is a constant."""
+        if self._make is None:
+            return self.value
+        if self._node is None or (isinstance(self._node, Node) and self._node._erased):
+            self._node = self._make()
+        return self._node
+
+    def __str__(self) -> str:
+        return self._description or str(self.value)
+
+    str = _graph_repr = __str__
+
+    # ---- questions torch asks ----
+
+    def is_int(self) -> bool:
+        return type(self.value) is int
+
+    def is_float(self) -> bool:
+        return type(self.value) is float
+
+    def is_bool(self) -> bool:
+        return type(self.value) is bool
+
+    def is_nested_int(self) -> bool:
+        return False
+
+    def is_constant(self) -> bool:
+        return self._make is None
+
+    def is_symbolic(self) -> bool:
+        return True
+
+    def has_hint(self) -> bool:
+        return True
+
+    def maybe_as_int(self) -> None:
+        return None
+
+    def constant_int(self) -> None:
+        return None
+
+    def constant_bool(self) -> None:
+        return None
+
+    def nested_int(self) -> None:
+        return None
+
+    def clone(self) -> SymbolicNumber:
+        return self
+
+    def wrap_int(self, value: int) -> SymbolicNumber:
+        return SymbolicNumber(self.watcher, value, None)
+
+    wrap_float = wrap_bool = wrap_int
+
+    # ---- Python forces a number: this decides something, so it becomes a guard ----
+
+    def _decide(self) -> Any:
+        if self._make is not None:
+            self.watcher.guard_number(self)
+        return self.value
+
+    def guard_int(self, *place: Any) -> Any:
+        return self._decide()
+
+    guard_float = guard_bool = guard_size_oblivious = guard_or_false = guard_or_true = statically_known_true = guard_int
+
+    def expect_true(self, *place: Any) -> Any:
+        return self._decide()
+
+    expect_size = expect_true
+
+    def int_(self) -> Any:
+        return self._decide()
+
+    bool_ = int_
+
+
+def wrapped(number: SymbolicNumber) -> Any:
+    """The number as the model sees it."""
+    if number._make is None:
+        return number.value
+    if type(number.value) is bool:
+        return torch.SymBool(number)
+    return torch.SymFloat(number) if type(number.value) is float else torch.SymInt(number)
+
+
+def unwrapped(value: Any) -> SymbolicNumber | None:
+    """The number behind what the model sees, if it is one of ours."""
+    if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        node = value.node
+        return node if isinstance(node, SymbolicNumber) else None
+    return None
+
+
+def combine(function: Callable[..., Any], symbol: str, *operands: SymbolicNumber) -> SymbolicNumber:
+    """The result of a function of numbers, itself symbolic if any operand is."""
+    watcher = operands[0].watcher
+    value = function(*[operand.value for operand in operands])
+    if all(operand._make is None for operand in operands):
+        return SymbolicNumber(watcher, value, None)
+
+    def make() -> Node:
+        return watcher.create_node("call_function", function, tuple([operand.argument() for operand in operands]), {})
+
+    texts = [str(operand) for operand in operands]
+    text = f"({texts[0]} {symbol} {texts[1]})" if len(texts) == 2 else f"{symbol}({', '.join(texts)})"
+    return SymbolicNumber(watcher, value, make, text)
+
+
+_BINARY: dict[str, tuple[Callable[..., Any], str]] = {
+    "add": (operator.add, "+"),
+    "sub": (operator.sub, "-"),
+    "mul": (operator.mul, "*"),
+    "floordiv": (operator.floordiv, "//"),
+    "int_floordiv": (operator.floordiv, "//"),
+    "mod": (operator.mod, "%"),
+    "pow": (operator.pow, "**"),
+    "pow_by_natural": (operator.pow, "**"),
+    "float_pow": (operator.pow, "**"),
+    "truediv": (operator.truediv, "/"),
+    "int_truediv": (operator.truediv, "/"),
+    "float_truediv": (operator.truediv, "/"),
+    "sym_min": (min, "min"),
+    "sym_max": (max, "max"),
+    "lshift": (operator.lshift, "<<"),
+    "rshift": (operator.rshift, ">>"),
+    "bitwise_and": (operator.and_, "&"),
+    "bitwise_or": (operator.or_, "|"),
+    "bitwise_xor": (operator.xor, "^"),
+    "and_": (operator.and_, "&"),
+    "or_": (operator.or_, "|"),
+    "sym_and": (operator.and_, "&"),
+    "sym_or": (operator.or_, "|"),
+    "eq": (operator.eq, "=="),
+    "ne": (operator.ne, "!="),
+    "lt": (operator.lt, "<"),
+    "le": (operator.le, "<="),
+    "gt": (operator.gt, ">"),
+    "ge": (operator.ge, ">="),
+}
+_UNARY: dict[str, tuple[Callable[..., Any], str]] = {
+    "neg": (operator.neg, "-"),
+    "pos": (operator.pos, "+"),
+    "abs": (operator.abs, "abs"),
+    "ceil": (math.ceil, "ceil"),
+    "floor": (math.floor, "floor"),
+    "trunc": (math.trunc, "trunc"),
+    "round": (round, "round"),
+    "sym_float": (float, "float"),
+    "sym_int": (int, "int"),
+    "sym_not": (operator.not_, "not"),
+    "sym_sqrt": (math.sqrt, "sqrt"),
+    "is_integer": (float.is_integer, "is_integer"),
+}
+
+
+def _add_binary(name: str, function: Callable[..., Any], symbol: str) -> None:
+    setattr(SymbolicNumber, name, lambda self, other: combine(function, symbol, self, other))
+
+
+def _add_unary(name: str, function: Callable[..., Any], symbol: str) -> None:
+    setattr(SymbolicNumber, name, lambda self, *ignored: combine(function, symbol, self))
+
+
+for _name, (_function, _symbol) in _BINARY.items():
+    _add_binary(_name, _function, _symbol)
+for _name, (_function, _symbol) in _UNARY.items():
+    _add_unary(_name, _function, _symbol)

@@ -1,0 +1,503 @@
+"""Tracer: runs a model's forward with proxies and returns the graph of what it did; `symbolic_trace` makes a module of it.
+The pieces it uses: placeholders (`inputs.py`), leaf functions (`wrapping.py`), calls on real tensors (`recording.py`),
+context managers (`regions.py`), and the promise that the model stays as it was (`model_state.py`).
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from types import MethodType, ModuleType
+from typing import Any
+
+import torch
+
+from torchgraft.capturing.active import active, paused_collection
+from torchgraft.capturing.inplace import PLAIN_FORM, simplify_in_place
+from torchgraft.capturing.inputs import create_inputs
+from torchgraft.capturing.model_state import ModelState
+from torchgraft.capturing.module_patches import MODULE_PATCHES, ModuleForward, read_attribute
+from torchgraft.capturing.proxy import ParameterProxy, Proxy, _proxyable_classes
+from torchgraft.capturing.recording import RecordingMode
+from torchgraft.capturing.regions import remove_empty_regions
+from torchgraft.capturing.tracer_base import UNCHANGED_TYPES, Scope, TracerBase, UnsupportedArgument
+from torchgraft.capturing.wrapping import Autowrap, wrapped_patches
+from torchgraft.codegen.graph_module import GraphModule
+from torchgraft.errors import GraftError, TraceError, UnknownModuleError
+from torchgraft.ir.graph import Graph
+from torchgraft.ir.guards import check_training
+from torchgraft.ir.node import Argument, Node
+from torchgraft.ir.origin import current_source_line
+
+_ANSWERS = frozenset({"to_bool", "iter", "keys", "call_module", "create_proxy", "create_node", "create_arg"})
+_RULES_FOR_MODULES = frozenset({"call_module", "is_leaf_module", "path_of_module"})
+
+
+class Tracer(TracerBase):
+    """Symbolic tracing. Subclass it and override methods to change what is kept whole, recorded or refused."""
+
+    record_stack_traces = True
+    root: torch.nn.Module
+    # Whether no subclass has a say in which modules are leaves and how they are called.
+    _default_rules = True
+    _default_answers = True
+
+    def __init__(
+        self,
+        autowrap_modules: Iterable[ModuleType] = (math,),
+        autowrap_functions: Iterable[Callable[..., Any]] = (),
+        param_shapes_constant: bool = False,
+    ) -> None:
+        super().__init__()
+        self._autowrap = Autowrap(autowrap_modules, autowrap_functions)
+        self.param_shapes_constant = param_shapes_constant
+        self.submodule_paths: dict[torch.nn.Module, str] | None = None
+        self._begin()
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if not _RULES_FOR_MODULES.isdisjoint(vars(cls)):
+            cls._default_rules = False
+        if not _ANSWERS.isdisjoint(vars(cls)):
+            cls._default_answers = False
+
+    def _begin(self) -> None:
+        """Forget everything about an earlier trace."""
+        self.graph = Graph(tracer_cls=type(self))
+        self._mode: RecordingMode | None = None
+        self._switching = False
+        self._calls: dict[str, int] = {}
+        self._constant_names: dict[int, str] = {}
+        self._open_contexts: list[tuple[Any, Node]] = []
+        self._mode_guards: set[torch.nn.Module] = set()
+        self._parameter_cache: dict[str, Proxy] = {}
+        self._handed_out: dict[int, Any] = {}
+        self._qualname_counter: dict[str, int] = defaultdict(int)
+        self._held: list[Any] = []
+        self._refusal: TraceError | None = None
+        self._function: Any = None
+        self._entered: set[type] = set()
+        self._leaf_types: set[type] = set()
+        for name in ("_parameter_paths", "_buffer_paths", "_tensor_paths", "tensor_attrs"):
+            self.__dict__.pop(name, None)
+
+    # ---- decisions that users override ----
+
+    def is_leaf_module(self, m: torch.nn.Module, module_qualified_name: str) -> bool:
+        """Whether a call of `m` stays one node. By default the modules of torch.nn do, except Sequential."""
+        home = type(m).__module__
+        is_torch = home.startswith(("torch.nn", "torch.ao.nn")) and not isinstance(m, torch.nn.Sequential)
+        return is_torch or home.startswith("torch.jit")
+
+    def path_of_module(self, mod: torch.nn.Module) -> str:
+        """The dotted path of a module in the model."""
+        path = None if self.submodule_paths is None else self.submodule_paths.get(mod)
+        if path is None:
+            path = next((name for name, module in self.root.named_modules() if module is mod), None)
+        if path is None:
+            line = current_source_line()
+            raise UnknownModuleError(
+                f"module {type(mod).__name__} is not installed as a submodule of the traced model"
+                f"{f' and was called at {line}' if line else ''}; "
+                "assign it to an attribute of the model before tracing"
+            )
+        return path
+
+    def call_module(
+        self, m: torch.nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Record a call of a leaf module, or run the forward of any other with the traced values."""
+        path = self.path_of_module(m)
+        outer = self._scope_chain
+        count = self._calls[path] = self._calls.get(path, -1) + 1
+        self._scope_chain = (outer, f"{path}@{count}" if count else path, path, type(m))
+        try:
+            if self.is_leaf_module(m, path) or _has_hooks(m):
+                return self.create_proxy("call_module", path, args, kwargs)
+            return forward(*args, **kwargs)
+        finally:
+            self._scope_chain = outer
+
+    def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Proxy]) -> Any:
+        """What the model gets when it reads a parameter, buffer or submodule of a module."""
+        if isinstance(attr_val, torch.nn.Parameter):
+            path = self._parameter_paths.get(id(attr_val))
+        elif self.proxy_buffer_attributes and isinstance(attr_val, torch.Tensor):
+            path = self._buffer_paths.get(id(attr_val))
+        else:
+            return attr_val
+        if path is None:
+            return attr_val
+        proxy = parameter_proxy_cache.get(path)
+        if proxy is None:
+            factory = None
+            if self.param_shapes_constant and isinstance(attr_val, torch.nn.Parameter):
+                factory = functools.partial(_parameter_proxy, self, path, attr_val)
+            # Overrides of create_proxy need not know about factories, so it is only mentioned where there is one.
+            options: dict[str, Any] = {} if factory is None else {"proxy_factory_fn": factory}
+            proxy = parameter_proxy_cache[path] = self.create_proxy("get_attr", path, (), {}, **options)
+        return proxy
+
+    def get_fresh_qualname(self, prefix: str) -> str:
+        """A name for a constant that neither the model nor the trace uses."""
+        while True:
+            name = f"{prefix}{self._qualname_counter[prefix]}"
+            self._qualname_counter[prefix] += 1
+            if not hasattr(self.root, name) and name not in self.graph._constants:
+                return name
+
+    # ---- arguments ----
+
+    def create_arg(self, a: Any) -> Argument:
+        """Turn a value into an argument; tensors and modules become fetches of attributes."""
+        cls = type(a)
+        if cls is Proxy:
+            return a.node
+        if cls in UNCHANGED_TYPES:
+            return a
+        if cls is tuple:
+            create = self.create_arg
+            return tuple([create(item) for item in a])
+        if isinstance(a, torch.Tensor):
+            return self._tensor_argument(a)
+        if isinstance(a, torch.nn.Module):
+            path = (self.submodule_paths or {}).get(a)
+            if path is None:
+                return self._constant("_module_constant", a)
+            return self.create_node("get_attr", path, (), {})
+        if isinstance(a, torch.Generator):
+            return self._generator(a)
+        if isinstance(a, torch.ScriptObject):
+            return self._constant("_torchbind_obj", a)
+        if cls in _proxyable_classes:
+            return self._constant(f"_{cls.__name__}_constant_", a)
+        if isinstance(a, tuple) and hasattr(a, "_fields"):
+            return self.create_node("call_function", cls, tuple([self.create_arg(item) for item in a]), {})
+        return super().create_arg(a)
+
+    def _remember_refusal(self, error: TraceError) -> None:
+        if self._default_answers:  # an overridden method may have asked us first, and have an answer of its own
+            self._refusal = error
+
+    def owns(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor belongs to the model."""
+        key = id(tensor)
+        return key in self._parameter_paths or key in self._buffer_paths or key in self._tensor_paths
+
+    def _generator(self, generator: torch.Generator) -> Node:
+        for prefix, module in self.root.named_modules():
+            for name, value in vars(module).items():
+                if value is generator:
+                    return self.create_node("get_attr", _join(prefix, name), (), {})
+        outside = [cell.cell_contents for cell in getattr(self._function, "__closure__", None) or ()]
+        if any(value is generator for value in [*outside, *getattr(self._function, "__globals__", {}).values()]):
+            return self._constant("_generator", generator)
+        raise TraceError(
+            f"cannot trace a draw with a torch.Generator that is no attribute of the model{_at_current_line()}: whether it is "
+            "made anew in every run is not known; keep it as an attribute of the model"
+        )
+
+    def _tensor_argument(self, tensor: torch.Tensor) -> Node:
+        made = self._mode.values.node_of(tensor) if self._mode is not None else None
+        if made is not None:
+            return made
+        path = (
+            self._parameter_paths.get(id(tensor))
+            or self._buffer_paths.get(id(tensor))
+            or self._tensor_paths.get(id(tensor))
+        )
+        if path is not None:
+            return self.create_node("get_attr", path, (), {})
+        if isinstance(tensor, torch.nn.Parameter):
+            raise UnknownModuleError(
+                "parameter is not a member of this module: a Parameter that the traced model does not own was used"
+                f"{_at_current_line()}; assign it to an attribute of the model before tracing"
+            )
+        return self._constant("_tensor_constant", tensor)
+
+    def _constant(self, prefix: str, value: Any) -> Node:
+        name = self._constant_names.get(id(value))
+        if name is None:
+            name = self._constant_names[id(value)] = self.get_fresh_qualname(prefix)
+            self.graph._constants[name] = value
+        return self.create_node("get_attr", name, (), {})
+
+    # ---- self.training ----
+
+    def _training_node(self, module: torch.nn.Module) -> Node:
+        path = (self.submodule_paths or {}).get(module)
+        if path is None:
+            raise UnknownModuleError(
+                f"self.training of a {type(module).__name__} that is not part of the model was read"
+            )
+        return self.create_node("get_attr", f"{path}.training" if path else "training", (), {})
+
+    def _training_decides(self, module: torch.nn.Module) -> bool:
+        value = module.__dict__["training"]
+        if module not in self._mode_guards and module in (self.submodule_paths or {}):
+            self._mode_guards.add(module)
+            where = str(current_source_line() or type(module).__name__)
+            self.create_node("call_function", check_training, (self._training_node(module), value, where), {})
+        return value
+
+    # ---- tracing ----
+
+    def create_args_for_root(
+        self, root_fn: Callable[..., Any], is_module: bool, concrete_args: Any = None
+    ) -> tuple[Callable[..., Any], list[Any]]:
+        """Placeholders for the parameters of the traced function, and a function of exactly these values."""
+        return create_inputs(self, root_fn, is_module, concrete_args)
+
+    def trace(self, root: torch.nn.Module | Callable[..., Any], concrete_args: Any = None) -> Graph:
+        """Run `root` with proxies and return the graph of what it did. The model is left exactly as it was."""
+        function, is_module = self._prepare(root)
+        self._function = inspect.unwrap(function)
+        self._state.watch(self.root)
+        previous, previous_scope = active.tracer, self._scope_chain
+        records_gradients = torch.is_grad_enabled()
+        self._hold([*MODULE_PATCHES, *wrapped_patches(), *self._autowrap.library_patches()])
+        self._hold(self._autowrap.patches(getattr(inspect.unwrap(function), "__globals__", {})))
+        active.tracer = self
+        try:
+            with paused_collection, RecordingMode(self) as self._mode:
+                call, args = self.create_args_for_root(function, is_module, concrete_args)
+                result = self.create_arg(call(*args))
+                annotation = getattr(inspect.unwrap(function), "__annotations__", {}).get("return")
+                self.create_node("output", "output", (result,), {}, type_expr=annotation)
+        except BaseException as error:
+            self._state.restore()
+            if not isinstance(error, GraftError) and isinstance(error, Exception):
+                error.add_note(
+                    "while tracing symbolically: inputs are stand-ins, optional ones too; "
+                    "fix an input with concrete_args, or keep the module that raises as a leaf (Tracer.is_leaf_module)"
+                )
+            raise
+        finally:
+            active.tracer = previous
+            if torch.is_grad_enabled() is not records_gradients:  # switched by a forward, and never switched back
+                torch.set_grad_enabled(records_gradients)
+            for patch in reversed(self._held):
+                patch.release()
+            constants = self._mode.values.readable_nodes() if self._mode is not None else []
+            self._mode, self._scope_chain, self.submodule_paths = None, previous_scope, None
+            self._autowrap.forget()
+        if self._refusal is not None:
+            self._state.restore()
+            raise self._refusal
+        self._state.refuse_changes(self._state.restore(_is_memo))
+        self._tidy(constants)
+        return self.graph
+
+    def _call(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A module of the model, or another one, is called."""
+        cls = type(module)
+        if cls not in self._leaf_types:
+            if self._default_rules and self.is_leaf_module(module, ""):
+                self._leaf_types.add(cls)
+            return self.call_module(module, ModuleForward(module, self), args, kwargs)
+        # The default rule looks at the type alone, so that the second call of a leaf type needs no question; see call_module.
+        path = self.submodule_paths.get(module)  # type: ignore[union-attr]
+        if path is None:
+            return self.call_module(module, ModuleForward(module, self), args, kwargs)
+        outer = self._scope_chain
+        count = self._calls[path] = self._calls.get(path, -1) + 1
+        self._scope_chain = (outer, f"{path}@{count}" if count else path, path, cls)
+        try:
+            return self.create_proxy("call_module", path, args, kwargs)
+        finally:
+            self._scope_chain = outer
+
+    def _enter_module(self, module: torch.nn.Module) -> None:
+        """The forward of a module is about to run."""
+        self._state.watch(module)
+        cls = type(module)
+        if cls not in self._entered:
+            self._entered.add(cls)
+            self._hold(self._autowrap.patches(getattr(cls.forward, "__globals__", {})))
+
+    def _read_attribute(self, module: torch.nn.Module, name: str) -> Any:
+        """A parameter, buffer or submodule, as `Tracer.getattr` hands it out."""
+        if type(self).getattr is Tracer.getattr:
+            modules = module.__dict__.get("_modules")
+            if modules is not None and name in modules:
+                return modules[name]
+            return self.getattr(name, read_attribute(module, name), self._parameter_cache)
+        value = self.getattr(name, read_attribute(module, name), self._parameter_cache)
+        if isinstance(value, torch.Tensor):
+            self._handed_out[id(value)] = value
+        return value
+
+    def _before_write(self, module: torch.nn.Module, name: str, value: Any) -> None:
+        if not self._switching:
+            self._state.before_write(module, name, value, self)
+
+    def _is_written_in_place(self, module: torch.nn.Module, name: str, value: Any) -> bool:
+        """`self.buffer += x` writes into the buffer and then assigns it to itself; the first is recorded, the second nothing."""
+        if not isinstance(value, Proxy) or name not in module._buffers:
+            return False
+        node, path = value.node, (self.submodule_paths or {}).get(module)
+        written = node._args[0] if node._args else None
+        in_place = str(node._target).endswith("_") or node._target in PLAIN_FORM
+        return (
+            in_place
+            and isinstance(written, Node)
+            and written._op == "get_attr"
+            and written._target == _join(path, name)
+        )
+
+    def _hold(self, patches: list[Any]) -> None:
+        for patch in patches:
+            patch.acquire()
+            self._held.append(patch)
+
+    def _prepare(self, root: Any) -> tuple[Callable[..., Any], bool]:
+        """Set up a fresh trace and find the function to run: (function, whether it takes the model as `self`)."""
+        function, is_module = root, False
+        self.root = torch.nn.Module()
+        if isinstance(root, torch.nn.Module):
+            if not hasattr(type(root), self.traced_func_name):
+                raise TraceError(
+                    f"traced_func_name={self.traced_func_name} doesn't exist in {type(root).__name__}; "
+                    "name one of its methods"
+                )
+            self.root, is_module = root, True
+            function = getattr(type(root), self.traced_func_name)
+            own = root.__dict__.get(self.traced_func_name)
+            if own is not None:  # a forward put on the instance is the one that runs in eager mode
+                function, is_module = own, False
+            _refuse_root_hooks(root)
+        elif isinstance(root, MethodType) and isinstance(root.__self__, torch.nn.Module):
+            self.root, function, is_module = root.__self__, root.__func__, True
+        elif not callable(root):
+            raise TraceError(f"cannot trace {root!r}: give an nn.Module, a function or a bound method")
+        elif not inspect.isroutine(root) and not isinstance(root, functools.partial):
+            function = root.__call__
+        self._begin()
+        self.submodule_paths = _paths_of_modules(self.root)
+        self._state = ModelState(self.submodule_paths)
+        return function, is_module
+
+    def _tidy(self, constants: list[Node]) -> None:
+        """Drop constants that only Python looked at, and in-place operators that nothing can notice."""
+        for node in reversed(constants):
+            if not node._erased and not node.users:
+                fetched = [source for source in node._inputs if source._op == "get_attr"]
+                self.graph.erase_node(node)
+                for source in fetched:
+                    if not source.users:
+                        self.graph.erase_node(source)
+        remove_empty_regions(self.graph)
+        simplify_in_place(self.graph, self._state.paths)
+
+    @functools.cached_property
+    def _parameter_paths(self) -> dict[int, str]:
+        return {id(value): name for name, value in reversed(list(self.root.named_parameters(remove_duplicate=False)))}
+
+    @functools.cached_property
+    def _buffer_paths(self) -> dict[int, str]:
+        return {id(value): name for name, value in reversed(list(self.root.named_buffers(remove_duplicate=False)))}
+
+    @functools.cached_property
+    def _tensor_paths(self) -> dict[int, str]:
+        """Tensors that are plain attributes of the model's modules."""
+        return {id(value): path for value, path in self.tensor_attrs.items()}
+
+    @functools.cached_property
+    def tensor_attrs(self) -> dict[Any, str]:
+        """Tensors and script objects that are plain attributes of the model's modules, with their paths."""
+        result = {}
+        for prefix, module in self.root.named_modules():
+            for name, value in vars(module).items():
+                if isinstance(value, (torch.Tensor, torch.ScriptObject)):
+                    result[value] = f"{prefix}.{name}" if prefix else name
+        return result
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Tracer:
+        # The autowrap lists hold Python modules, which cannot be copied and need not be.
+        import copy
+
+        result = type(self).__new__(type(self))
+        memo[id(self)] = result
+        for name, value in vars(self).items():
+            result.__dict__[name] = value if name in ("_autowrap", "_mode", "_held") else copy.deepcopy(value, memo)
+        return result
+
+
+def _parameter_proxy(tracer: Tracer, path: str, parameter: torch.nn.Parameter, node: Node) -> ParameterProxy:
+    return ParameterProxy(tracer, node, path, parameter)
+
+
+def _is_memo(value: Any) -> bool:
+    """Whether a value put into a dict of the model is computed from the model alone, so that a program may compute it anew."""
+    if not isinstance(value, Proxy):
+        return False
+    pending, seen = [value.node], set()
+    while pending:
+        node = pending.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        if node._op == "placeholder" or (node._op != "get_attr" and not node._inputs):
+            return False
+        pending += node._inputs
+    return True
+
+
+def _join(path: str | None, name: str) -> str:
+    return f"{path}.{name}" if path else name
+
+
+def _at_current_line() -> str:
+    line = current_source_line()
+    return f" at {line}" if line else ""
+
+
+def _paths_of_modules(root: torch.nn.Module) -> dict[torch.nn.Module, str]:
+    """Every module of a model with its first path, as `named_modules` gives them, in a fraction of the time."""
+    paths: dict[torch.nn.Module, str] = {root: ""}
+
+    def walk(module: torch.nn.Module, prefix: str) -> None:
+        for name, child in module._modules.items():
+            if child is not None and child not in paths:
+                paths[child] = path = prefix + name
+                if child._modules:
+                    walk(child, path + ".")
+
+    walk(root, "")
+    return paths
+
+
+def _has_hooks(module: torch.nn.Module) -> bool:
+    """Whether calling the module does more than its forward; then it is kept whole, so that all of it happens."""
+    return bool(
+        module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
+    )
+
+
+def _refuse_root_hooks(root: torch.nn.Module) -> None:
+    if _has_hooks(root):
+        raise TraceError(
+            f"cannot trace {type(root).__name__}: hooks are registered on it, and the traced program would not run them; "
+            "remove them and register them on the traced module instead, or trace a module that contains this one"
+        )
+
+
+def symbolic_trace(
+    root: torch.nn.Module | Callable[..., Any], concrete_args: dict[str, Any] | None = None
+) -> GraphModule:
+    """Capture a model or function without inputs, by running it with proxies.
+
+    >>> program = symbolic_trace(lambda x: torch.relu(x).neg())
+    >>> [node.name for node in program.graph.nodes]
+    ['x', 'relu', 'neg', 'output']
+    """
+    tracer = Tracer()
+    graph = tracer.trace(root, concrete_args)
+    name = type(root).__name__ if isinstance(root, torch.nn.Module) else getattr(root, "__name__", type(root).__name__)
+    return GraphModule(tracer.root, graph, name)
+
+
+__all__ = ["Scope", "Tracer", "UnsupportedArgument", "symbolic_trace"]

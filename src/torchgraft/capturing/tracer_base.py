@@ -1,0 +1,338 @@
+"""TracerBase: how a recorded call becomes a node, how a Python value becomes an argument, and what is refused.
+Running a model with proxies is the business of `tracer.py`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import dis
+import enum
+from collections.abc import Callable, Iterator, Mapping
+from types import CodeType
+from typing import Any, NoReturn
+
+import torch
+
+from torchgraft.capturing.proxy import Attribute, Proxy, find_proxy
+from torchgraft.errors import TraceError
+from torchgraft.ir.arguments import EMPTY_DICT, immutable_dict, immutable_list
+from torchgraft.ir.graph import Graph
+from torchgraft.ir.node import Argument, Node, Target
+from torchgraft.ir.origin import Scope as ScopeChain
+from torchgraft.ir.origin import current_source_line, module_stack, source_line, user_instruction
+
+BASE_TYPES = (
+    str, int, float, bool, complex, bytes, torch.dtype, torch.device, torch.memory_format, torch.layout,
+)  # fmt: skip
+UNCHANGED_TYPES = frozenset({*BASE_TYPES, type(None), type(Ellipsis)})
+_MAKERS_OF_NODES = frozenset({"check_mutable_operations", "create_arg", "create_node", "proxy"})
+_OPERATORS = (torch._ops.OpOverload, torch._ops.OpOverloadPacket, torch._ops.HigherOrderOperator)
+
+
+class Scope:
+    """The module whose forward is being traced."""
+
+    def __init__(self, module_path: str, module_type: Any) -> None:
+        self.module_path = module_path
+        self.module_type = module_type
+
+
+class ScopeContextManager:
+    """Lets a scope be another one until the `with` block ends."""
+
+    def __init__(self, scope: Scope, current_scope: Scope) -> None:
+        self._scope = scope
+        self._previous = Scope(scope.module_path, scope.module_type)
+        scope.module_path, scope.module_type = current_scope.module_path, current_scope.module_type
+
+    def __enter__(self) -> Scope:
+        return self._scope
+
+    def __exit__(self, *details: object) -> None:
+        self._scope.module_path, self._scope.module_type = self._previous.module_path, self._previous.module_type
+
+
+def assert_traced(condition: Any) -> None:
+    """What an `assert` on a traced value becomes when a tracer has `trace_asserts` set."""
+    if not condition:
+        raise AssertionError("an assertion of the traced program failed")
+
+
+assert_traced.__torchgraft_effect__ = True  # type: ignore[attr-defined]
+
+
+class TracerBase:
+    """What every tracer can do: make nodes, proxies and arguments. Override the methods to change what is recorded."""
+
+    graph: Graph
+    record_stack_traces: bool = True
+    check_mutable_operations: bool = False
+    trace_asserts: bool = False
+    proxy_buffer_attributes: bool = False
+    traced_func_name: str = "forward"
+    _scope_chain: ScopeChain | None = None
+    # Whether the traced program runs on real tensors (a watched run) and not on proxies.
+    _runs_for_real = False
+    # Whether a user's subclass has a say in how a call becomes a node; create_proxy is three times as fast where not.
+    _is_overridden = False
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if not cls.__module__.startswith("torchgraft.") and not _MAKERS_OF_NODES.isdisjoint(vars(cls)):
+            cls._is_overridden = True
+
+    # ---- where we are ----
+
+    @property
+    def scope(self) -> Scope:
+        """The innermost module whose forward is running."""
+        chain = self._scope_chain
+        return Scope("", None) if chain is None else Scope(chain[2], chain[3])
+
+    @property
+    def module_stack(self) -> dict[str, tuple[str, type]]:
+        """The modules whose forwards are running, outermost first."""
+        return module_stack(self._scope_chain)
+
+    @property
+    def node_name_to_scope(self) -> dict[str, tuple[str, Any]]:
+        """For each node made so far the path and type of the module it was made in."""
+        result = {}
+        for node in self.graph.nodes:
+            chain = node._origin[2] if node._origin else None
+            result[node._name] = ("", None) if chain is None else (chain[2], chain[3])
+        return result
+
+    # ---- nodes and proxies ----
+
+    def create_node(
+        self,
+        kind: str,
+        target: Target,
+        args: tuple[Argument, ...],
+        kwargs: dict[str, Argument],
+        name: str | None = None,
+        type_expr: Any = None,
+    ) -> Node:
+        """Put a node in the graph. Override to attach metadata or to refuse operations."""
+        if self.check_mutable_operations and kind == "call_function":
+            _refuse_mutation(target, args, kwargs)
+        graph = self.graph
+        node = graph._make_node(kind, target, args, kwargs, name or graph._target_to_str(target), type_expr)
+        self._note_origin(node, kind)
+        return node
+
+    def _note_origin(self, node: Node, kind: str) -> None:
+        if self.record_stack_traces and kind != "placeholder":
+            node._origin = (*user_instruction(3), self._scope_chain)
+        elif self._scope_chain is not None:
+            node._origin = (None, 0, self._scope_chain)
+
+    def proxy(self, node: Node) -> Proxy:
+        """The value that stands for a node in the running program."""
+        return Proxy(node, self)
+
+    def create_proxy(
+        self,
+        kind: str,
+        target: Target,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        name: str | None = None,
+        type_expr: Any = None,
+        proxy_factory_fn: Callable[[Node], Proxy] | None = None,
+    ) -> Proxy:
+        """Record a call: lower its arguments, make the node, return the value that stands for it."""
+        create = self.create_arg
+        if self._is_overridden or proxy_factory_fn is not None or type(args) is not tuple:
+            node = self.create_node(kind, target, create(args), create(kwargs) if kwargs else {}, name, type_expr)
+            return self.proxy(node) if proxy_factory_fn is None else proxy_factory_fn(node)
+        # The same as above with the calls of our own methods written out: this is most of the time that tracing takes.
+        graph = self.graph
+        if len(args) == 1 and type(args[0]) is Proxy:
+            lowered: tuple[Argument, ...] = (args[0].node,)
+        else:
+            lowered = tuple(
+                [a.node if type(a) is Proxy else a if type(a) in UNCHANGED_TYPES else create(a) for a in args]
+            )
+        node = graph._make_node(
+            kind,
+            target,
+            lowered,
+            create(kwargs) if kwargs else EMPTY_DICT,
+            name or graph._target_to_str(target),
+            type_expr,
+        )
+        if self.record_stack_traces and kind != "placeholder":
+            node._origin = (*user_instruction(2), self._scope_chain)
+        return Proxy(node, self)
+
+    # ---- arguments ----
+
+    def create_arg(self, a: Any) -> Argument:
+        """Turn a Python value into an argument of a node. Override to allow more types."""
+        cls = type(a)
+        if cls is Proxy:
+            return a.node
+        if cls in UNCHANGED_TYPES:
+            return a
+        if cls is tuple:
+            create = self.create_arg
+            return tuple([create(item) for item in a])
+        return self._create_unusual_arg(a)
+
+    def _create_unusual_arg(self, a: Any) -> Argument:
+        create = self.create_arg
+        if isinstance(a, Proxy):
+            return a.node
+        if hasattr(a, "__fx_create_arg__"):
+            return a.__fx_create_arg__(self)
+        if isinstance(a, tuple):
+            items = [create(item) for item in a]
+            if hasattr(a, "_fields"):
+                return type(a)(*items)
+            return type(a)(items) if not any(isinstance(item, Node) for item in items) else tuple(items)
+        if isinstance(a, list):
+            return immutable_list([create(item) for item in a])
+        if isinstance(a, dict):
+            return immutable_dict([(self._create_key(key), create(value)) for key, value in a.items()])
+        if isinstance(a, slice):
+            return slice(create(a.start), create(a.stop), create(a.step))
+        if isinstance(a, range):
+            return range(create(a.start), create(a.stop), create(a.step))
+        if isinstance(a, (*BASE_TYPES, *_OPERATORS, enum.Enum, Node, type)) or a is None or a is ...:
+            return a
+        if dataclasses.is_dataclass(a) and not isinstance(a, type):
+            fields = {field.name: create(getattr(a, field.name)) for field in dataclasses.fields(a) if field.init}
+            return self.create_node("call_function", type(a), (), fields)
+        if isinstance(a, torch.SymInt | torch.SymFloat | torch.SymBool):
+            return a
+        raise UnsupportedArgument(
+            f"argument of type: {type(a)} cannot be part of a traced program{_at(current_source_line())}; pass numbers, strings, "
+            "tensors and containers of them, give the class an __fx_create_arg__ method, or override Tracer.create_arg"
+        )
+
+    def _create_key(self, key: Any) -> Any:
+        if isinstance(key, str):
+            return key
+        if find_proxy(key) is not None:
+            raise TraceError(
+                "Keys for dictionaries used as an argument cannot contain a Node. "
+                f"Got key: {key!r}{_at(current_source_line())}; use strings or numbers as keys"
+            )
+        return self.create_arg(key)
+
+    # ---- what a traced value cannot do ----
+
+    def to_bool(self, obj: Proxy) -> bool:
+        """Called when a traced value decides something (`if`, `and`, `while`). Override to answer from other knowledge."""
+        if self.trace_asserts and _is_assertion(*user_instruction(2)):
+            self.create_proxy("call_function", assert_traced, (obj,), {})
+            return True
+        self._refuse(
+            obj,
+            "branch on",
+            "use torch.where or another tensor operation, fix the value with concrete_args",
+            "symbolically traced variables cannot be used as inputs to control flow",
+        )
+
+    def iter(self, obj: Proxy) -> Iterator[Any]:
+        """Called when a traced value is iterated over. Unpacking (`a, b = value`) has a known length; a loop has not."""
+        length = _unpacked_length(*user_instruction(2))
+        if length is not None:
+            return iter([obj[index] for index in range(length)])
+        self._refuse(
+            obj,
+            "iterate over",
+            "unpack it into a fixed number of names, index it",
+            "Proxy object cannot be iterated, because how many steps there are is not known while tracing",
+        )
+
+    def _refuse_conversion(self, proxy: Proxy, purpose: str) -> NoReturn:
+        remedy = (
+            "keep it a tensor, fix the value with concrete_args, mark the function it is passed to with torchgraft.wrap"
+        )
+        self._refuse(proxy, f"make {purpose} of", remedy, kind=ConversionError)
+
+    def keys(self, obj: Proxy) -> Any:
+        """Called for `**value`."""
+        return Attribute(obj, "keys")()
+
+    def _refuse(
+        self, proxy: Proxy, action: str, remedy: str, reason: str = "", kind: type[TraceError] = TraceError
+    ) -> NoReturn:
+        node = proxy.node
+        made = source_line(node._origin[0], node._origin[1]) if node._origin else None
+        maker = "an input of the program" if node._op == "placeholder" else f"made by {node.format_node()}"
+        origin = f"; the value is {maker}" + (f" at {made}" if made and node._op != "placeholder" else "")
+        error = kind(
+            f"cannot {action} a traced value: node '{node._name}'{_at(current_source_line())}{origin}"
+            f"{'; ' + reason if reason else ''}; {remedy}, "
+            "or keep the surrounding module or function as a leaf (Tracer.is_leaf_module, torchgraft.wrap)"
+        )
+        if (
+            kind is not ConversionError
+        ):  # torch asks values for numbers on its own account, and goes on where it gets none
+            self._remember_refusal(error)
+        raise error
+
+    def _remember_refusal(self, error: TraceError) -> None:
+        """A forward may catch what we raise and go on another way; the trace is no good all the same."""
+
+
+class ConversionError(TraceError, TypeError):
+    """A traced value was to become a number (torch.fx raises TypeError)."""
+
+
+class UnsupportedArgument(TraceError, NotImplementedError):
+    """A value that cannot be an argument of a node (torch.fx raises NotImplementedError)."""
+
+
+def _at(line: Any) -> str:
+    return f" at {line}" if line else ""
+
+
+def _refuse_mutation(target: Target, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    packet = getattr(torch.ops.aten, getattr(target, "__name__", ""), None)
+    names = packet.overloads() if packet is not None and not isinstance(target, str) else []
+    if names and any(getattr(packet, name)._schema.is_mutable for name in names) and target.__name__.endswith("_"):  # type: ignore[union-attr]
+        raise TraceError(
+            f"Tried to trace mutable operation {target.__name__}{_at(current_source_line())}: "  # type: ignore[union-attr]
+            "check_mutable_operations is set; use the out-of-place form"
+        )
+
+
+def _unpacked_length(code: CodeType | None, instruction: int) -> int | None:
+    """How many names the running instruction unpacks into, or None where it does something else."""
+    if code is None:
+        return None
+    raw = code.co_code
+    if dis.opname[raw[instruction]] != "UNPACK_SEQUENCE":
+        return None
+    length, position, shift = raw[instruction + 1], instruction - 2, 8
+    while position >= 0 and dis.opname[raw[position]] == "EXTENDED_ARG":
+        length |= raw[position + 1] << shift
+        position, shift = position - 2, shift + 8
+    return length
+
+
+def _is_assertion(code: CodeType | None, instruction: int) -> bool:
+    """Whether the running instruction is the test of an `assert`."""
+    if code is None:
+        return False
+    rest = [item for item in dis.get_instructions(code) if item.offset >= instruction and item.opname != "CACHE"][:4]
+    names = [item.opname for item in rest if item.opname not in ("COMPARE_OP", "TO_BOOL", "NOT_TAKEN", "UNARY_NOT")]
+    return (
+        len(names) > 1
+        and "JUMP_IF_TRUE" in names[0].replace("FORWARD_", "")
+        and (names[1] == "LOAD_ASSERTION_ERROR" or "AssertionError" in rest[-1].argrepr)
+    )
+
+
+class GraphAppendingTracer(TracerBase):
+    """Records onto a graph that already exists; what `Proxy(node)` uses."""
+
+    record_stack_traces = False
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph

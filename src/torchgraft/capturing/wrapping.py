@@ -1,0 +1,180 @@
+"""Calls of plain Python functions that are recorded whole instead of being traced through.
+A function is such a leaf by `wrap` (`ir/leaf_functions.py`), by a tracer's autowrap lists, or by torch.fx's own `wrap`.
+"""
+
+from __future__ import annotations
+
+import functools
+import random
+import sys
+from collections.abc import Callable, Iterable
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from torchgraft.capturing.active import NamespacePatch, Patch, active, shared_patch
+from torchgraft.capturing.proxy import find_proxy
+from torchgraft.ir.leaf_functions import marked_functions, marks_in
+
+# Functions that set or read torch's random state; what they do concerns every later draw of the program.
+_TORCH_RANDOM = ("manual_seed", "seed", "get_rng_state", "set_rng_state", "initial_seed")
+
+_PYTHON_RANDOM = {
+    id(function): function
+    for name in dir(random)
+    if not name.startswith("_") and getattr(function := getattr(random, name), "__self__", None) is random._inst
+}
+
+
+def recorded_leaf(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A leaf function: a call with traced values is one node, and stays one when the generated code is traced again."""
+
+    def record(tracer: Any, args: Any, kwargs: Any) -> Any:
+        result = tracer.create_proxy("call_function", function, args, kwargs)
+        result.node.meta["is_wrapped"] = True
+        return result
+
+    return _replacement(function, record)
+
+
+def recorded_call(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of torch that takes traced values, but does not know how to say so."""
+
+    def record(tracer: Any, args: Any, kwargs: Any) -> Any:
+        return tracer.create_proxy("call_function", function, args, kwargs)
+
+    return _replacement(function, record, is_leaf=False)
+
+
+def recorded_method(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A method of real tensors that takes sizes one by one, of which some may be traced."""
+
+    def record(tracer: Any, args: Any, kwargs: Any) -> Any:
+        return tracer.create_proxy("call_method", function.__name__, args, kwargs)
+
+    return _replacement(function, record, is_leaf=False)
+
+
+def _recorded_always(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function whose result differs from call to call: recorded whatever its arguments are."""
+
+    @functools.wraps(function, updated=())
+    def replacement(*args: Any, **kwargs: Any) -> Any:
+        if active.tracer is None:
+            return fallback[0](*args, **kwargs)
+        if active.tracer._runs_for_real:
+            return active.tracer.call_random(function, args, kwargs)
+        return active.tracer.create_proxy("call_function", function, args, kwargs)
+
+    fallback = [function]
+    return _marked(replacement, function, fallback)
+
+
+def _marked(replacement: Any, function: Callable[..., Any], fallback: list[Any]) -> Callable[..., Any]:
+    """`fallback` holds what is called where nobody traces; a patch puts there what it found in its place."""
+    replacement.__torchgraft_original__ = function
+    replacement.__torchgraft_fallback__ = fallback
+    return replacement
+
+
+def _replacement(function: Callable[..., Any], record: Callable[..., Any], is_leaf: bool = True) -> Callable[..., Any]:
+    @functools.wraps(function, updated=())
+    def replacement(*args: Any, **kwargs: Any) -> Any:
+        tracer = active.tracer
+        if is_leaf and tracer is not None and tracer._runs_for_real:
+            return tracer.call_leaf(function, function, args, kwargs)
+        proxy = find_proxy((args, kwargs))
+        return fallback[0](*args, **kwargs) if proxy is None else record(proxy.tracer, args, kwargs)
+
+    fallback = [function]
+    return _marked(replacement, function, fallback)
+
+
+def wrapped_patches() -> list[Patch]:
+    """Patches for everything that `wrap` of torchgraft or of torch.fx was called on."""
+    patches = []
+    for scope, name in [*marked_functions(), *_wrapped_by_torch_fx()]:
+        patch = shared_patch(scope, name, recorded_leaf)
+        if patch is not None:
+            patches.append(patch)
+    return patches
+
+
+def _wrapped_by_torch_fx() -> Iterable[tuple[dict[str, Any], str]]:
+    # Libraries such as torchvision mark their leaf functions with torch.fx.wrap. Reading its table of marks imports nothing.
+    tracing = sys.modules.get("torch.fx._symbolic_trace")
+    table = getattr(tracing, "_wrapped_fns_to_patch", {})
+    return [(scope, key[1]) for key, scope in list(table.items()) if isinstance(scope, dict)]
+
+
+_library: dict[ModuleType, NamespacePatch] = {}
+
+
+def _library_patch(module: ModuleType, make: Callable[..., Any], functions: Iterable[Any]) -> NamespacePatch:
+    """One patch for all the leaf functions of a module, made when it is first needed."""
+    patch = _library.get(module)
+    if patch is None:
+        wanted = {id(function) for function in functions}
+        replacements = {name: make(value) for name, value in vars(module).items() if id(value) in wanted}
+        patch = _library[module] = NamespacePatch(vars(module), replacements)
+        _originals.update({id(replacements[name]): id(value) for name, value in patch.originals.items()})
+        _kept.append(patch)
+    return patch
+
+
+# From the id of a replacement to the id of its original: in a namespace that another thread's trace has patched, the
+# replacement is what is found.
+_originals: dict[int, int] = {}
+_kept: list[Any] = []
+
+
+def _public_functions(module: ModuleType) -> list[Callable[..., Any]]:
+    return [value for name, value in vars(module).items() if not name.startswith("_") and callable(value)]
+
+
+class Autowrap:
+    """Finds leaf functions by identity in the namespaces a trace comes through."""
+
+    def __init__(self, modules: Iterable[ModuleType], functions: Iterable[Callable[..., Any]]) -> None:
+        self.modules = list(modules)
+        self._functions = {id(function): function for function in functions}
+        for module in self.modules:
+            patch = _library_patch(module, recorded_leaf, _public_functions(module))
+            self._functions.update({id(function): function for function in patch.originals.values()})
+        self._random = [
+            _library_patch(random, _recorded_always, _PYTHON_RANDOM.values()),
+            *[
+                _library_patch(module, _recorded_always, [getattr(torch, name) for name in _TORCH_RANDOM])
+                for module in (torch, torch.random)
+            ],
+        ]
+        self._wanted = self._functions.keys() | _PYTHON_RANDOM.keys() | _originals.keys()
+        self._seen: dict[int, dict[str, Any]] = {}
+
+    def library_patches(self) -> list[NamespacePatch]:
+        """Patches in the autowrapped modules themselves, and of Python's random numbers."""
+        return [*[_library[module] for module in self.modules], *self._random]
+
+    def patches(self, scope: dict[str, Any]) -> list[Patch]:
+        """Patches for the leaf functions named in a namespace not seen before."""
+        if self.has_seen(scope):
+            return []
+        self._seen[id(scope)] = scope
+        found = [shared_patch(scope, name, recorded_leaf) for name in marks_in(scope)]
+        if not self._wanted.isdisjoint(map(id, list(scope.values()))):
+            for name, value in list(scope.items()):
+                key = _originals.get(id(value), id(value))
+                if key in self._functions and not name.startswith("_"):
+                    found.append(shared_patch(scope, name, recorded_leaf))
+                elif key in _PYTHON_RANDOM:
+                    found.append(shared_patch(scope, name, _recorded_always))
+        return [patch for patch in found if patch is not None]
+
+    def has_seen(self, scope: dict[str, Any]) -> bool:
+        """Whether this trace has looked at a namespace already."""
+        return id(scope) in self._seen
+
+    def forget(self) -> None:
+        """Look at every namespace anew in the next trace."""
+        self._seen.clear()

@@ -1,0 +1,254 @@
+"""`doctor`: captures a model, verifies the program, and says what was fixed, what was kept whole and what tracing cannot follow.
+The findings about symbolic tracing come from `symbolic_trials.py`, the comparison with eager from `verify.py`.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from torchgraft.capturing.program import capture
+from torchgraft.codegen.graph_module import GraphModule
+from torchgraft.errors import GraftError
+from torchgraft.ir.guards import Guard, find_guards
+from torchgraft.ir.node import Node
+from torchgraft.ir.origin import source_line
+from torchgraft.recording.runs import Surroundings, observe
+from torchgraft.recording.situations import Situation
+from torchgraft.recording.symbolic_trials import Finding, try_symbolically
+from torchgraft.recording.verify import Verification, named_error, verify
+
+_NUMBER_REMEDY = (
+    "hand the size on to torch calls as it is, without if, range() or int(); or capture once for each size you need"
+)
+_VALUE_REMEDY = (
+    "use torch.where or another tensor operation instead of asking in Python; or capture once for each answer"
+)
+_MODE_REMEDY = (
+    "capture once in training mode and once in evaluation mode; or pass self.training on instead of branching on it"
+)
+_ARGUMENT_REMEDY = "capture once for each value of this argument; or make it a tensor"
+_FACT_REMEDY = "capture once for each kind of input you need"
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What `doctor` found. `str()` is a report, `to_dict()` the same for machines."""
+
+    name: str
+    way: str
+    failure: str
+    verification: Verification | None
+    specialised: tuple[Finding, ...]
+    leaves: tuple[Finding, ...]
+    symbolic: tuple[Finding, ...]
+    program: GraphModule | None = field(repr=False, compare=False)
+
+    @property
+    def ok(self) -> bool:
+        """Whether there is a program, and nothing says that it is wrong."""
+        return self.program is not None and (self.verification is None or self.verification.ok)
+
+    @property
+    def node_count(self) -> int:
+        """How many nodes the program has."""
+        return 0 if self.program is None else len(self.program.graph.nodes)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return {
+            "model": self.name,
+            "ok": self.ok,
+            "captured": {"way": self.way, "nodes": self.node_count, "failure": self.failure or None},
+            "verification": None if self.verification is None else self.verification.to_dict(),
+            "specialised": [finding.to_dict() for finding in self.specialised],
+            "leaves": [finding.to_dict() for finding in self.leaves],
+            "symbolic": [finding.to_dict() for finding in self.symbolic],
+        }
+
+    def __str__(self) -> str:
+        lines = [self._headline()]
+        if self.program is not None:
+            lines += self._verified()
+            lines += _section("Specialised", self.specialised, "nothing: the program holds for every input of its kind")
+            lines += _section("Kept as a leaf", self.leaves, "nothing")
+        lines += _section("Fails symbolically", self.symbolic, "nothing: symbolic_trace captures the model too")
+        return "\n".join(lines)
+
+    def _headline(self) -> str:
+        if self.program is None:
+            return f"{self.name}: not captured ({self.way})\n  {self.failure}"
+        verdict = "not verified" if self.verification is None else "right" if self.ok else "WRONG"
+        return f"{self.name}: captured ({self.way}), {self.node_count} nodes, {verdict}"
+
+    def _verified(self) -> list[str]:
+        if self.verification is not None:
+            return ["", "Verified", textwrap.indent(str(self.verification), "  ")]
+        return ["", "Verified", "  no: give example inputs to run the model and its program"]
+
+
+def _section(title: str, findings: tuple[Finding, ...], nothing: str) -> list[str]:
+    if not findings:
+        return ["", title, f"  {nothing}"]
+    return ["", f"{title} ({len(findings)})", *[textwrap.indent(str(finding), "  ") for finding in findings]]
+
+
+def doctor(
+    model: Callable[..., Any], args: Iterable[Any] | None = None, kwargs: dict[str, Any] | None = None
+) -> Diagnosis:
+    """Capture a model, verify the program, and list what to know about it, each with its line and a remedy.
+
+    With example inputs the capture is a watched run; without, it is symbolic and nothing is verified.
+
+    >>> diagnosis = doctor(torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU()), (torch.ones(2, 3),))
+    >>> diagnosis.ok, len(diagnosis.specialised), diagnosis.leaves[0].what
+    (True, 0, 'modules of torch.nn stay one call each: 1 Linear, 1 ReLU')
+    """
+    name = type(model).__name__ if isinstance(model, torch.nn.Module) else getattr(model, "__name__", "function")
+    symbolic_program, failures = try_symbolically(model)
+    if args is None and kwargs is None:
+        failure = "" if symbolic_program is not None else failures[0].what
+        return _diagnosis(name, "symbolic", symbolic_program, failure, None, failures)
+    values = () if args is None else tuple(args) if isinstance(args, (tuple, list)) else (args,)
+    program, failure = _captured(model, values, dict(kwargs or {}))
+    verification = None if program is None else verify(model, program, values, kwargs)
+    if symbolic_program is not None:
+        failures += _silent_failures(model, symbolic_program, values, kwargs)
+    return _diagnosis(name, "watched", program, failure, verification, failures)
+
+
+def _diagnosis(
+    name: str,
+    way: str,
+    program: GraphModule | None,
+    failure: str,
+    verification: Verification | None,
+    failures: list[Finding],
+) -> Diagnosis:
+    specialised = () if program is None else tuple(_specialised(program))
+    leaves = () if program is None else tuple(_leaves(program))
+    return Diagnosis(name, way, failure, verification, specialised, leaves, tuple(failures), program)
+
+
+def _captured(
+    model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[GraphModule | None, str]:
+    try:
+        return capture(model, args, kwargs), ""
+    except Exception as error:  # any failure of a capture is a finding, unless the model itself fails
+        situation = Situation("example", args, kwargs)
+        names = [str(index) for index in range(len(args) + len(kwargs))]
+        eager = observe(model, [], Surroundings(model), situation, names, 0, False)
+        if eager.error is not None:
+            raise GraftError(
+                f"cannot diagnose: the model itself raises {named_error(eager.error)}; give inputs it accepts"
+            ) from eager.error
+        return None, f"{type(error).__name__}: {error}"
+
+
+def _silent_failures(
+    model: Callable[..., Any], program: GraphModule, args: tuple[Any, ...], kwargs: dict[str, Any] | None
+) -> list[Finding]:
+    """A symbolic trace that works and means something else."""
+    verification = verify(model, program, args, kwargs, other_values=False, other_sizes=False)
+    if verification.ok:
+        return []
+    first = verification.wrong[0] if verification.wrong else verification.checks[0]
+    difference = first.first_difference
+    where = difference.line if difference is not None else ""
+    node = f" (node '{difference.node}')" if difference is not None and difference.node else ""
+    what = f"the traced program is {first.status} on {first.situation}{node}: {first.reason}"
+    return [Finding(what, where, "capture the model with example inputs: capture(model, args)")]
+
+
+# ---- what was specialised ----
+
+
+def _specialised(program: GraphModule) -> list[Finding]:
+    counts: Counter[tuple[str, str, str]] = Counter()
+    for guard in find_guards(program.graph):
+        counts[f"{guard.condition} is {guard.expected!r}", guard.where, _remedy(guard)] += 1
+    return [Finding(what, where, remedy, count) for (what, where, remedy), count in counts.items()]
+
+
+def _remedy(guard: Guard) -> str:
+    condition = guard.condition
+    if condition.endswith("training"):
+        return _MODE_REMEDY
+    if "argument" in condition or condition.endswith("is given"):
+        return _ARGUMENT_REMEDY
+    if ".item()" in condition or "()" in condition.split(" ")[0]:
+        return _VALUE_REMEDY
+    if ".size(" in condition or ".numel(" in condition:
+        return _NUMBER_REMEDY
+    return _VALUE_REMEDY if isinstance(guard.expected, (bool, float)) else _FACT_REMEDY
+
+
+# ---- what was kept whole ----
+
+
+def _leaves(program: GraphModule) -> list[Finding]:
+    plain: Counter[str] = Counter()
+    others: Counter[tuple[str, str, str]] = Counter()
+    for node in program.graph.nodes:
+        if node.op == "call_module":
+            module = program.get_submodule(str(node.target))
+            reason = _why_whole(program, str(node.target), module)
+            if reason is None:
+                plain[type(module).__name__] += 1
+            else:
+                others[f"{type(module).__name__} at '{node.target}': {reason[0]}", _line_of(node), reason[1]] += 1
+        elif node.op == "call_function" and _is_users_function(node):
+            name = getattr(node.target, "__qualname__", str(node.target))
+            others[f"the Python function {name} is called as a whole", _line_of(node), _FUNCTION_REMEDY] += 1
+    result = [Finding(what, where, remedy, count) for (what, where, remedy), count in others.items()]
+    if plain:
+        kinds = ", ".join(f"{count} {kind}" for kind, count in plain.most_common())
+        what = f"modules of torch.nn stay one call each: {kinds}"
+        result.insert(0, Finding(what, "", 'capture(model, args, level="function") shows what happens inside'))
+    return result
+
+
+_FUNCTION_REMEDY = (
+    "nothing to do: it runs as it is; to see inside, do not mark it with wrap, or write it with torch functions"
+)
+
+
+def _why_whole(program: GraphModule, path: str, module: torch.nn.Module) -> tuple[str, str] | None:
+    """Why a module is one call, and what would open it; None for the modules of torch.nn that always are."""
+    recorded = program.meta.get("kept_whole", {}).get(path)
+    if recorded is not None:
+        return f"kept whole because {recorded}", "change that line, if you need to see inside"
+    if any((module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)):
+        return "kept whole so that its hooks run", "remove the hooks before capturing, if you need to see inside"
+    if isinstance(module, torch.jit.ScriptModule):
+        return (
+            "kept whole, because compiled TorchScript cannot be watched",
+            "capture the Python module it was made from",
+        )
+    if type(module).__module__.startswith(("torch.nn", "torch.ao.nn")):
+        return None
+    return (
+        "kept whole, because it does something that cannot be written down as torch calls",
+        "write its state into buffers in place, and stay with torch operations",
+    )
+
+
+def _is_users_function(node: Node) -> bool:
+    home = str(getattr(node.target, "__module__", None) or "")
+    if not home and not hasattr(node.target, "__self__"):
+        return False
+    known = ("torch", "_operator", "builtins", "math", "random", "operator", "torchgraft")
+    return home.split(".")[0] not in known and not isinstance(node.target, type(len))
+
+
+def _line_of(node: Node) -> str:
+    return str(source_line(node._origin[0], node._origin[1]) or "") if node._origin else ""
+
+
+__all__ = ["Diagnosis", "Finding", "doctor"]
