@@ -9,8 +9,9 @@ import dis
 import functools
 import sys
 from collections import deque
-from collections.abc import Callable
-from operator import is_
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
+from operator import is_, itemgetter
 from types import FrameType, ModuleType
 from typing import Any, NoReturn
 
@@ -21,23 +22,33 @@ from torchgraft.ir.origin import SourceLine, current_source_line, is_user_code
 from torchgraft.ir.origin import source_line as line_of
 
 _CONTAINERS = (list, dict, set, deque)
-# What every module has. Most of it changes by assigning attributes, which is refused before it happens.
-_STANDARD = frozenset(torch.nn.Module().__dict__) - {"_buffers", "_forward_hooks", "_forward_pre_hooks"}
+# What every module has. Most of it changes by assigning attributes, which is refused before it happens; the tables do not.
+_STANDARD = frozenset(torch.nn.Module().__dict__)
+_TABLE_NAMES = (
+    "_parameters", "_buffers", "_modules",
+    "_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called", "_backward_hooks",
+    "_forward_pre_hooks", "_forward_pre_hooks_with_kwargs", "_backward_pre_hooks",
+)  # fmt: skip
+_tables = itemgetter(*_TABLE_NAMES)
 
 
 class ModelState:
-    """A picture of a model's Python side: the attributes of every module whose forward was entered, and what the lists,
-    dicts, sets and plain objects among the attributes of all its modules hold."""
+    """A picture of a model's Python side: the attributes of every module whose forward was entered, the tables of all its
+    modules, and what the lists, dicts, sets and plain objects among their attributes hold."""
 
     def __init__(self, paths: dict[torch.nn.Module, str]) -> None:
         self.paths = paths
         self._attributes: dict[torch.nn.Module, dict[str, Any]] = {}
+        # There are a thousand tables, most of them empty; picturing them one by one would take as long as half the trace.
+        self._tables = _tables_of(paths)
+        self._filled = list(filter(None, self._tables))
+        self._copies = list(map(dict.copy, self._filled))
         # (module, name of its attribute, the container or the attributes of an object, a copy of it)
         self._contents: list[tuple[torch.nn.Module, str, Any, Any]] = []
         seen: set[int] = set()
         for module in paths:
             # Modules of torch.nn keep no notes of their own, and there are many of them.
-            if not _is_from_torch(type(module)):  # type: ignore[arg-type]
+            if not _is_from_torch(module.__class__):
                 for name, value in module.__dict__.items():
                     if name not in _STANDARD and type(value) not in _PLAIN:
                         self._picture(module, name, value, seen, 0)
@@ -73,7 +84,12 @@ class ModelState:
         for table in (module.__dict__, module._parameters, module._buffers, module._modules):
             if name in table and _is_equal(value, table[name]):
                 return
-        self._refuse(module, name, current_source_line())
+        self._refuse(f"{self._name_of(module)}.{name}", current_source_line())
+
+    def before_tensor_write(self, tensor: torch.Tensor, path: str, name: str, value: Any, tracer: Any) -> None:
+        """Refuse an attribute of a tensor of the model to be changed, unless it has that value already."""
+        if _writer() is not tracer and not (name in tensor.__dict__ and _is_equal(value, tensor.__dict__[name])):
+            self._refuse(f"self.{path}.{name}", current_source_line())
 
     def restore(self, is_memo: Callable[[Any], bool] = lambda value: False) -> list[tuple[torch.nn.Module, str]]:
         """Put everything back and return what had been changed, except for dicts to which only memos were added."""
@@ -87,7 +103,7 @@ class ModelState:
                     changed.append((module, name))
             now.clear()
             now.update(before)
-        for module, name, container, content in self._contents:
+        for module, name, container, content in [*self._changed_tables(), *self._contents]:
             if _same_content(container, content):
                 continue
             if not _only_memos_added(container, content, is_memo):
@@ -96,16 +112,32 @@ class ModelState:
             container.extend(content) if isinstance(container, (list, deque)) else container.update(content)
         return changed
 
+    def _changed_tables(self) -> Iterator[tuple[torch.nn.Module, str, Any, Any]]:
+        """The tables that are not as they were, in the form of `_contents`."""
+        filled = list(filter(None, self._tables))
+        if _are_same(filled, self._filled) and _are_same(_values(filled), _values(self._copies)):
+            return
+        before = {id(table): copy for table, copy in zip(self._filled, self._copies, strict=True)}
+        owners = ((module, name) for module in filter(_has_tables, self.paths) for name in _TABLE_NAMES)
+        for (module, name), table in zip(owners, self._tables, strict=True):
+            content = before.get(id(table), {})
+            if not _same_content(table, content):
+                if name == "_buffers":
+                    module._non_persistent_buffers_set.intersection_update(content)
+                yield module, name, table, content
+
     def refuse_changes(self, changed: list[tuple[torch.nn.Module, str]]) -> None:
         """Raise if anything had been changed."""
         if changed:
             module, name = changed[0]
-            self._refuse(module, name, _writing_line(module, name))
+            self._refuse(f"{self._name_of(module)}.{name}", _writing_line(module, name))
 
-    def _refuse(self, module: torch.nn.Module, name: str, line: SourceLine | None) -> NoReturn:
-        path = ".".join(filter(None, ["self", self.paths.get(module, "")]))
+    def _name_of(self, module: torch.nn.Module) -> str:
+        return ".".join(filter(None, ["self", self.paths.get(module, "")]))
+
+    def _refuse(self, what: str, line: SourceLine | None) -> NoReturn:
         raise TraceError(
-            f"cannot trace a forward that changes the model: it writes {path}.{name}"
+            f"cannot trace a forward that changes the model: it writes {what}"
             f"{f' at {line}' if line else ''}, and the traced program would not do that again when it runs; "
             "keep the value in a buffer and write it in place (self.buffer.copy_(value)), return it as an output, "
             "or keep the module as a leaf (Tracer.is_leaf_module). The model is left as it was"
@@ -129,6 +161,22 @@ _PLAIN = frozenset(
     }
 )
 _NOT_LOOKED_INTO = (torch.Tensor, torch.nn.Module, type, ModuleType)
+
+
+def _has_tables(module: torch.nn.Module) -> bool:
+    return type(module.__dict__.get("_parameters")) is dict  # a script module has its own in C++
+
+
+def _tables_of(modules: Iterable[torch.nn.Module]) -> list[dict[str, Any]]:
+    return list(chain.from_iterable(map(_tables, map(vars, filter(_has_tables, modules)))))
+
+
+def _values(tables: list[dict[str, Any]]) -> list[Any]:
+    return list(chain.from_iterable(map(dict.values, tables)))
+
+
+def _are_same(now: list[Any], before: list[Any]) -> bool:
+    return len(now) == len(before) and all(map(is_, now, before))
 
 
 @functools.cache

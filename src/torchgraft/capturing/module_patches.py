@@ -8,16 +8,15 @@ import dis
 import functools
 import inspect
 import operator
-from types import CodeType, FunctionType
+from types import CodeType, MethodType
 from typing import Any
 
 import torch
 
 from torchgraft.capturing.active import CodePatch, Patch, active, shared_patch
-from torchgraft.capturing.proxy import find_proxy
+from torchgraft.capturing.autograd_functions import FUNCTION_PATCHES
 from torchgraft.capturing.regions import REGION_PATCHES
 from torchgraft.capturing.wrapping import recorded_call, recorded_method
-from torchgraft.ir.names import snake_case
 from torchgraft.ir.origin import user_instruction
 
 # Factories that take sizes one by one refuse a proxy before torch's override protocol is asked.
@@ -123,7 +122,14 @@ class TrainingFlag:
     __index__ = __int__
 
     def __repr__(self) -> str:
-        return repr(self._module.__dict__["training"])
+        return repr(bool(self))
+
+    def __format__(self, specification: str) -> str:
+        return format(bool(self), specification)
+
+    @property
+    def __class__(self) -> type:
+        return bool  # for isinstance(); bool itself cannot be inherited from
 
 
 def _add_bool_operator(name: str) -> None:
@@ -157,9 +163,8 @@ def _read_training(module: torch.nn.Module) -> Any:
     tracer = active.tracer
     if tracer is None or tracer._switching:
         return module.__dict__["training"]
-    if _is_compared_by_identity(
-        *user_instruction(2)
-    ):  # `self.training is True` can only be answered by the plain value
+    # `self.training is True` can only be answered by the plain value.
+    if tracer.flags_are_plain or _is_compared_by_identity(*user_instruction(2)):
         return tracer._training_decides(module)
     return TrainingFlag(module, tracer)
 
@@ -174,52 +179,29 @@ def _is_compared_by_identity(code: CodeType | None, instruction: int) -> bool:
     return following[1:2] == ["IS_OP"]
 
 
-_original_apply = torch.autograd.Function.__dict__["apply"]
+_set_tensor_attribute = torch.Tensor.__setattr__
 
 
-def _record_apply(cls: Any, run: Any, args: Any, kwargs: Any) -> Any:
-    """One node for a whole autograd function, so that its own backward runs. `run` is what `apply` does when nobody traces."""
+def _write_tensor_attribute(tensor: torch.Tensor, name: str, value: Any) -> None:
+    """`self.buffer.note = value`. What torch itself has under that name (`data`, `grad`) takes care of itself."""
     tracer = active.tracer
-    target = _original_apply.__get__(None, cls)
-    name = snake_case(cls.__name__)
-    if tracer is not None and tracer._runs_for_real:
-        return tracer.call_leaf(target, run, args, kwargs, name)
-    proxy = find_proxy((args, kwargs)) if tracer is not None else None
-    if proxy is None:
-        return run(*args, **kwargs)
-    result = proxy.tracer.create_proxy("call_function", target, args, kwargs, name=name)
-    result.node.meta["is_wrapped"] = True
-    return result
+    if tracer is not None and not tracer._runs_for_real and not hasattr(torch.Tensor, name):
+        tracer._before_tensor_write(tensor, name, value)
+    _set_tensor_attribute(tensor, name, value)
 
 
-def _patch_of_apply() -> Any:
-    """`apply` is a Python function in most versions of torch; then its code is swapped, and an alias of it is caught too."""
-    function = getattr(_original_apply, "__func__", None)
-    if not isinstance(function, FunctionType) or function.__code__.co_freevars != ("__class__",):
+class _SizeMethod:
+    """Stands on torch.Tensor for a method. Asked of the class itself it is the method that was there: torch's override
+    protocol looks methods up there to say which one was called."""
 
-        def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
-            return _record_apply(cls, _original_apply.__get__(None, cls), args, kwargs)
+    __slots__ = ("_original", "_replacement")
 
-        return Patch(torch.autograd.Function, "apply", classmethod(apply))  # type: ignore[arg-type]
-    patch = CodePatch(function)
-    globals()["_torchgraft_apply"] = patch.original
-    patch.lend(_LentApply.apply)  # type: ignore[arg-type]
-    return patch
+    def __init__(self, name: str) -> None:
+        self._original = getattr(torch.Tensor, name)
+        self._replacement = recorded_method(self._original)
 
-
-_torchgraft_record_apply = _record_apply
-_torchgraft_partial = functools.partial
-
-
-class _LentApply:
-    """As `_LentMethods`, for `torch.autograd.Function.apply`."""
-
-    def apply(self: Any, *args: Any, **kwargs: Any) -> Any:
-        super  # noqa: B018 (mentioning it is enough to close over __class__)
-        if _torchgraft_active.tracer is None:
-            return _torchgraft_apply(self, *args, **kwargs)  # type: ignore[name-defined]  # noqa: F821
-        run = _torchgraft_partial(_torchgraft_apply, self)  # type: ignore[name-defined]  # noqa: F821
-        return _torchgraft_record_apply(self, run, args, kwargs)
+    def __get__(self, tensor: Any, owner: type) -> Any:
+        return self._original if tensor is None else MethodType(self._replacement, tensor)
 
 
 MODULE_PATCHES = [
@@ -228,8 +210,12 @@ MODULE_PATCHES = [
     _module_setattr,
     _module_delattr,
     Patch(torch.nn.Module, "training", _TrainingDescriptor()),  # type: ignore[arg-type]
-    _patch_of_apply(),
+    *FUNCTION_PATCHES,
+    Patch(torch.Tensor, "__setattr__", _write_tensor_attribute),
     *REGION_PATCHES,
-    *[Patch(torch.Tensor, name, recorded_method(getattr(torch.Tensor, name))) for name in _SIZE_METHODS],
+    *[
+        Patch(torch.Tensor, name, _SizeMethod(name))  # type: ignore[arg-type]
+        for name in _SIZE_METHODS
+    ],
     *[patch for name in _SIZE_FACTORIES if (patch := shared_patch(torch, name, recorded_call)) is not None],
 ]

@@ -4,24 +4,25 @@ What is written down during the run is decided in `watch.py`; capture without in
 
 from __future__ import annotations
 
-import builtins
-import inspect
+import gc
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
-from torchgraft.capturing.active import Patch, active, paused_collection
+from torchgraft.capturing.active import active, paused_collection
+from torchgraft.capturing.example import ExampleInputs
 from torchgraft.capturing.module_patches import MODULE_PATCHES
-from torchgraft.capturing.sizes import combine, unwrapped, wrapped
-from torchgraft.capturing.watch import KeepWhole, Watcher, WatchingMode
+from torchgraft.capturing.plain_questions import BUILTIN_PATCHES
+from torchgraft.capturing.reads import KeepWhole
+from torchgraft.capturing.regions import remove_empty_regions
+from torchgraft.capturing.sizes import unwrapped
+from torchgraft.capturing.watch import Watcher, WatchingMode, has_hooks, hooks_for_all
+from torchgraft.capturing.whole import eager_error, whole_program
 from torchgraft.capturing.wrapping import Autowrap, wrapped_patches
 from torchgraft.codegen.graph_module import GraphModule
-from torchgraft.codegen.source import PyTreeCodeGen
 from torchgraft.errors import TraceError
 from torchgraft.ir.node import Node
-from torchgraft.ir.pytree import children_of
 from torchgraft.ir.structures import put_together, take_apart
 
 LeafRule = Callable[[torch.nn.Module, str], bool] | Iterable[Any] | type | str | None
@@ -43,6 +44,9 @@ def capture(
     names modules to keep whole: types, dotted paths, or a predicate of module and path. `dynamic` names dimensions of inputs
     that must stay free (`{"x": [0]}`): capture raises if the model fixed one.
 
+    What cannot be written down (a numpy round trip, a counter kept in an attribute) is kept as one call that runs the original
+    Python; `program.meta["kept_whole"]` says which modules, and why.
+
     >>> program = capture(lambda x: x.view(x.shape[0], -1) * 2, (torch.ones(2, 3, 4),))
     >>> program(torch.ones(5, 3, 4)).shape
     torch.Size([5, 12])
@@ -51,27 +55,12 @@ def capture(
         return _operator_program(model, args, kwargs, level, leaf, dynamic)
     if level not in ("module", "function"):
         raise ValueError(f'level must be "module", "function", "aten", "core_aten" or "joint", not {level!r}')
+    if not callable(model):
+        raise TypeError(f"cannot capture a {type(model).__name__}; give a torch.nn.Module or a function")
     values = tuple(args) if isinstance(args, (tuple, list)) else (args,)
-    root, function = _root_and_function(model)
-    rule = _leaf_rule(level, leaf)
-    kept: dict[torch.nn.Module, str] = {}
-    symbolic = True
-    while True:
-        watcher = Watcher(root, lambda module, path: module in kept or rule(module, path), symbolic)
-        try:
-            program = _watched_run(watcher, function, values, dict(kwargs or {}), type(model).__name__)
-            _check_dynamic(program, dynamic or {})
-            return program
-        except KeepWhole as request:
-            module = request.module
-            if module is None or module is root or module in kept:
-                raise TraceError(f"cannot capture {type(model).__name__}: {request.reason}") from request
-            kept[module] = request.reason
-        except (TypeError, ValueError, RuntimeError, NotImplementedError, AttributeError):
-            # Symbolic numbers are no plain integers, and a model may insist on those. Then every size it reads is fixed.
-            if not symbolic:
-                raise
-            symbolic = False
+    program = _Capture(model, values, dict(kwargs or {}), _leaf_rule(level, leaf)).run()
+    _check_dynamic(program, dynamic or {})
+    return program
 
 
 def _operator_program(model: Any, args: Any, kwargs: Any, level: str, leaf: LeafRule, dynamic: Any) -> GraphModule:
@@ -89,49 +78,90 @@ def _operator_program(model: Any, args: Any, kwargs: Any, level: str, leaf: Leaf
     return aten_program(model, args, kwargs, core=level == "core_aten", dynamic=dynamic)
 
 
-_AUTOWRAP = Autowrap((), ())
+class _Capture:
+    """One capture: watched runs, each asking less of the model than the one before, until one is good."""
 
+    def __init__(
+        self, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], rule: Callable[[torch.nn.Module, str], bool]
+    ) -> None:
+        self.model, self.args, self.kwargs, self.rule = model, args, kwargs, rule
+        owner = getattr(model, "__self__", None)
+        self.root = next((item for item in (model, owner) if isinstance(item, torch.nn.Module)), None)
+        self.kept: dict[type, str] = {}
+        self.symbolic, self.plain_flags = True, False
 
-def _symbolic_choice(original: Callable[..., Any]) -> Callable[..., Any]:
-    """`min` or `max` that does not force its arguments to be plain numbers when two of them are given."""
+    def run(self) -> GraphModule:
+        reason = self._reason_for_one_call()
+        while reason is None:
+            root = torch.nn.Module() if self.root is None else self.root
+            watcher = Watcher(root, self._is_leaf, self.symbolic, self.plain_flags)
+            try:
+                return self._finished(_watched_run(watcher, self.model, self.args, self.kwargs, self._whole_modules()))
+            except KeepWhole as request:
+                reason = self._keep(request)
+            except Exception as error:
+                reason = self._ask_less(error)
+        program = whole_program(self.model, self.root, self.args, self.kwargs)
+        program.meta["kept_whole"] = {"": reason}
+        return program
 
-    def choice(*args: Any, **kwargs: Any) -> Any:
-        if active.tracer is not None and len(args) == 2 and not kwargs:
-            numbers = [unwrapped(value) for value in args]
-            known = numbers[0] or numbers[1]
-            if known is not None and all(isinstance(v, (int, float, torch.SymInt, torch.SymFloat)) for v in args):
-                pair = [number or known.wrap_int(value) for number, value in zip(numbers, args, strict=True)]
-                return wrapped(combine(original, original.__name__, *pair))
-        return original(*args, **kwargs)
+    def _finished(self, program: GraphModule) -> GraphModule:
+        named = [] if self.root is None else self.root.named_modules()
+        program.meta["kept_whole"] = {
+            path: self.kept[type(module)] for path, module in named if type(module) in self.kept
+        }
+        return program
 
-    return choice
+    def _is_leaf(self, module: torch.nn.Module, path: str) -> bool:
+        return type(module) in self.kept or self.rule(module, path)
 
+    def _whole_modules(self) -> set[torch.nn.Module]:
+        if self.root is None or not self.kept:
+            return set()
+        return {inner for module in self.root.modules() if type(module) in self.kept for inner in module.modules()}
 
-_MIN_MAX = [Patch(builtins, "min", _symbolic_choice(min)), Patch(builtins, "max", _symbolic_choice(max))]
+    def _reason_for_one_call(self) -> str | None:
+        """Why a model is not looked into at all."""
+        if self.root is None:
+            return None
+        if any(torch.nn.parameter.is_lazy(parameter) for parameter in self.root.parameters()):
+            raise TraceError(
+                f"cannot capture {type(self.root).__name__}: it has lazy parameters, and running it would change it; "
+                "run it once on these inputs, then capture it"
+            )
+        if self.model is not self.root:
+            return None
+        if has_hooks(self.root):
+            return "it has hooks, which run around its forward"
+        everywhere = torch.nn.modules.module
+        if (
+            everywhere._global_forward_hooks
+            or everywhere._global_forward_pre_hooks
+            or everywhere._global_backward_hooks
+        ):
+            return "there are hooks for all modules"
+        return "it was to stay a leaf" if self.rule(self.root, "") else None
 
+    def _keep(self, request: KeepWhole) -> str | None:
+        """Keep a module whole in the next run; a reason, if that is the model itself."""
+        module = request.module
+        if module is None or module is self.root or type(module) in self.kept or type(module) is torch.nn.Module:
+            return request.reason
+        self.kept[type(module)] = request.reason
+        return None
 
-def _root_and_function(model: Any) -> tuple[torch.nn.Module, Callable[..., Any]]:
-    if isinstance(model, torch.nn.Module):
-        return model, model
-    owner = getattr(model, "__self__", None)
-    return (owner if isinstance(owner, torch.nn.Module) else torch.nn.Module()), model
-
-
-def _check_dynamic(program: GraphModule, dynamic: dict[str, Iterable[int]]) -> None:
-    """Refuse a program in which a dimension that must stay free was fixed to a number."""
-    inputs = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
-    for name, dimensions in dynamic.items():
-        if name not in inputs:
-            raise ValueError(f"dynamic names '{name}', but the inputs are {', '.join(map(repr, inputs))}")
-        for dimension in dimensions:
-            for guard in program.guards:
-                size = guard.node.args[0]
-                is_size = isinstance(size, Node) and size.target == "size" and size.args == (inputs[name], dimension)
-                if is_size and type(guard.expected) is int:
-                    raise TraceError(
-                        f"dimension {dimension} of '{name}' was to stay free, but the model fixed it to {guard.expected} at "
-                        f"{guard.where}; rewrite that line so that the size only flows into other calls"
-                    )
+    def _ask_less(self, error: Exception) -> str | None:
+        """Hand out plain numbers and flags in the next run; a reason, if that is what was done already."""
+        if not self.plain_flags and "TrainingFlag" in str(error):
+            self.plain_flags = True
+        elif self.symbolic:
+            self.symbolic = False
+        else:
+            raised = eager_error(self.model, self.root, self.args, self.kwargs)
+            if raised is not None:
+                raise raised
+            return f"it fails when it is watched: {type(error).__name__}: {error}"
+        return None
 
 
 def _leaf_rule(level: str, leaf: LeafRule) -> Callable[[torch.nn.Module, str], bool]:
@@ -151,136 +181,99 @@ def _leaf_rule(level: str, leaf: LeafRule) -> Callable[[torch.nn.Module, str], b
             return True
         home = type(module).__module__
         is_torch = home.startswith(("torch.nn", "torch.ao.nn")) and not isinstance(module, torch.nn.Sequential)
-        return level == "module" and is_torch
+        return level == "module" and is_torch and path != ""
 
     return rule
 
 
+# ---- one run ----
+
+_AUTOWRAP = Autowrap((), ())
+
+
 def _watched_run(
-    watcher: Watcher, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], name: str
+    watcher: Watcher, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], whole: set[torch.nn.Module]
 ) -> GraphModule:
-    call, args, kwargs = _inputs(watcher, function, args, kwargs)
-    with _unchanged(watcher.root), paused_collection:
-        patches: list[Any] = [*MODULE_PATCHES, *wrapped_patches(), *_AUTOWRAP.library_patches(), *_MIN_MAX]
+    inputs = ExampleInputs(watcher, function, args, kwargs)
+    with paused_collection:
+        gc.collect(0)  # see `is_young`
+        patches: list[Any] = [*MODULE_PATCHES, *wrapped_patches(), *_AUTOWRAP.library_patches(), *BUILTIN_PATCHES]
         for patch in patches:
             patch.acquire()
         previous, active.tracer = active.tracer, watcher
         try:
             with WatchingMode(watcher):
-                result = call(*args, **kwargs)
-                _output(watcher, result)
+                result = function(*inputs.bound.args, **inputs.bound.kwargs)
+                output = _result(watcher, result)
         finally:
             active.tracer = previous
             for patch in reversed(patches):
                 patch.release()
             changed = watcher.state.restore()
-    if changed:
-        raise KeepWhole(changed[0][0], f"it changes {type(changed[0][0]).__name__}.{changed[0][1]}")
+            unseen = watcher.surroundings.restore() + [(module, f"self.{name}") for module, name in changed]
+    _refuse_unseen(watcher, inputs, [entry for entry in unseen if entry[0] not in whole])
+    watcher.create_node("output", "output", (output,), {})
     _tidy(watcher)
-    return GraphModule(watcher.root, watcher.graph, name)
+    return GraphModule(watcher.root, watcher.graph, _program_name(function))
 
 
-def _inputs(
-    watcher: Watcher, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
-    """Placeholders for the leaves of the inputs, and copies of the inputs that the run may write into."""
-    signature = inspect.signature(function.forward if isinstance(function, torch.nn.Module) else function)
-    bound = signature.bind(*args, **kwargs)
-    copies: dict[int, torch.Tensor] = {}
-    for name, value in bound.arguments.items():
-        leaves, spec = pytree.tree_flatten(value)
-        stars = _STARS.get(signature.parameters[name].kind, "")
-        wishes = [name] if spec.is_leaf() and not stars else [f"{name}_{number + 1}" for number in range(len(leaves))]
-        nodes = [watcher.graph.placeholder(wish) for wish in wishes]
-        values = [_input_value(watcher, leaf, node, copies) for leaf, node in zip(leaves, nodes, strict=True)]
-        bound.arguments[name] = pytree.tree_unflatten(values, spec)
-    spec = pytree.tree_structure(list(bound.arguments.values()))
-    if not all(child.is_leaf() for child in children_of(spec)):
-        names = [_STARS.get(signature.parameters[name].kind, "") + name for name in bound.arguments]
-        watcher.graph._codegen = PyTreeCodeGen(names, spec)
-    return function, bound.args, bound.kwargs
+def _refuse_unseen(watcher: Watcher, inputs: ExampleInputs, unseen: list[tuple[torch.nn.Module | None, str]]) -> None:
+    """Keep whole what the run did that the program would not do."""
+    for module, what in unseen:
+        raise KeepWhole(module, f"it changes {what}")
+    if watcher.recovered is not None:
+        raise KeepWhole(*watcher.recovered)
+    written = inputs.written()
+    if written is not None:
+        raise KeepWhole(None, f"it changes the input {written}")
 
 
-_STARS: dict[Any, str] = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
-
-
-def _input_value(watcher: Watcher, leaf: Any, node: Node, copies: dict[int, torch.Tensor]) -> Any:
-    if isinstance(leaf, torch.Tensor):
-        copied = copies.get(id(leaf))
-        if copied is None:
-            copied = copies[id(leaf)] = leaf.detach().clone().requires_grad_(leaf.requires_grad)
-            watcher.add_input(copied, node)
-        return copied
-    # A plain value is part of what the program was captured for.
-    watcher._guard(node, leaf, f"the argument '{node.name}'")
-    return leaf
-
-
-def _output(watcher: Watcher, result: Any) -> None:
-    codegen = watcher.graph._codegen
-    if _is_plain(result) and not isinstance(codegen, PyTreeCodeGen):
-        watcher.create_node("output", "output", (_result(watcher, result),), {})
-        return
-    if not isinstance(codegen, PyTreeCodeGen):
-        inputs = [node for node in watcher.graph.nodes if node.op == "placeholder"]
-        names = [node.name for node in inputs]
-        codegen = watcher.graph._codegen = PyTreeCodeGen(names, pytree.tree_structure([0] * len(names)))
-    leaves, codegen.out_spec = pytree.tree_flatten(result)
-    watcher.create_node("output", "output", ([_result(watcher, leaf) for leaf in leaves],), {})
+def _program_name(model: Any) -> str:
+    name = type(model).__name__ if isinstance(model, torch.nn.Module) else getattr(model, "__name__", "")
+    return name if name.isidentifier() else "GraphModule"
 
 
 def _result(watcher: Watcher, value: Any) -> Any:
     """A part of the result; objects of their own kind are put together anew by every run."""
     if type(value) in (tuple, list):
         return type(value)([_result(watcher, item) for item in value])
-    if type(value) is dict:
+    if type(value) is dict and all(isinstance(key, str) for key in value):
         return {key: _result(watcher, item) for key, item in value.items()}
-    if (
-        hasattr(value, "__dict__")
-        and not isinstance(value, (torch.Tensor, torch.nn.Module))
-        and unwrapped(value) is None
-    ):
-        template, parts = take_apart(value, _is_part)
-        if parts:
-            arguments = (watcher._constant("_template", template), *[watcher.create_arg(part) for part in parts])
-            return watcher.create_node("call_function", put_together, arguments, {})
+    is_object = isinstance(value, (tuple, list, dict)) or hasattr(value, "__dict__")
+    if is_object and not isinstance(value, (torch.Tensor, torch.nn.Module)) and unwrapped(value) is None:
+        known = watcher._outside_node(value)
+        if known is not None:
+            return known
+        template, parts = take_apart(value, watcher.is_of_this_run)
+        arguments = (watcher.constant("_template", template), *[watcher.create_arg(part) for part in parts])
+        return watcher.create_node("call_function", put_together, arguments, {})
     return watcher.create_arg(value)
 
 
-def _is_part(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) or unwrapped(value) is not None
-
-
-def _is_plain(value: Any) -> bool:
-    """Whether a result is made of what can be written in code: other containers are put together by their tree spec."""
-    if type(value) in (tuple, list):
-        return all(_is_plain(item) for item in value)
-    if type(value) is dict:
-        return all(isinstance(key, str) and _is_plain(item) for key, item in value.items())
-    return pytree.tree_structure(value).is_leaf()
-
-
-class _unchanged:  # noqa: N801 (reads as a phrase in a with statement)
-    """Puts buffers and the random state back after a run."""
-
-    def __init__(self, root: torch.nn.Module) -> None:
-        self._buffers = [(buffer, buffer._version, buffer.detach().clone()) for buffer in root.buffers()]
-        self._state = torch.get_rng_state()
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, *details: object) -> None:
-        torch.set_rng_state(self._state)
-        for buffer, version, copied in self._buffers:
-            if buffer._version != version:
-                with torch.no_grad():
-                    buffer.copy_(copied)
-
-
 def _tidy(watcher: Watcher) -> None:
-    """Drop reads and numbers that nothing uses."""
+    """Drop reads and numbers that nothing uses, and regions in which nothing happens."""
     for node in reversed(watcher.graph.nodes):
-        is_read = node._op == "get_attr" or node._target in (getattr, "size", "numel", "item")
+        is_read = node._op == "get_attr" or node._target in _READS
         if is_read and not node.users:
             watcher.graph.erase_node(node)
+    remove_empty_regions(watcher.graph)
+
+
+_READS = frozenset({getattr, "size", "numel", "item"})
+
+
+def _check_dynamic(program: GraphModule, dynamic: dict[str, Iterable[int]]) -> None:
+    """Refuse a program in which a dimension that must stay free was fixed to a number."""
+    inputs = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
+    for name, dimensions in dynamic.items():
+        if name not in inputs:
+            raise ValueError(f"dynamic names '{name}', but the inputs are {', '.join(map(repr, inputs))}")
+        for dimension in dimensions:
+            for guard in program.guards:
+                size = guard.node.args[0]
+                is_size = isinstance(size, Node) and size.target == "size" and size.args == (inputs[name], dimension)
+                if is_size and type(guard.expected) is int:
+                    raise TraceError(
+                        f"dimension {dimension} of '{name}' was to stay free, but the model fixed it to {guard.expected} at "
+                        f"{guard.where}; rewrite that line so that the size only flows into other calls"
+                    )

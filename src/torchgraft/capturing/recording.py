@@ -160,7 +160,7 @@ class RealValues:
 
     def _guard_dtype(self, tensor: torch.Tensor, dtype: torch.dtype) -> None:
         """The model read the type of a buffer, and may act by it; after `.double()` the program would act wrongly."""
-        if id(tensor) in self._guarded or not self.tracer.owns(tensor):
+        if id(tensor) in self._guarded or self.tracer._path_of_tensor(tensor) is None:
             return
         self._guarded[id(tensor)] = tensor
         create, where = self.tracer.create_node, str(current_source_line() or "an unknown line")

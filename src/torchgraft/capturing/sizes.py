@@ -46,7 +46,10 @@ class SymbolicNumber:
     def __str__(self) -> str:
         return self._description or str(self.value)
 
-    str = _graph_repr = __str__
+    def _graph_repr(self) -> str:
+        return str(self._decide())  # a number in a text is a number that Python has read
+
+    str = _graph_repr
 
     # ---- questions torch asks ----
 

@@ -182,10 +182,10 @@ class Tracer(TracerBase):
         if self._default_answers:  # an overridden method may have asked us first, and have an answer of its own
             self._refusal = error
 
-    def owns(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor belongs to the model."""
+    def _path_of_tensor(self, tensor: torch.Tensor) -> str | None:
+        """The dotted path of a tensor that belongs to the model."""
         key = id(tensor)
-        return key in self._parameter_paths or key in self._buffer_paths or key in self._tensor_paths
+        return self._parameter_paths.get(key) or self._buffer_paths.get(key) or self._tensor_paths.get(key)
 
     def _generator(self, generator: torch.Generator) -> Node:
         for prefix, module in self.root.named_modules():
@@ -204,11 +204,7 @@ class Tracer(TracerBase):
         made = self._mode.values.node_of(tensor) if self._mode is not None else None
         if made is not None:
             return made
-        path = (
-            self._parameter_paths.get(id(tensor))
-            or self._buffer_paths.get(id(tensor))
-            or self._tensor_paths.get(id(tensor))
-        )
+        path = self._path_of_tensor(tensor)
         if path is not None:
             return self.create_node("get_attr", path, (), {})
         if isinstance(tensor, torch.nn.Parameter):
@@ -333,6 +329,11 @@ class Tracer(TracerBase):
     def _before_write(self, module: torch.nn.Module, name: str, value: Any) -> None:
         if not self._switching:
             self._state.before_write(module, name, value, self)
+
+    def _before_tensor_write(self, tensor: torch.Tensor, name: str, value: Any) -> None:
+        path = None if self._switching else self._path_of_tensor(tensor)
+        if path is not None:
+            self._state.before_tensor_write(tensor, path, name, value, self)
 
     def _is_written_in_place(self, module: torch.nn.Module, name: str, value: Any) -> bool:
         """`self.buffer += x` writes into the buffer and then assigns it to itself; the first is recorded, the second nothing."""

@@ -73,6 +73,8 @@ class TracerBase:
     _scope_chain: ScopeChain | None = None
     # Whether the traced program runs on real tensors (a watched run) and not on proxies.
     _runs_for_real = False
+    # Whether `self.training` is handed out as a plain bool, with a guard.
+    flags_are_plain = False
     # Whether a user's subclass has a say in how a call becomes a node; create_proxy is three times as fast where not.
     _is_overridden = False
 

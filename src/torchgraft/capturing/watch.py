@@ -1,12 +1,13 @@
 """The watched run: a model runs once on example inputs, for real, and every torch call it makes is written down.
-Numbers that Python reads out of tensors either flow on symbolically (`sizes.py`) or become guards. What starts a run, and what is
-done with its graph, is in `program.py`.
+What Python reads out of tensors is answered in `reads.py`; what starts a run and what becomes of its graph is in `program.py`.
 """
 
 from __future__ import annotations
 
+import gc
 import operator
 from collections.abc import Callable
+from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any
 
 import torch
@@ -15,37 +16,33 @@ from torch.overrides import TorchFunctionMode
 from torchgraft.capturing.active import active
 from torchgraft.capturing.model_state import ModelState
 from torchgraft.capturing.module_patches import ModuleForward, TrainingFlag, read_attribute
+from torchgraft.capturing.reads import RESHAPING, SPECIAL, KeepWhole, Reads, at_line
 from torchgraft.capturing.sizes import SymbolicNumber, unwrapped, wrapped
+from torchgraft.capturing.surroundings import Surroundings, may_write
 from torchgraft.capturing.tensors import has_tensor, tensors_in
-from torchgraft.capturing.tracer_base import TracerBase
+from torchgraft.capturing.tracer_base import UNCHANGED_TYPES
 from torchgraft.errors import TraceError
 from torchgraft.ir.graph import Graph
-from torchgraft.ir.guards import check_training, check_value
+from torchgraft.ir.guards import check_length, check_training
+from torchgraft.ir.names import snake_case
 from torchgraft.ir.node import Argument, Node
 from torchgraft.ir.origin import current_source_line
+from torchgraft.ir.structures import put_together, take_apart
 
 _MARK = "_torchgraft_value"
-# Properties that say nothing about what a program computes.
-_UNGUARDED = frozenset(
-    {"device", "grad_fn", "grad", "_version", "_backward_hooks", "names", "_base", "output_nr", "is_leaf"}
-)
 # Calls whose result is for people to read.
-_FOR_PEOPLE = frozenset(
-    {"__repr__", "__str__", "__format__", "data_ptr", "__hash__", "register_hook", "untyped_storage"}
-)
-_TO_NUMBER = frozenset({"__bool__", "__int__", "__float__", "__index__", "__complex__"})
+_FOR_PEOPLE = frozenset({"data_ptr", "__hash__", "untyped_storage"})
 _LEAVES_TORCH = frozenset(
-    {"numpy", "__array__", "__array_wrap__", "storage", "__dlpack__", "share_memory_", "pin_memory"}
+    {"numpy", "__array__", "__array_wrap__", "storage", "__dlpack__", "share_memory_", "pin_memory", "data_ptr"}
+    | {"__repr__", "__str__", "__format__", "untyped_storage", "__reduce_ex__", "__deepcopy__"}
 )
-
-
-class KeepWhole(Exception):
-    """A module does something that cannot be written down; capture is tried again with it as one call."""
-
-    def __init__(self, module: torch.nn.Module | None, reason: str) -> None:
-        super().__init__(reason)
-        self.module = module
-        self.reason = reason
+# Calls that return as many tensors as the sizes of their input say.
+_OF_ANY_LENGTH = frozenset(
+    {"unbind", "split", "tensor_split", "hsplit", "vsplit", "dsplit", "chunk", "__iter__", "nonzero", "where"}
+    | {"unsafe_split", "unsafe_chunk"}
+)
+_ON_NUMBERS = frozenset(getattr(torch, name) for name in dir(torch) if name.startswith(("sym_", "_sym_")))
+MakeNode = Callable[[], Node]
 
 
 class WatchingMode(TorchFunctionMode):
@@ -56,61 +53,94 @@ class WatchingMode(TorchFunctionMode):
         self.watcher = watcher
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if self.watcher._switching or active.tracer is not self.watcher:
+        watcher = self.watcher
+        if watcher._switching or active.tracer is not watcher:
             return function(*args, **(kwargs or {}))
-        return self.watcher.call(function, args, kwargs or {})
+        return watcher.call(function, args, kwargs or {})
 
 
-class Watcher(TracerBase):
+class Watcher(Reads):
     """Writes down one run of a model."""
 
     _runs_for_real = True
 
     def __init__(
-        self, root: torch.nn.Module, is_leaf: Callable[[torch.nn.Module, str], bool], sizes_are_symbolic: bool = True
+        self,
+        root: torch.nn.Module,
+        is_leaf: Callable[[torch.nn.Module, str], bool],
+        sizes_are_symbolic: bool = True,
+        flags_are_plain: bool = False,
     ) -> None:
+        super().__init__()
         self.graph = Graph()
         self.root = root
         self.paths = {module: path for path, module in root.named_modules()}
         self.state = ModelState(self.paths)
+        self.surroundings = Surroundings(self.paths)
         self.sizes_are_symbolic = sizes_are_symbolic
+        self.flags_are_plain = flags_are_plain
         self._is_leaf = is_leaf
         self._switching = False
         self._open_contexts: list[Any] = []
         self._modules: list[torch.nn.Module] = [root]
-        # Tensors from outside the run, by identity: the tensor itself (so that the identity stays its own) and its node.
-        self._outside: dict[int, tuple[torch.Tensor, Node]] = {}
+        # What came from outside the run, by identity: the object itself (so that the identity stays its own) and its node.
+        self._outside: dict[int, tuple[Any, Node | MakeNode]] = {}
+        self._inputs: set[int] = set()
         self._names = {id(value): name for name, value in root.named_parameters(remove_duplicate=False)}
         self._names.update({id(value): name for name, value in root.named_buffers(remove_duplicate=False)})
-        self._numbers: dict[tuple[Node, Any], SymbolicNumber] = {}
-        self._guarded: set[Any] = set()
-        self._devices: dict[int, tuple[torch.device, torch.Tensor]] = {}
+        self._found_attributes = False
         self._constants: dict[int, tuple[Any, Node]] = {}
+        # A torch call that failed although the run went on: the model caught the error, and was steered by it.
+        self.recovered: tuple[torch.nn.Module, str] | None = None
 
-    # ---- tensors and nodes ----
+    # ---- tensors, objects and their nodes ----
 
     def node_of(self, tensor: torch.Tensor) -> Node:
-        """The node whose value a tensor is."""
-        mark = tensor.__dict__.get(_MARK) if hasattr(tensor, "__dict__") else None
+        mark = tensor.__dict__.get(_MARK)
         if mark is not None and mark[0] is self:
             if not isinstance(mark[1], Node):
                 mark = (self, mark[1]())
                 tensor.__dict__[_MARK] = mark
             return mark[1]
-        known = self._outside.get(id(tensor))
+        return self._outside_node(tensor) or self._fetch(tensor)
+
+    def _outside_node(self, value: Any) -> Node | None:
+        known = self._outside.get(id(value))
         if known is None:
-            known = self._outside[id(tensor)] = (tensor, self._fetch(tensor))
-        return known[1]
+            return None
+        node = known[1] if isinstance(known[1], Node) else known[1]()
+        self._outside[id(value)] = (known[0], node)
+        return node
 
     def _fetch(self, tensor: torch.Tensor) -> Node:
-        name = self._names.get(id(tensor))
+        """The node of a tensor that no call of this run has made."""
+        name = self._attribute_name(tensor)
         if name is not None:
-            return self.create_node("get_attr", name, (), {})
-        if tensor.grad_fn is not None or torch._C._functorch.is_functorch_wrapped_tensor(tensor):
-            raise KeepWhole(self._modules[-1], f"a tensor was made in a way that cannot be watched{_at()}")
-        return self._constant("_tensor_constant", tensor)
+            node = self.create_node("get_attr", name, (), {})
+        elif tensor.grad_fn is not None or _is_wrapped(tensor) or is_young(tensor):
+            raise KeepWhole(self._modules[-1], f"a tensor was made in a way that cannot be watched{at_line()}")
+        else:
+            node = self.constant("_tensor_constant", tensor)
+            self.surroundings.know(tensor)
+        self._outside[id(tensor)] = (tensor, node)
+        return node
 
-    def _constant(self, prefix: str, value: Any) -> Node:
+    def _attribute_name(self, value: Any) -> str | None:
+        """The path of a parameter, a buffer, or (looked for when first needed) a plain attribute of the model."""
+        name = self._names.get(id(value))
+        if name is None and not self._found_attributes:
+            self._found_attributes = True
+            for module, path in self.paths.items():
+                for key, item in vars(module).items():
+                    if isinstance(item, (torch.Tensor, torch.Generator)) and key.isidentifier():
+                        self._names.setdefault(id(item), f"{path}.{key}" if path else key)
+                        if isinstance(item, torch.Tensor):
+                            self.surroundings.know(item)
+            name = self._names.get(id(value))
+        return name
+
+    def constant(self, prefix: str, value: Any) -> Node:
+        """A node that fetches a value kept with the program."""
         known = self._constants.get(id(value))
         if known is None:
             number = len(self.graph._constants)
@@ -120,54 +150,84 @@ class Watcher(TracerBase):
             known = self._constants[id(value)] = (value, self.create_node("get_attr", f"{prefix}{number}", (), {}))
         return known[1]
 
-    def add_input(self, tensor: torch.Tensor, node: Node) -> None:
-        """Say that an input of the model is the value of a placeholder."""
+    def add_input(self, tensor: torch.Tensor, node: Node | MakeNode) -> None:
+        """Say that a tensor is (part of) an input of the model."""
         self._outside[id(tensor)] = (tensor, node)
+        self._inputs.add(id(tensor))
 
-    def _is_static(self, tensor: torch.Tensor) -> bool:
+    def add_object(self, value: Any, node: Node | MakeNode) -> None:
+        """Say that an object of the run is the value of a node."""
+        self._outside[id(value)] = (value, node)
+
+    def is_static(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor has the same size in every run: parameters, buffers and constants."""
         mark = tensor.__dict__.get(_MARK)
         if mark is not None and mark[0] is self:
             return False
-        known = self._outside.get(id(tensor))
-        return known is None or known[1]._op != "placeholder"
+        return id(tensor) not in self._inputs
 
-    def register(self, result: Any, node: Node | Callable[[], Node], given: dict[int, int]) -> Any:
+    def part(self, node: Node | MakeNode, key: Any, by_attribute: bool = False) -> MakeNode:
+        """What makes the node of a part of a value: an item, or an attribute."""
+        made: list[Node] = []
+
+        def make() -> Node:
+            if not made or made[0]._erased:
+                whole = node if isinstance(node, Node) else node()
+                function = getattr if by_attribute else operator.getitem
+                made[:] = [self.create_node("call_function", function, (whole, key), {})]
+            return made[0]
+
+        return make
+
+    def register(self, result: Any, node: Node | MakeNode, given: dict[int, int]) -> Any:
         """Note that a result is the value of a node; containers are taken apart when a part is used.
 
         `given` has the version of every tensor the call received. A call that hands one of them through unchanged is not
         the same as no call (dropout in evaluation mode), so its result gets an identity of its own.
         """
         if isinstance(result, torch.Tensor):
-            if id(result) in given and given[id(result)] == result._version:
+            if given.get(id(result), -1) == _version(result):
                 result = result.view_as(result)
             if id(result) in self._outside:
-                self._outside[id(result)] = (result, node if isinstance(node, Node) else node())
+                self._outside[id(result)] = (result, node)
             else:
                 result.__dict__[_MARK] = (self, node)
             return result
         if isinstance(result, (tuple, list)):
-            items = [self.register(item, self._part(node, index), given) for index, item in enumerate(result)]
+            items = [self.register(item, self.part(node, index), given) for index, item in enumerate(result)]
             if all(new is old for new, old in zip(items, result, strict=True)):
                 return result
             return type(result)(*items) if hasattr(result, "_fields") else type(result)(items)
         if isinstance(result, dict):
             for key, item in result.items():
-                new = self.register(item, self._part(node, key), given)
+                new = self.register(item, self.part(node, key), given)
                 if new is not item:
                     result[key] = new
         return result
 
-    def _part(self, node: Node | Callable[[], Node], key: Any) -> Callable[[], Node]:
-        made: list[Node] = []
-
-        def make() -> Node:
-            if not made:
-                whole = node if isinstance(node, Node) else node()
-                made.append(self.create_node("call_function", operator.getitem, (whole, key), {}))
-            return made[0]
-
-        return make
+    def register_anything(self, result: Any, node: Node | MakeNode, given: dict[int, int], what: str) -> Any:
+        """The same for what a leaf returned, which may hold numbers and objects: numbers flow on, plain values are checked."""
+        if isinstance(result, torch.Tensor):
+            return self.register(result, node, given)
+        make = node if not isinstance(node, Node) else lambda: node
+        if type(result) in (int, float) and self.sizes_are_symbolic:
+            return wrapped(SymbolicNumber(self, result, make, f"the result of {what}"))
+        if result is None or type(result) in UNCHANGED_TYPES:
+            if result is not None:
+                self.guard(make(), result, f"the result of {what}")
+            return result
+        is_container = isinstance(result, (tuple, list, dict))
+        parts = result if isinstance(result, dict) else dict(enumerate(result)) if is_container else vars_of(result)
+        if isinstance(result, list):
+            self._guard_length(make(), result, what)
+        new = {
+            key: self.register_anything(item, self.part(node, key, not is_container), given, what)
+            for key, item in parts.items()
+        }
+        if any(new[key] is not item for key, item in parts.items()):
+            result = _with_parts(result, new)
+        self.add_object(result, make)
+        return result
 
     # ---- calls ----
 
@@ -175,65 +235,83 @@ class Watcher(TracerBase):
         """Run a torch call and write it down."""
         name = getattr(function, "__name__", "")
         if name == "__get__":
-            return self._read(args[0], function.__self__.__name__)
+            return self.read(args[0], function.__self__.__name__)
         if args and isinstance(args[0], torch.Tensor):
-            special = _SPECIAL.get(name)
+            special = SPECIAL.get(name)
             if special is not None:
                 return special(self, function, args, kwargs)
-        real_args, real_kwargs = concrete(args), concrete(kwargs)
+        if function in _ON_NUMBERS:
+            return self.unwatched(function, *args, **kwargs)
         if name in _LEAVES_TORCH:
-            raise KeepWhole(self._modules[-1], f"{name}() takes a tensor out of torch{_at()}")
+            raise KeepWhole(self._modules[-1], f"{name}() takes a tensor out of torch{at_line()}")
         if name == "_set_grad_enabled":
-            self.create_node("call_function", function, real_args, real_kwargs)
-            return function(*real_args, **real_kwargs)
+            self.create_node("call_function", function, concrete(args), concrete(kwargs))
+            return function(*concrete(args), **concrete(kwargs))
+        lowered = self._lowered(args, kwargs)
+        real_args, real_kwargs = concrete(args), concrete(kwargs)
         given = _versions((real_args, real_kwargs))
-        result = function(*real_args, **real_kwargs)
-        if name in _FOR_PEOPLE:
-            return result
-        return self._write_down(function, name, args, kwargs, given, result)
+        if may_write(name, kwargs):
+            self._before_writing(name, (real_args, real_kwargs))
+        try:
+            result = function(*real_args, **real_kwargs)
+        except Exception as error:
+            self._note_failure(error)
+            raise
+        node = self._record(function, name, args, lowered, bool(kwargs))
+        return self._write_down(node, function, name, given, result)
 
-    def _write_down(self, function: Any, name: str, args: Any, kwargs: Any, given: dict[int, int], result: Any) -> Any:
+    def _write_down(self, node: Node, function: Any, name: str, given: dict[int, int], result: Any) -> Any:
+        if type(result) is torch.Tensor:
+            if name.endswith("_") and id(result) in given:
+                given = {}  # requires_grad_() and its like write nothing that torch counts
+            return self.register(result, node, given)
         if has_tensor(result):
-            return self.register(result, self._record(function, args, kwargs), given)
-        if given:
-            node = self._record(function, args, kwargs)
-            if result is not None:
-                self._guard(node, result, f"{name}() of a tensor")
-        return result
+            if name in _OF_ANY_LENGTH and not hasattr(result, "_fields"):
+                self._guard_length(node, result, f"{name}()")
+            return self.register(result, node, given)
+        if result is None:
+            return None
+        if not given and not self._is_from_numbers(node):
+            self.graph.erase_node(node)  # says nothing about tensors
+            return result
+        return self.register_anything(result, node, given, f"{name}() of a tensor")
 
-    def _record(self, function: Any, args: Any, kwargs: Any) -> Node:
-        lowered = self.create_arg(tuple(args)), self.create_arg(dict(kwargs)) if kwargs else {}
-        plain = _OPERATORS.get(function.__name__) if not kwargs else None
+    def _is_from_numbers(self, node: Node) -> bool:
+        return bool(node._input_nodes)
+
+    def _guard_length(self, node: Node, result: Any, what: str) -> None:
+        where = str(current_source_line() or "an unknown line")
+        arguments = (node, len(result), f"the number of results of {what}", where)
+        self.create_node("call_function", check_length, arguments, {})
+
+    def _note_failure(self, error: Exception) -> None:
+        if self.recovered is None:
+            self.recovered = (self._modules[-1], f"it goes on after {type(error).__name__}{at_line()}")
+
+    def _before_writing(self, name: str, values: Any) -> None:
+        for tensor in tensors_in(values):
+            if id(tensor) not in self._inputs:
+                self.surroundings.save_if_known(tensor)
+            if name in RESHAPING:
+                self.settle_sizes(tensor)
+
+    def _lowered(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+        """The arguments of a call as arguments of a node."""
+        try:
+            return self.create_arg(tuple(args)), self.create_arg(dict(kwargs)) if kwargs else {}
+        except (TypeError, ValueError, TraceError, AttributeError) as error:
+            raise KeepWhole(self._modules[-1], f"{error}{at_line()}") from error
+
+    def _record(self, function: Any, name: str, args: Any, lowered: Any, has_keywords: bool) -> Node:
+        if name == "__set__":
+            attribute = function.__self__.__name__
+            return self.create_node("call_function", setattr, (lowered[0][0], attribute, lowered[0][1]), {})
+        plain = None if has_keywords else _OPERATORS.get(name)
         if plain is not None and len(args) == plain[1] and isinstance(args[0], torch.Tensor):
             return self.create_node("call_function", plain[0], *lowered)
         if torch.overrides.is_tensor_method_or_property(function):
-            return self.create_node("call_method", function.__name__, *lowered)
+            return self.create_node("call_method", name, *lowered)
         return self.create_node("call_function", function, *lowered)
-
-    def _read(self, tensor: Any, name: str) -> Any:
-        """A property of a tensor."""
-        if name == "shape":
-            return self._size(tensor)
-        result = getattr(tensor, name)
-        if isinstance(result, torch.Tensor):
-            node = self.create_node("call_function", getattr, (self.node_of(tensor), name), {})
-            return self.register(result, node, {})
-        if name == "device":
-            self._devices[id(result)] = (result, tensor)
-        elif name not in _UNGUARDED:
-            self._guard_fact(tensor, name, result)
-        return result
-
-    def _guard_fact(self, tensor: torch.Tensor, name: str, value: Any) -> None:
-        node = self.node_of(tensor)
-        if (node, name) not in self._guarded:
-            self._guarded.add((node, name))
-            fact = self.create_node("call_function", getattr, (node, name), {})
-            self._guard(fact, value, f"{name} of '{node.name}'")
-
-    def _guard(self, node: Any, expected: Any, condition: str) -> None:
-        where = str(current_source_line() or "an unknown line")
-        self.create_node("call_function", check_value, (node, self.create_arg(expected), condition, where), {})
 
     def call_leaf(
         self, target: Any, function: Callable[..., Any], args: Any, kwargs: Any, name: str | None = None
@@ -241,114 +319,82 @@ class Watcher(TracerBase):
         """Run a function without looking inside, and write it down as one call."""
         if self._switching or not has_tensor((args, kwargs)):
             return function(*args, **kwargs)
-        lowered = self.create_arg(tuple(args)), self.create_arg(dict(kwargs)) if kwargs else {}
-        node = self.create_node("call_function", target, *lowered, name)
+        node = self.create_node("call_function", target, *self._lowered(args, kwargs), name)
         return self.unwatched(self._run_leaf, function, node, concrete(args), concrete(kwargs))
 
     def call_random(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """A call of Python's random numbers or of torch's random state, which gives something else each time."""
         if self._switching:
             return function(*args, **kwargs)
+        node = self.create_node("call_function", function, *self._lowered(args, kwargs))
         result = self.unwatched(function, *concrete(args), **concrete(kwargs))
-        node = self.create_node("call_function", function, self.create_arg(tuple(args)), self.create_arg(dict(kwargs)))
+        self.surroundings.explain_python_draw()
         if isinstance(result, torch.Tensor):
             return self.unwatched(self.register, result, node, {})
         if isinstance(result, (int, float)):
             return wrapped(SymbolicNumber(self, result, lambda: node, f"{function.__name__}()"))
-        return result
-
-    # ---- numbers ----
-
-    def number(self, node: Node, key: Any, value: Any, make: Callable[[], Node], description: str) -> Any:
-        """A number read out of a tensor, as the model sees it."""
-        if not self.sizes_are_symbolic:
-            symbol = SymbolicNumber(self, value, make, description)
-            self.guard_number(symbol)
-            return value
-        known = self._numbers.get((node, key))
-        if known is None:
-            known = self._numbers[node, key] = SymbolicNumber(self, value, make, description)
-        return wrapped(known)
-
-    def guard_number(self, number: SymbolicNumber) -> None:
-        """Python asked for the plain value: from here on the program is right only for this one."""
-        node = number.argument()
-        if isinstance(node, Node) and (node, "value") not in self._guarded:
-            self._guarded.add((node, "value"))
-            self._guard(node, number.value, str(number))
-
-    def _size(self, tensor: torch.Tensor) -> torch.Size:
-        if self._is_static(tensor):
-            return tensor.size()
-        return torch.Size([self._dimension(tensor, index) for index in range(tensor.dim())])
-
-    def _dimension(self, tensor: torch.Tensor, index: int) -> Any:
-        node = self.node_of(tensor)
-        return self.number(
-            node,
-            index,
-            tensor.size(index),
-            lambda: self.create_node("call_method", "size", (node, index), {}),
-            f"{node.name}.size({index})",
-        )
-
-    def _call_size(self, function: Any, args: Any, kwargs: Any) -> Any:
-        sizes = self._size(args[0])
-        dimension = kwargs.get("dim", args[1] if len(args) > 1 else None)
-        return sizes if dimension is None else sizes[int(dimension)]
-
-    def _call_len(self, function: Any, args: Any, kwargs: Any) -> int:
-        return int(self._size(args[0])[0])
-
-    def _call_numel(self, function: Any, args: Any, kwargs: Any) -> Any:
-        tensor = args[0]
-        if self._is_static(tensor):
-            return tensor.numel()
-        node = self.node_of(tensor)
-        make = lambda: self.create_node("call_method", "numel", (node,), {})  # noqa: E731
-        return self.number(node, "numel", tensor.numel(), make, f"{node.name}.numel()")
-
-    def _call_dim(self, function: Any, args: Any, kwargs: Any) -> int:
-        tensor = args[0]
-        if not self._is_static(tensor):
-            self._guard_fact(tensor, "ndim", tensor.dim())
-        return tensor.dim()
-
-    def _call_item(self, function: Any, args: Any, kwargs: Any) -> Any:
-        tensor = args[0]
-        value = tensor.item()
-        if tensor.device.type == "meta":
-            raise KeepWhole(self._modules[-1], f"the value of a tensor without data was read{_at()}")
-        node = self.node_of(tensor)
-        make = lambda: self.create_node("call_method", "item", (node,), {})  # noqa: E731
-        if isinstance(value, complex):
-            self._guard(make(), value, f"{node.name}.item()")
-            return value
-        return self.number(node, ("item", tensor._version), value, make, f"{node.name}.item()")
-
-    def _call_number(self, function: Any, args: Any, kwargs: Any) -> Any:
-        number = self._call_item(function, args, kwargs)
-        symbol = unwrapped(number)
-        return function(args[0]) if symbol is None else function(torch.tensor(symbol._decide()))
+        if result is None or isinstance(result, torch.Generator):
+            return result
+        raise KeepWhole(self._modules[-1], f"{function.__name__}() draws what cannot be written down{at_line()}")
 
     # ---- arguments ----
 
     def create_arg(self, a: Any) -> Argument:
         """Turn a value of the run into an argument."""
-        if isinstance(a, torch.Tensor):
+        cls = type(a)
+        if cls is torch.Tensor or cls is torch.nn.Parameter or isinstance(a, torch.Tensor):
             return self.node_of(a)
+        if cls in UNCHANGED_TYPES:
+            if cls is torch.device and id(a) in self._devices:
+                node = self.node_of(self._devices[id(a)][1])
+                return self.create_node("call_function", getattr, (node, "device"), {})
+            return a
         number = unwrapped(a)
         if number is not None:
             return number.argument()
-        if isinstance(a, torch.device) and id(a) in self._devices:
-            node = self.node_of(self._devices[id(a)][1])
-            return self.create_node("call_function", getattr, (node, "device"), {})
-        if isinstance(a, torch.nn.Module) and a in self.paths:
+        if cls is not tuple:
+            known = self._outside_node(a)
+            if known is not None:
+                return known
+        if isinstance(a, torch.nn.Module) and a in self.paths and self.paths[a]:
             return self.create_node("get_attr", self.paths[a], (), {})
         try:
             return super().create_arg(a)
         except NotImplementedError:
-            return self._constant("_object_constant", a)
+            return self._opaque(a)
+
+    def _opaque(self, a: Any) -> Node:
+        """The node of an object that code cannot spell."""
+        if isinstance(a, torch.Generator):
+            name = self._attribute_name(a)
+            if name is not None:
+                return self.create_node("get_attr", name, (), {})
+        template, parts = take_apart(a, self.is_of_this_run)
+        if parts and not callable(a):
+            arguments = (self.constant("_template", template), *[self.create_arg(part) for part in parts])
+            return self.create_node("call_function", put_together, arguments, {})
+        if parts or type(a).__module__ == "numpy" or isinstance(a, torch.Generator) or self._closes_over(a):
+            raise KeepWhole(
+                self._modules[-1], f"a {type(a).__name__} made on the way cannot be written down{at_line()}"
+            )
+        return self.constant("_object_constant", a)
+
+    def is_of_this_run(self, value: Any) -> bool:
+        """Whether a value was computed by this run."""
+        return isinstance(value, torch.Tensor) or unwrapped(value) is not None
+
+    def _closes_over(self, function: Any) -> bool:
+        """Whether a function has values of this run with it: in its closure, its defaults, or what it is bound to."""
+        if isinstance(function, MethodType):
+            return not isinstance(function.__self__, torch.nn.Module) or function.__self__ not in self.paths
+        if isinstance(function, FunctionType):
+            held = [cell.cell_contents for cell in function.__closure__ or () if _is_filled(cell)]
+            held += list(function.__defaults__ or ())
+        else:
+            held = [*getattr(function, "args", ()), *(getattr(function, "keywords", None) or {}).values()]
+        return any(take_apart(value, self.is_of_this_run)[1] or isinstance(value, list) for value in held) or any(
+            self._closes_over(value) for value in held if isinstance(value, FunctionType)
+        )
 
     # ---- modules; the patches of nn.Module ask here ----
 
@@ -358,24 +404,78 @@ class Watcher(TracerBase):
     def call_module(self, m: torch.nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Run a module; a leaf is written down as one call, any other by what it does."""
         path = self.paths.get(m)
+        if path is None and not self._switching:
+            path = self._adopt(m)
         if path is None or self._switching:
             return forward(*args, **kwargs)
         outer = self._scope_chain
         self._scope_chain = (outer, path, path, type(m))
+        is_whole = path != "" and (self._is_leaf(m, path) or has_hooks(m) or isinstance(m, torch.jit.ScriptModule))
+        if is_whole and self._has_other_tensors(m):
+            is_whole = False
+        if is_whole:
+            try:
+                return self._call_whole(m, path, forward, args, kwargs)
+            finally:
+                self._scope_chain = outer
         self._modules.append(m)
         try:
-            if not self._is_leaf(m, path) and not _has_hooks(m) and not isinstance(m, torch.jit.ScriptModule):
-                return forward(*args, **kwargs)
-            node_arguments = self.create_arg(tuple(args)), self.create_arg(dict(kwargs)) if kwargs else {}
-            node = self.create_node("call_module", path, *node_arguments)
-            return self.unwatched(self._run_leaf, forward, node, concrete(args), concrete(kwargs))
+            return forward(*args, **kwargs)
         finally:
             self._modules.pop()
             self._scope_chain = outer
 
+    def _has_other_tensors(self, module: torch.nn.Module) -> bool:
+        """Whether something stands in for the parameters of a module, as torch.func.functional_call has it."""
+        modules = module.modules() if module._modules else (module,)
+        return any(
+            value is not None and id(value) not in self._names
+            for inner in modules
+            for value in inner._parameters.values()
+        )
+
+    def _call_whole(self, m: torch.nn.Module, path: str, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        if hooks_for_all():
+            raise KeepWhole(self._modules[-1], f"there are hooks for all modules{at_line()}")
+        node = self.create_node("call_module", path, *self._lowered(args, kwargs))
+        if not type(m).__module__.startswith("torch.nn.") or getattr(m, "max_norm", None) is not None:
+            for inner in m.modules():
+                self.state.watch(inner)
+                for parameter in inner._parameters.values():
+                    if parameter is not None:
+                        self.surroundings.save(parameter)
+        return self.unwatched(self._run_leaf, forward, node, concrete(args), concrete(kwargs))
+
+    def _adopt(self, module: torch.nn.Module) -> str:
+        """A module that the root does not know: a function's is made known, and a model hides it for a reason."""
+        if type(self.root) is not torch.nn.Module:
+            raise KeepWhole(
+                self._modules[-1], f"{type(module).__name__} is called, and is no submodule of the model{at_line()}"
+            )
+        name = self.graph._graph_namespace.create_name(snake_case(type(module).__name__))
+        self.root.add_module(name, module)
+        self.root.training = module.training
+        for path, inner in module.named_modules(prefix=name):
+            self.paths.setdefault(inner, path)
+        self._names.update({id(value): path for path, value in module.named_parameters(prefix=name)})
+        for path, value in module.named_buffers(prefix=name):
+            self._names[id(value)] = path
+            self.surroundings.save(value)
+        return name
+
     def _run_leaf(self, forward: Callable[..., Any], node: Node, args: Any, kwargs: Any) -> Any:
         given = _versions((args, kwargs))
-        return self.register(forward(*args, **kwargs), node, given)
+        before = [(value, dict(parts)) for value, parts in _mutable_parts((args, kwargs))]
+        try:
+            result = forward(*args, **kwargs)
+        except Exception as error:
+            self._note_failure(error)
+            raise
+        if any(not _same_parts(vars_of(value), parts) for value, parts in before):
+            raise KeepWhole(self._modules[-1], f"{node.target} changes an object that it is given")
+        if type(result) is torch.Tensor:
+            return self.register(result, node, given)
+        return self.register_anything(result, node, given, str(node._target))
 
     def unwatched(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Run something without writing it down."""
@@ -401,7 +501,7 @@ class Watcher(TracerBase):
         try:
             self.state.before_write(module, name, value, self)
         except TraceError as error:
-            raise KeepWhole(module, str(error)) from error
+            raise KeepWhole(module, f"it writes self.{name}{at_line()}") from error
 
     def _training_decides(self, module: torch.nn.Module) -> bool:
         value = module.__dict__["training"]
@@ -431,27 +531,77 @@ _OPERATORS: dict[str, tuple[Callable[..., Any], int]] = {
     "__setitem__": (operator.setitem, 3),
 }
 
-_SPECIAL: dict[str, Any] = {
-    "size": Watcher._call_size,
-    "__len__": Watcher._call_len,
-    "numel": Watcher._call_numel,
-    "nelement": Watcher._call_numel,
-    "dim": Watcher._call_dim,
-    "ndimension": Watcher._call_dim,
-    "item": Watcher._call_item,
-    **dict.fromkeys(_TO_NUMBER, Watcher._call_number),
-}
 
-
-def _at() -> str:
-    line = current_source_line()
-    return f" at {line}" if line else ""
-
-
-def _has_hooks(module: torch.nn.Module) -> bool:
+def has_hooks(module: torch.nn.Module) -> bool:
+    """Whether calling a module does more than running its forward."""
     return bool(
         module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
     )
+
+
+def hooks_for_all() -> bool:
+    """Whether there are hooks that run whenever any module is called."""
+    everywhere = torch.nn.modules.module
+    return bool(
+        everywhere._global_forward_hooks or everywhere._global_forward_pre_hooks or everywhere._global_backward_hooks
+    )
+
+
+def is_young(value: Any) -> bool:
+    """Whether an object was made since the run began: the collector is off then, and has looked at everything before."""
+    return any(item is value for item in gc.get_objects(generation=0))
+
+
+def _is_wrapped(tensor: torch.Tensor) -> bool:
+    return torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+
+
+def _is_filled(cell: Any) -> bool:
+    try:
+        cell.cell_contents  # noqa: B018
+    except ValueError:
+        return False
+    return True
+
+
+def vars_of(value: Any) -> dict[Any, Any]:
+    """The parts of a container, or the attributes of an object, as they are now."""
+    if isinstance(value, dict):
+        return value
+    if isinstance(value, (list, tuple)):
+        return dict(enumerate(value))
+    return {} if callable(value) else getattr(value, "__dict__", {})
+
+
+def _same_parts(now: dict[Any, Any], before: dict[Any, Any]) -> bool:
+    return len(now) == len(before) and all(key in now and now[key] is part for key, part in before.items())
+
+
+def _mutable_parts(value: Any, depth: int = 0) -> list[tuple[Any, dict[Any, Any]]]:
+    """Containers and objects among the arguments of a call, which the call may change."""
+    if depth > 4 or isinstance(value, (torch.Tensor, torch.nn.Module, type, str, int, float, BuiltinFunctionType)):
+        return []
+    parts = vars_of(value)
+    found = (
+        []
+        if isinstance(value, tuple) or (not parts and not isinstance(value, (list, dict)))
+        else [(value, dict(parts))]
+    )
+    for item in list(parts.values()):
+        found += _mutable_parts(item, depth + 1)
+    return found
+
+
+def _with_parts(value: Any, parts: dict[Any, Any]) -> Any:
+    if isinstance(value, tuple):
+        return type(value)(*parts.values()) if hasattr(value, "_fields") else type(value)(parts.values())
+    if isinstance(value, list):
+        value[:] = parts.values()
+    elif isinstance(value, dict):
+        value.update(parts)
+    else:
+        vars(value).update(parts)
+    return value
 
 
 def concrete(value: Any) -> Any:
@@ -475,5 +625,9 @@ def concrete(value: Any) -> Any:
     return value
 
 
+def _version(tensor: torch.Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version
+
+
 def _versions(value: Any) -> dict[int, int]:
-    return {id(tensor): 0 if tensor.is_inference() else tensor._version for tensor in tensors_in(value)}
+    return {id(tensor): _version(tensor) for tensor in tensors_in(value)}

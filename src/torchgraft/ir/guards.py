@@ -7,6 +7,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from torchgraft.errors import GuardError
 
 if TYPE_CHECKING:
@@ -56,6 +58,92 @@ def check_value(found: Any, expected: Any, condition: str, where: str) -> None:
 check_value.__torchgraft_effect__ = True  # type: ignore[attr-defined]
 
 
+class Like:
+    """What an object given as an input has to look like: its type, and its attributes or items."""
+
+    def __init__(self, kind: type, parts: dict[Any, Any]) -> None:
+        self.kind = kind
+        self.parts = parts
+
+    def __repr__(self) -> str:
+        return f"{self.kind.__name__}({', '.join([f'{key}={part!r}' for key, part in self.parts.items()])})"
+
+
+def check_inputs(expected: dict[str, Any], found: dict[str, Any], where: str) -> None:
+    """Raise unless the inputs are of the kinds, and the plain values among them those, that the program was captured for."""
+    for name, value in found.items():
+        problem = _misfit(expected[name], value, name)
+        if problem is not None:
+            path, wanted, got = problem
+            raise GuardError(
+                f"the program was captured for {path} = {wanted}, and now it is {got}, an input of {where}; "
+                "capture the model again with inputs like these"
+            )
+
+
+check_inputs.__torchgraft_effect__ = True  # type: ignore[attr-defined]
+
+
+def _misfit(expected: Any, found: Any, path: str) -> tuple[str, str, str] | None:
+    """Where a value differs from what is expected: the path, and both sides in words."""
+    if expected is torch.Tensor:
+        return None if isinstance(found, torch.Tensor) else (path, "a tensor", _in_words(found))
+    if expected is int or expected is float:
+        return None if type(found) is expected else (path, f"a number of type {expected.__name__}", _in_words(found))
+    if isinstance(expected, Like):
+        if type(found) is not expected.kind:
+            return path, f"a {expected.kind.__name__}", _in_words(found)
+        return _misfit_of_parts(expected.parts, parts_of(found), path)
+    if isinstance(expected, (tuple, list, dict)):
+        if isinstance(found, torch.Tensor) or not _is_same_container(expected, found):
+            return path, f"a {_container(expected).__name__}", _in_words(found)
+        return _misfit_of_parts(parts_of(expected), parts_of(found), path)
+    same = found is expected or (type(found) is type(expected) and found == expected)
+    return None if same else (path, repr(expected), _in_words(found))
+
+
+def _misfit_of_parts(expected: dict[Any, Any], found: dict[Any, Any], path: str) -> tuple[str, str, str] | None:
+    if list(expected) != list(found):
+        return path, f"something with {len(expected)} parts {list(expected)}", f"one with {len(found)} {list(found)}"
+    problems = (_misfit(part, found[key], f"{path}[{key!r}]") for key, part in expected.items())
+    return next((problem for problem in problems if problem is not None), None)
+
+
+def _container(value: Any) -> type:
+    return next(kind for kind in (tuple, list, dict) if isinstance(value, kind))
+
+
+def _is_same_container(expected: Any, found: Any) -> bool:
+    # What a graph holds are its own immutable lists and dicts.
+    kind = _container(expected)
+    return type(found) in (type(expected), kind)
+
+
+def parts_of(value: Any) -> dict[Any, Any]:
+    """The items of a container or the attributes of an object."""
+    if isinstance(value, dict):
+        return dict(value)
+    if isinstance(value, (tuple, list)):
+        return dict(enumerate(value))
+    return dict(vars(value))
+
+
+def _in_words(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return "a tensor"
+    if isinstance(value, (int, float, str, bool, type(None))):
+        return repr(value)
+    return f"a {type(value).__name__}"
+
+
+def check_length(found: Any, expected: int, condition: str, where: str) -> None:
+    """Raise unless a call returned as many values as it did when the program was captured."""
+    check_value(len(found), expected, condition, where)
+
+
+check_length.__torchgraft_effect__ = True  # type: ignore[attr-defined]
+
+
 @dataclass(frozen=True)
 class Guard:
     """Something the program was captured for: it raises GuardError where it is not so."""
@@ -73,9 +161,12 @@ def find_guards(graph: Graph) -> list[Guard]:
     """Every guard of a program, in order."""
     guards = []
     for node in graph.nodes:
-        if node._target is check_value:
+        if node._target is check_value or node._target is check_length:
             _, expected, condition, where = node._args
             guards.append(Guard(condition, expected, where, node))
+        elif node._target is check_inputs:
+            fixed, _, where = node._args
+            guards += _fixed_inputs(fixed, where, node)
         elif node._target is check_given:
             _, name, where = node._args
             guards.append(Guard(f"'{name}' is given", True, where, node))
@@ -83,6 +174,23 @@ def find_guards(graph: Graph) -> list[Guard]:
             found, expected, where = node._args
             guards.append(Guard(str(getattr(found, "target", "training")), expected, where, node))
     return guards
+
+
+def _fixed_inputs(expected: Any, where: str, node: Node) -> list[Guard]:
+    if not isinstance(expected, dict):  # kept as an attribute, because there are objects in it that code cannot spell
+        expected = node.graph._constants.get(expected._target, {})
+    return [Guard(f"the argument '{name}'", value, where, node) for name, value in expected.items() if _is_fixed(value)]
+
+
+def _is_fixed(expected: Any) -> bool:
+    """Whether an input has to have a certain value, not only to be of some kind."""
+    if isinstance(expected, Like):
+        return any(_is_fixed(part) for part in expected.parts.values())
+    if isinstance(expected, (tuple, list)):
+        return any(_is_fixed(part) for part in expected)
+    if isinstance(expected, dict):
+        return any(_is_fixed(part) for part in expected.values())
+    return expected is not torch.Tensor and expected is not int and expected is not float
 
 
 def explanation(graph: Graph) -> str:

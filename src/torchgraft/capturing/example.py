@@ -1,0 +1,200 @@
+"""The example inputs of a watched run: a placeholder for each parameter of the model, copies that the run may write into, and
+what the program has to check of its inputs. What happens to the copies during the run is in `watch.py`.
+"""
+
+from __future__ import annotations
+
+import copy
+import enum
+import inspect
+import operator
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from torchgraft.capturing.sizes import SymbolicNumber, wrapped
+from torchgraft.capturing.tracer_base import UNCHANGED_TYPES
+from torchgraft.errors import TraceError
+from torchgraft.ir.guards import Like, check_inputs, parts_of
+from torchgraft.ir.node import Node
+
+if TYPE_CHECKING:
+    from torchgraft.capturing.watch import Watcher
+
+MakeNode = Callable[[], Node]
+_STARS: dict[Any, str] = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
+# Objects that are handed to the model as they are.
+_OPAQUE = (torch.nn.Module, type, torch.Generator, enum.Enum)
+
+
+class ExampleInputs:
+    """The inputs of one watched run."""
+
+    def __init__(
+        self, watcher: Watcher, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        self._watcher = watcher
+        self._copies: dict[int, tuple[torch.Tensor, torch.Tensor, MakeNode]] = {}
+        # Containers and objects that the run is given, with what was in them.
+        self._contents: list[tuple[str, Any, dict[Any, Any]]] = []
+        self.bound = bind(function, args, kwargs)
+        self.nodes = placeholders(watcher.graph, self.bound)
+        self._where = getattr(function, "__qualname__", type(function).__name__)
+        expected = {}
+        for name, node in self.nodes.items():
+            value, expected[name] = self._take_in(self.bound.arguments[name], lambda node=node: node, name)  # type: ignore[misc]
+            self.bound.arguments[name] = value
+        self._check(expected)
+
+    def _check(self, expected: dict[str, Any]) -> None:
+        if not expected:
+            return
+        watcher = self._watcher
+        template = watcher.constant("_inputs", expected) if _has_objects(expected) else watcher.create_arg(expected)
+        found = dict(self.nodes.items())
+        watcher.create_node("call_function", check_inputs, (template, found, self._where), {})
+
+    def _take_in(self, value: Any, make: MakeNode, path: str) -> tuple[Any, Any]:
+        """What the run gets for an input, and what is expected of it; see `check_inputs`."""
+        if isinstance(value, torch.Tensor):
+            return self._tensor(value, make, path), torch.Tensor
+        if type(value) in (int, float):
+            return self._number(value, make, path)
+        if type(value) in UNCHANGED_TYPES or isinstance(value, _OPAQUE):
+            return value, value
+        if isinstance(value, (tuple, list, dict)) or (hasattr(value, "__dict__") and not callable(value)):
+            return self._parts(value, make, path)
+        return value, value
+
+    def _tensor(self, value: torch.Tensor, make: MakeNode, path: str) -> torch.Tensor:
+        known = self._copies.get(id(value))
+        if known is not None:
+            watcher = self._watcher
+            same = watcher.create_node("call_function", operator.is_, (known[2](), make()), {})
+            watcher.guard(same, True, f"'{path}' is the same tensor as another input")
+            return known[1]
+        copied = _copied(value)
+        self._copies[id(value)] = (value, copied, make)
+        self._watcher.add_input(copied, make)
+        return copied
+
+    def _number(self, value: Any, make: MakeNode, path: str) -> tuple[Any, Any]:
+        if not self._watcher.sizes_are_symbolic:
+            return value, value
+        return wrapped(SymbolicNumber(self._watcher, value, make, path)), type(value)
+
+    def _parts(self, value: Any, make: MakeNode, path: str) -> tuple[Any, Any]:
+        by_attribute = not isinstance(value, (tuple, list, dict))
+        new: dict[Any, Any] = {}
+        expected: dict[Any, Any] = {}
+        for key, part in parts_of(value).items():
+            make_part = self._watcher.part(make, key, by_attribute)
+            new[key], expected[key] = self._take_in(
+                part, make_part, f"{path}.{key}" if by_attribute else f"{path}[{key!r}]"
+            )
+        result = rebuilt(value, new)
+        self._contents.append((path, result, parts_of(result)))
+        self._watcher.add_object(result, make)
+        if type(value) is dict and all(isinstance(key, str) for key in expected):
+            return result, expected
+        if type(value) in (tuple, list):
+            return result, type(value)(expected.values())
+        return result, Like(type(value), expected)
+
+    def written(self) -> str | None:
+        """The path of a container or object among the inputs that the run changed."""
+        for path, value, before in self._contents:
+            now = parts_of(value)
+            if list(now) != list(before) or any(now[key] is not part for key, part in before.items()):
+                return path
+        return None
+
+
+def bind(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> inspect.BoundArguments:
+    """The arguments of a call by the names of the model's parameters, defaults included."""
+    target = function.forward if isinstance(function, torch.nn.Module) else function
+    try:
+        signature = inspect.signature(target)
+    except ValueError:  # a function written in C
+        names = [
+            inspect.Parameter(f"input_{index + 1}", inspect.Parameter.POSITIONAL_ONLY) for index in range(len(args))
+        ]
+        names += [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in kwargs]
+        signature = inspect.Signature(names)
+    try:
+        bound = signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise TypeError(
+            f"the example inputs do not fit {getattr(target, '__qualname__', target)}{signature}: {error}"
+        ) from None
+    bound.apply_defaults()
+    return bound
+
+
+def placeholders(graph: Any, bound: inspect.BoundArguments) -> dict[str, Node]:
+    """A placeholder for each parameter; one with a default that code cannot spell is left to the model."""
+    nodes = {}
+    for name, parameter in bound.signature.parameters.items():
+        stars = _STARS.get(parameter.kind, "")
+        if stars or parameter.default is inspect.Parameter.empty:
+            nodes[name] = graph.placeholder(stars + name)
+        elif _is_literal(parameter.default):
+            nodes[name] = graph.placeholder(name, default_value=parameter.default)
+        elif bound.arguments[name] is not parameter.default:
+            raise TraceError(
+                f"cannot capture a model whose parameter '{name}' has the default {parameter.default!r}, which code cannot "
+                "spell, and a value; wrap the model in a function that gives the value"
+            )
+    return nodes
+
+
+def _is_literal(value: Any) -> bool:
+    return type(value) in UNCHANGED_TYPES or (type(value) is tuple and all(map(_is_literal, value)))
+
+
+def _has_objects(expected: Any) -> bool:
+    if isinstance(expected, (tuple, list, dict)):
+        return any(map(_has_objects, expected.values() if isinstance(expected, dict) else expected))
+    return type(expected) not in UNCHANGED_TYPES and expected not in (torch.Tensor, int, float)
+
+
+def _copied(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor with the same values and layout, which a run may write into."""
+    if tensor.is_inference() and not torch.is_inference_mode_enabled():
+        with torch.inference_mode():
+            return tensor.clone()
+    copied = tensor.detach().clone()
+    return copied.requires_grad_(tensor.requires_grad) if tensor.requires_grad else copied
+
+
+def copied_input(value: Any, copies: dict[int, Any]) -> Any:
+    """An input with copies of the tensors in it; `copies` keeps one tensor given twice one."""
+    if isinstance(value, torch.Tensor):
+        if id(value) not in copies:
+            copies[id(value)] = _copied(value)
+        return copies[id(value)]
+    if type(value) in UNCHANGED_TYPES or isinstance(value, _OPAQUE):
+        return value
+    if isinstance(value, (tuple, list, dict)) or (hasattr(value, "__dict__") and not callable(value)):
+        return rebuilt(value, {key: copied_input(part, copies) for key, part in parts_of(value).items()})
+    return value
+
+
+def rebuilt(value: Any, parts: dict[Any, Any]) -> Any:
+    """An object like `value` with other parts: items of a container, attributes of an object."""
+    if type(value) in (tuple, list):
+        return type(value)(parts.values())
+    if type(value) is dict:
+        return parts
+    if isinstance(value, tuple):
+        return type(value)(*parts.values()) if hasattr(value, "_fields") else type(value)(parts.values())
+    result = copy.copy(value)
+    if isinstance(value, list):
+        result[:] = parts.values()
+    elif isinstance(value, dict):
+        for key, part in parts.items():
+            result[key] = part
+    else:
+        vars(result).update(parts)
+    return result

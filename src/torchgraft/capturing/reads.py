@@ -1,0 +1,256 @@
+"""What Python reads out of tensors during a watched run: sizes, items, dtypes, devices. A number that only flows on stays
+symbolic (`sizes.py`); whatever decides something becomes a guard. Calls that make tensors are in `watch.py`.
+"""
+
+from __future__ import annotations
+
+import dis
+import functools
+import operator
+from collections.abc import Callable
+from types import CodeType
+from typing import Any
+
+import torch
+
+from torchgraft.capturing.sizes import SymbolicNumber, unwrapped, wrapped
+from torchgraft.capturing.tracer_base import TracerBase
+from torchgraft.ir.guards import check_value
+from torchgraft.ir.node import Node
+from torchgraft.ir.origin import current_source_line, user_instruction
+
+# Properties that say nothing about what a program computes.
+_UNGUARDED = frozenset({"grad", "_version", "_backward_hooks", "names", "_base", "output_nr", "data"})
+_TO_NUMBER = frozenset({"__bool__", "__int__", "__float__", "__index__", "__complex__"})
+# Calls that give a tensor another shape in place: sizes read before them have to be computed before them.
+RESHAPING = frozenset(
+    {
+        "t_",
+        "transpose_",
+        "swapaxes_",
+        "swapdims_",
+        "squeeze_",
+        "unsqueeze_",
+        "resize_",
+        "resize_as_",
+        "set_",
+        "as_strided_",
+    }
+    | {"__set__"}
+)
+
+
+class KeepWhole(BaseException):
+    """A module does something that cannot be written down; capture is tried again with it as one call.
+
+    No Exception, because a model may catch those.
+    """
+
+    def __init__(self, module: torch.nn.Module | None, reason: str) -> None:
+        super().__init__(reason)
+        self.module = module
+        self.reason = reason
+
+
+def at_line() -> str:
+    """The user's line that is running, for the end of a sentence."""
+    line = current_source_line()
+    return f" at {line}" if line else ""
+
+
+class Reads(TracerBase):
+    """The part of a watcher that answers questions about tensors."""
+
+    sizes_are_symbolic: bool
+    _modules: list[torch.nn.Module]
+
+    def __init__(self) -> None:
+        self._numbers: dict[Node, dict[Any, SymbolicNumber]] = {}
+        self._guarded: set[Any] = set()
+        self._devices: dict[int, tuple[torch.device, torch.Tensor]] = {}
+
+    def node_of(self, tensor: torch.Tensor) -> Node:
+        """The node whose value a tensor is."""
+        raise NotImplementedError
+
+    def is_static(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor has the same size in every run."""
+        raise NotImplementedError
+
+    def register(self, result: Any, node: Any, given: dict[int, int]) -> Any:
+        """Note that a result is the value of a node."""
+        raise NotImplementedError
+
+    # ---- guards ----
+
+    def guard(self, node: Any, expected: Any, condition: str) -> None:
+        """Have the program check that a value is what it is in this run."""
+        where = str(current_source_line() or "an unknown line")
+        self.create_node("call_function", check_value, (node, self.create_arg(expected), condition, where), {})
+
+    def guard_fact(self, tensor: torch.Tensor, name: str, value: Any) -> None:
+        """Have the program check a property of a tensor, once."""
+        node = self.node_of(tensor)
+        if (node, name) not in self._guarded:
+            self._guarded.add((node, name))
+            fact = self.create_node("call_function", getattr, (node, name), {})
+            self.guard(fact, value, f"{name} of '{node.name}'")
+
+    def guard_number(self, number: SymbolicNumber) -> None:
+        """Python asked for the plain value: from here on the program is right only for this one."""
+        node = number.argument()
+        if isinstance(node, Node) and (node, "value") not in self._guarded:
+            self._guarded.add((node, "value"))
+            self.guard(node, number.value, str(number))
+
+    # ---- numbers ----
+
+    def number(self, node: Node, key: Any, value: Any, make: Callable[[], Any], description: str) -> Any:
+        """A number read out of a tensor, as the model sees it; `key` says which one of the node's numbers it is."""
+        known = self._numbers.setdefault(node, {})
+        number = known.get(key)
+        if number is None:
+            number = known[key] = SymbolicNumber(self, value, make, description)  # type: ignore[arg-type]
+        if self.sizes_are_symbolic and not _asks_types(user_instruction(2)[0]):
+            return wrapped(number)
+        self.guard_number(number)
+        return value
+
+    def settle_sizes(self, tensor: torch.Tensor) -> None:
+        """Compute the sizes that were read of a tensor, because it is about to change its shape."""
+        for number in self._numbers.pop(self.node_of(tensor), {}).values():
+            number.argument()
+
+    def _size(self, tensor: torch.Tensor) -> torch.Size:
+        if self.is_static(tensor):
+            return tensor.size()
+        return torch.Size([self._dimension(tensor, index) for index in range(tensor.dim())])
+
+    def _dimension(self, tensor: torch.Tensor, index: int) -> Any:
+        node = self.node_of(tensor)
+        make = lambda: self.create_node("call_method", "size", (node, index), {})  # noqa: E731
+        return self.number(node, index, tensor.size(index), make, f"{node.name}.size({index})")
+
+    def call_size(self, function: Any, args: Any, kwargs: Any) -> Any:
+        sizes = self._size(args[0])
+        dimension = kwargs.get("dim", args[1] if len(args) > 1 else None)
+        return sizes if dimension is None else sizes[int(dimension)]
+
+    def call_len(self, function: Any, args: Any, kwargs: Any) -> int:
+        return int(self._size(args[0])[0]) if args[0].dim() else len(args[0])
+
+    def call_numel(self, function: Any, args: Any, kwargs: Any) -> Any:
+        tensor = args[0]
+        if self.is_static(tensor):
+            return tensor.numel()
+        node = self.node_of(tensor)
+        make = lambda: self.create_node("call_method", "numel", (node,), {})  # noqa: E731
+        return self.number(node, "numel", tensor.numel(), make, f"{node.name}.numel()")
+
+    def call_dim(self, function: Any, args: Any, kwargs: Any) -> int:
+        if not self.is_static(args[0]):
+            self.guard_fact(args[0], "ndim", args[0].dim())
+        return args[0].dim()
+
+    def call_item(self, function: Any, args: Any, kwargs: Any) -> Any:
+        tensor = args[0]
+        if tensor.device.type == "meta":
+            raise KeepWhole(self._modules[-1], f"the value of a tensor without data was read{at_line()}")
+        value = tensor.item()
+        node = self.node_of(tensor)
+        # Made now: the tensor may be written into before the number is used.
+        item = self.create_node("call_method", "item", (node,), {})
+        if isinstance(value, complex):
+            self.guard(item, value, f"{node.name}.item()")
+            return value
+        return self.number(item, "item", value, lambda: item, f"{node.name}.item()")
+
+    def call_number(self, function: Any, args: Any, kwargs: Any) -> Any:
+        number = self.call_item(function, args[:1], {})
+        symbol = unwrapped(number)
+        return function(args[0]) if symbol is None else function(torch.tensor(symbol._decide()))
+
+    # ---- properties ----
+
+    def read(self, tensor: Any, name: str) -> Any:
+        """A property of a tensor."""
+        if name == "shape":
+            return self._size(tensor)
+        result = getattr(tensor, name)
+        if isinstance(result, torch.Tensor):
+            node = self.create_node("call_function", getattr, (self.node_of(tensor), name), {})
+            return self.register(result, node, {})
+        if name == "device":
+            self._read_device(tensor, result)
+        elif name == "grad_fn":
+            self._guard_presence(tensor, name, result)
+        elif name == "ndim" and self.is_static(tensor):
+            return result
+        elif name not in _UNGUARDED:
+            self.guard_fact(tensor, name, result)
+        elif name == "grad":
+            self._guard_presence(tensor, name, result)
+        return result
+
+    def _guard_presence(self, tensor: torch.Tensor, name: str, value: Any) -> None:
+        fact = self.create_node("call_function", getattr, (self.node_of(tensor), name), {})
+        absent = self.create_node("call_function", operator.is_, (fact, None), {})
+        self.guard(absent, value is None, f"absence of {name} of '{self.node_of(tensor).name}'")
+
+    def _read_device(self, tensor: torch.Tensor, device: torch.device) -> None:
+        if _is_taken_apart(*user_instruction(3)):
+            self.guard_fact(tensor, "device", device)
+        else:
+            self._devices[id(device)] = (device, tensor)
+
+
+@functools.lru_cache(maxsize=4096)
+def _asks_types(code: CodeType | None) -> bool:
+    """Whether a function asks for the type of something, which for a symbolic number is not what it is for a plain one."""
+    return code is not None and "type" in code.co_names and "type" not in code.co_varnames
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_taken_apart(code: CodeType | None, instruction: int) -> bool:
+    """Whether the instruction reads a device that is then compared or asked for its type, as far as one function shows."""
+    if code is None:
+        return False
+    listing = [item for item in dis.get_instructions(code) if item.opname not in ("CACHE", "PUSH_NULL", "PRECALL")]
+    positions = {item.offset: place for place, item in enumerate(listing)}
+    place = positions.get(instruction)
+    if place is None or place + 1 >= len(listing):
+        return False
+    if _decides(listing, place):
+        return True
+    following = listing[place + 1]
+    if not following.opname.startswith("STORE_"):
+        return False
+    loads = [index for index, item in enumerate(listing) if _loads(item, following.argval)]
+    return any(_decides(listing, index) for index in loads)
+
+
+def _loads(item: dis.Instruction, name: Any) -> bool:
+    # Python 3.13 loads two variables at once; then argval has both names.
+    return item.opname.startswith("LOAD_") and (
+        item.argval == name or (type(item.argval) is tuple and name in item.argval)
+    )
+
+
+def _decides(listing: list[dis.Instruction], place: int) -> bool:
+    following = listing[place + 1 : place + 3]
+    if following and following[0].opname in ("LOAD_ATTR", "LOAD_METHOD") and following[0].argval in ("type", "index"):
+        return True
+    return any(item.opname in ("COMPARE_OP", "IS_OP", "CONTAINS_OP") for item in following)
+
+
+# How a method or function that reads is answered, by its name.
+SPECIAL: dict[str, Any] = {
+    "size": Reads.call_size,
+    "__len__": Reads.call_len,
+    "numel": Reads.call_numel,
+    "nelement": Reads.call_numel,
+    "dim": Reads.call_dim,
+    "ndimension": Reads.call_dim,
+    "item": Reads.call_item,
+    **dict.fromkeys(_TO_NUMBER, Reads.call_number),
+}

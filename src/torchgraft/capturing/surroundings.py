@@ -1,0 +1,174 @@
+"""What a watched run may change although it is no attribute of the model: the numbers inside tensors, random states, and
+objects with a state of their own. All of it is put back afterwards; attributes are the business of `model_state.py`.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import random
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+
+from torchgraft.errors import TraceError
+
+# In-place forms of Python's operators; every other name with two underscores at its end leaves its operands alone.
+_WRITING_OPERATORS = frozenset(
+    {"__setitem__", "__set__", *[f"__i{name}__" for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow")]}
+    | {f"__i{name}__" for name in ("and", "or", "xor", "lshift", "rshift", "div")}
+)
+_WRITING_FUNCTIONS = frozenset({"batch_norm", "instance_norm", "native_batch_norm", "embedding", "embedding_bag"})
+
+
+def may_write(name: str, kwargs: dict[str, Any]) -> bool:
+    """Whether a torch call may write into a tensor it is given, judged by how it is spelled."""
+    if name.endswith("__"):
+        return name in _WRITING_OPERATORS
+    return name.endswith("_") or name in _WRITING_FUNCTIONS or "out" in kwargs or "inplace" in kwargs
+
+
+class Surroundings:
+    """The numbers in a model's buffers and the states of random numbers, as they were before a run."""
+
+    def __init__(self, modules: Iterable[torch.nn.Module]) -> None:
+        # Storages by their address: the tensor that showed the way to it, and a copy of the bytes.
+        self._saved: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._states = [(owner, name, put_back, read, read()) for owner, name, put_back, read in _states(modules)]
+        self._torch = torch.get_rng_state()
+        self._devices = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
+        self._python = self._explained = random.getstate()
+        self._numpy = _numpy_state()
+        self._modules = modules
+        self._known: set[int] | None = None
+        for module in modules:
+            for buffer in module._buffers.values():
+                if buffer is not None:
+                    self.save(buffer)
+
+    def save(self, tensor: torch.Tensor) -> None:
+        """Keep a copy of everything in the memory of a tensor."""
+        address = _address(tensor)
+        if address and address not in self._saved:
+            self._saved[address] = (tensor, _bytes(tensor).clone())
+
+    def know(self, tensor: torch.Tensor) -> None:
+        """Say that a tensor, neither parameter nor buffer, was there before the run."""
+        self._known_addresses().add(_address(tensor))
+
+    def save_if_known(self, tensor: torch.Tensor) -> None:
+        """Keep a copy of a tensor that shares its memory with one that was there before the run, before it is written."""
+        if _address(tensor) in self._known_addresses():
+            self.save(tensor)
+
+    def _known_addresses(self) -> set[int]:
+        if self._known is None:
+            parameters = [value for module in self._modules for value in module._parameters.values()]
+            self._known = {_address(value) for value in parameters if value is not None}
+        return self._known
+
+    def explain_python_draw(self) -> None:
+        """Say that Python's random numbers were drawn by a call that is written down."""
+        self._explained = random.getstate()
+
+    def restore(self) -> list[tuple[torch.nn.Module | None, str]]:
+        """Put everything back, and return what changed without being written down: the module that has it, and its name."""
+        unseen: list[tuple[torch.nn.Module | None, str]] = []
+        for tensor, saved in self._saved.values():
+            now = _bytes(tensor)
+            if not torch.equal(now, saved):
+                now.copy_(saved)
+        torch.set_rng_state(self._torch)
+        if self._devices is not None:
+            torch.cuda.set_rng_state_all(self._devices)
+        state = random.getstate()
+        if state != self._explained:
+            unseen.append((None, "Python's random numbers"))
+        if state != self._python:
+            random.setstate(self._python)
+        if self._numpy is not None and not _same_numpy(self._numpy, _numpy_state()):
+            sys.modules["numpy"].random.set_state(self._numpy)
+            unseen.append((None, "numpy's random numbers"))
+        for owner, name, put_back, read, before in self._states:
+            if not _same_state(before, read()):
+                put_back(before)
+                if not isinstance(vars(owner).get(name), torch.Generator):  # what draws from those is written down
+                    unseen.append((owner, name))
+        return unseen
+
+
+_PLAIN_TENSORS = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
+
+
+def _address(tensor: torch.Tensor) -> int:
+    """Where the memory of a tensor is; 0 if it has none of the usual kind."""
+    if tensor.device.type == "meta" or type(tensor) not in _PLAIN_TENSORS or tensor.layout is not torch.strided:
+        return 0
+    return tensor.untyped_storage()._cdata
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    storage = tensor.untyped_storage()
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+
+
+def _numpy_state() -> Any:
+    numpy = sys.modules.get("numpy")
+    return None if numpy is None or not hasattr(numpy, "random") else numpy.random.get_state(legacy=False)
+
+
+def _same_numpy(before: Any, now: Any) -> bool:
+    return (
+        before["state"]["pos"] == now["state"]["pos"]
+        and before["has_gauss"] == now["has_gauss"]
+        and bool((before["state"]["key"] == now["state"]["key"]).all())
+    )
+
+
+def _same_state(before: Any, now: Any) -> bool:
+    if isinstance(before, torch.Tensor):
+        return torch.equal(before, now)
+    if type(before).__module__ == "numpy":
+        return before.shape == now.shape and bool((before == now).all())
+    return bool(before == now)
+
+
+State = tuple[torch.nn.Module, str, Callable[[Any], Any], Callable[[], Any]]
+
+
+def _states(modules: Iterable[torch.nn.Module]) -> Iterator[State]:
+    """Attributes whose state changes without any attribute being written: how to put it back, and how to read it."""
+    numpy = sys.modules.get("numpy")
+    array = numpy.ndarray if numpy is not None else ()
+    for module in modules:
+        if type(module).__module__.startswith("torch.nn."):
+            continue
+        for name, value in vars(module).items():
+            if isinstance(value, torch.Generator):
+                yield module, name, value.set_state, value.get_state
+            elif isinstance(value, random.Random):
+                yield module, name, value.setstate, value.getstate
+            elif isinstance(value, array):
+                yield module, name, _writer(value), value.copy
+            elif hasattr(type(value), "__next__"):
+                # It cannot be asked how far it is, so a copy that has not moved takes its place.
+                yield module, name, functools.partial(vars(module).__setitem__, name), functools.partial(_copied, value)
+
+
+def _writer(array: Any) -> Callable[[Any], None]:
+    def write(content: Any) -> None:
+        array[...] = content
+
+    return write
+
+
+def _copied(iterator: Any) -> Any:
+    try:
+        return copy.copy(iterator)
+    except TypeError as error:
+        raise TraceError(
+            f"cannot capture a model with a {type(iterator).__name__} among its attributes: running it would take from it, and "
+            "that cannot be undone; keep a list or a number instead"
+        ) from error

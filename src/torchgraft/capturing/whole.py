@@ -1,0 +1,100 @@
+"""A model as one call: the program of a model that cannot be looked into, which runs the original Python.
+When that is so is decided in `program.py`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+
+from torchgraft.capturing.example import bind, copied_input, placeholders
+from torchgraft.capturing.model_state import ModelState
+from torchgraft.capturing.surroundings import Surroundings
+from torchgraft.codegen.graph_module import GraphModule
+from torchgraft.ir.graph import Graph
+from torchgraft.ir.node import Node
+
+
+def call_whole(
+    callee: Any,
+    method: str,
+    args: tuple[Any, ...],
+    packed: tuple[Any, ...],
+    named: dict[str, Any],
+    packed_named: dict[str, Any],
+) -> Any:
+    """Call a function, or a method of an object, with arguments of which some come packed."""
+    target = getattr(callee, method) if method else callee
+    return target(*args, *packed, **named, **packed_named)
+
+
+def whole_program(
+    model: Any, root: torch.nn.Module | None, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> GraphModule:
+    """A program that calls the model; its submodule `model` is the model itself."""
+    graph = Graph()
+    bound = bind(model, args, kwargs)
+    positional, packed, named, packed_named = _arguments(bound.signature, placeholders(graph, bound))
+    holder = torch.nn.Module()
+    if root is not None:
+        holder.add_module("model", root)
+        holder.training = root.training
+    if packed is None and packed_named is None and (root is None or model is root):
+        result = (
+            graph.call_function(model, positional, named)
+            if root is None
+            else graph.call_module("model", positional, named)
+        )
+    else:
+        callee = model if root is None else graph.get_attr("model")
+        method = "" if model is root or root is None else model.__name__
+        arguments: Any = (callee, method, positional, packed or (), named, packed_named or {})
+        result = graph.call_function(call_whole, arguments)
+    graph.output(result)
+    name = type(model).__name__ if model is root else getattr(model, "__name__", "")
+    return GraphModule(holder, graph, name if name.isidentifier() else "GraphModule")
+
+
+def _arguments(
+    signature: inspect.Signature, nodes: dict[str, Node]
+) -> tuple[tuple[Node, ...], Node | None, dict[str, Node], Node | None]:
+    """Placeholders in the form in which the model takes them: one by one, packed, by name, packed by name."""
+    kinds = inspect.Parameter
+    of_kind = {name: parameter.kind for name, parameter in signature.parameters.items() if name in nodes}
+    packed = next((nodes[name] for name, kind in of_kind.items() if kind is kinds.VAR_POSITIONAL), None)
+    packed_named = next((nodes[name] for name, kind in of_kind.items() if kind is kinds.VAR_KEYWORD), None)
+    # A parameter with a default that code cannot spell has no placeholder; what comes after it is given by name.
+    positional, named = [], {}
+    is_complete = True
+    for name, parameter in signature.parameters.items():
+        if name not in nodes:
+            is_complete = False
+        elif parameter.kind in (kinds.POSITIONAL_ONLY, kinds.POSITIONAL_OR_KEYWORD) and is_complete:
+            positional.append(nodes[name])
+        elif parameter.kind in (kinds.POSITIONAL_OR_KEYWORD, kinds.KEYWORD_ONLY):
+            named[name] = nodes[name]
+    return tuple(positional), packed, named, packed_named
+
+
+def eager_error(
+    model: Any, root: torch.nn.Module | None, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Exception | None:
+    """What the model itself raises on these inputs; it is left as it was."""
+    modules = {} if root is None else {module: path for path, module in root.named_modules()}
+    state, surroundings = ModelState(modules), Surroundings(modules)
+    for module in modules:
+        state.watch(module)
+        for parameter in module._parameters.values():
+            if parameter is not None:
+                surroundings.save(parameter)
+    copies: dict[int, Any] = {}
+    try:
+        model(*[copied_input(value, copies) for value in args], **copied_input(kwargs, copies))
+    except Exception as error:
+        return error
+    finally:
+        state.restore()
+        surroundings.restore()
+    return None
