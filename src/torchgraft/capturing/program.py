@@ -12,8 +12,8 @@ import torch
 
 from torchgraft.capturing.active import active, paused_collection
 from torchgraft.capturing.example import ExampleInputs
+from torchgraft.capturing.min_max import BUILTIN_PATCHES
 from torchgraft.capturing.module_patches import MODULE_PATCHES
-from torchgraft.capturing.plain_questions import BUILTIN_PATCHES
 from torchgraft.capturing.reads import KeepWhole
 from torchgraft.capturing.regions import remove_empty_regions
 from torchgraft.capturing.sizes import unwrapped
@@ -133,12 +133,7 @@ class _Capture:
             return None
         if has_hooks(self.root):
             return "it has hooks, which run around its forward"
-        everywhere = torch.nn.modules.module
-        if (
-            everywhere._global_forward_hooks
-            or everywhere._global_forward_pre_hooks
-            or everywhere._global_backward_hooks
-        ):
+        if hooks_for_all():
             return "there are hooks for all modules"
         return "it was to stay a leaf" if self.rule(self.root, "") else None
 

@@ -117,20 +117,40 @@ class SymbolicNumber:
     bool_ = int_
 
 
+class _Int(torch.SymInt):
+    """A symbolic number as the model sees it: for `isinstance` an int, which cannot be inherited from and stay symbolic."""
+
+    @property
+    def __class__(self) -> type:  # type: ignore[override]
+        return int
+
+
+class _Float(torch.SymFloat):
+    @property
+    def __class__(self) -> type:  # type: ignore[override]
+        return float
+
+
+class _Bool(torch.SymBool):
+    @property
+    def __class__(self) -> type:  # type: ignore[override]
+        return bool
+
+
+_SEEN_AS: dict[type, type] = {int: _Int, float: _Float, bool: _Bool}
+_SYMBOLIC = frozenset({_Int, _Float, _Bool, torch.SymInt, torch.SymFloat, torch.SymBool})
+
+
 def wrapped(number: SymbolicNumber) -> Any:
     """The number as the model sees it."""
-    if number._make is None:
-        return number.value
-    if type(number.value) is bool:
-        return torch.SymBool(number)
-    return torch.SymFloat(number) if type(number.value) is float else torch.SymInt(number)
+    return number.value if number._make is None else _SEEN_AS[type(number.value)](number)
 
 
 def unwrapped(value: Any) -> SymbolicNumber | None:
     """The number behind what the model sees, if it is one of ours."""
-    if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+    if type(value) in _SYMBOLIC:
         node = value.node
-        return node if isinstance(node, SymbolicNumber) else None
+        return node if type(node) is SymbolicNumber else None
     return None
 
 
@@ -208,3 +228,66 @@ for _name, (_function, _symbol) in _BINARY.items():
     _add_binary(_name, _function, _symbol)
 for _name, (_function, _symbol) in _UNARY.items():
     _add_unary(_name, _function, _symbol)
+
+
+# ---- Python's operators; torch's own would go a long way round, and lose what the classes above are for ----
+
+
+def _add_operator(name: str, function: Callable[..., Any], symbol: str, is_swapped: bool) -> None:
+    def apply(self: Any, other: Any) -> Any:
+        mine = self.node
+        theirs = unwrapped(other)
+        if theirs is None:
+            if type(other) not in _SEEN_AS:
+                return NotImplemented
+            theirs = SymbolicNumber(mine.watcher, other, None)
+        return wrapped(
+            combine(function, symbol, theirs, mine) if is_swapped else combine(function, symbol, mine, theirs)
+        )
+
+    for cls in (_Int, _Float, _Bool):
+        setattr(cls, name, apply)
+
+
+def _add_one_sided(name: str, function: Callable[..., Any], symbol: str) -> None:
+    for cls in (_Int, _Float, _Bool):
+        setattr(cls, name, lambda self, *ignored: wrapped(combine(function, symbol, self.node)))
+
+
+for _name, _symbol in (
+    *zip(
+        ("add", "sub", "mul", "floordiv", "truediv", "mod", "pow"), ("+", "-", "*", "//", "/", "%", "**"), strict=True
+    ),
+    *zip(("and_", "or_", "xor", "lshift", "rshift"), ("&", "|", "^", "<<", ">>"), strict=True),
+):
+    _function, _plain_name = getattr(operator, _name), _name.strip("_")
+    _add_operator(f"__{_plain_name}__", _function, _symbol, is_swapped=False)
+    _add_operator(f"__r{_plain_name}__", _function, _symbol, is_swapped=True)
+for _name, _symbol in zip(("eq", "ne", "lt", "le", "gt", "ge"), ("==", "!=", "<", "<=", ">", ">="), strict=True):
+    _add_operator(f"__{_name}__", getattr(operator, _name), _symbol, is_swapped=False)
+for _name, (_function, _symbol) in {
+    "neg": (operator.neg, "-"),
+    "pos": (operator.pos, "+"),
+    "abs": (operator.abs, "abs"),
+    "ceil": (math.ceil, "ceil"),
+    "floor": (math.floor, "floor"),
+    "trunc": (math.trunc, "trunc"),
+}.items():
+    _add_one_sided(f"__{_name}__", _function, _symbol)
+
+
+def _hash(self: Any) -> int:
+    return hash(self.node._decide())
+
+
+def _divmod(self: Any, other: Any) -> Any:
+    return self // other, self % other
+
+
+def _swapped_divmod(self: Any, other: Any) -> Any:
+    return other // self, other % self
+
+
+for _class in (_Int, _Float, _Bool):
+    _class.__hash__ = _hash  # type: ignore[assignment]
+    _class.__divmod__, _class.__rdivmod__ = _divmod, _swapped_divmod  # type: ignore[attr-defined]
