@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import dis
 import functools
+import random
 import sys
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from operator import is_, itemgetter
@@ -17,11 +17,19 @@ from typing import Any, NoReturn
 
 import torch
 
+from torchgraft.capturing.pictures import (
+    CONTAINERS,
+    Picture,
+    is_equal,
+    only_memos_added,
+    picture_of,
+    put_content_back,
+    same_content,
+)
 from torchgraft.errors import TraceError
 from torchgraft.ir.origin import SourceLine, current_source_line, is_user_code
 from torchgraft.ir.origin import source_line as line_of
 
-_CONTAINERS = (list, dict, set, deque)
 # What every module has. Most of it changes by assigning attributes, which is refused before it happens; the tables do not.
 _STANDARD = frozenset(torch.nn.Module().__dict__)
 _TABLE_NAMES = (
@@ -39,12 +47,14 @@ class ModelState:
     def __init__(self, paths: dict[torch.nn.Module, str]) -> None:
         self.paths = paths
         self._attributes: dict[torch.nn.Module, dict[str, Any]] = {}
+        self._edited: set[torch.nn.Module] = set()
         # There are a thousand tables, most of them empty; picturing them one by one would take as long as half the trace.
         self._tables = _tables_of(paths)
         self._filled = list(filter(None, self._tables))
         self._copies = list(map(dict.copy, self._filled))
         # (module, name of its attribute, the container or the attributes of an object, a copy of it)
         self._contents: list[tuple[torch.nn.Module, str, Any, Any]] = []
+        self._states: list[tuple[torch.nn.Module, str, Picture]] = []
         seen: set[int] = set()
         for module in paths:
             # Modules of torch.nn keep no notes of their own, and there are many of them.
@@ -54,11 +64,14 @@ class ModelState:
                         self._picture(module, name, value, seen, 0)
 
     def _picture(self, module: torch.nn.Module, name: str, value: Any, seen: set[int], depth: int) -> None:
-        if isinstance(value, _CONTAINERS):
+        if isinstance(value, CONTAINERS):
             content = value
         elif hasattr(value, "__dict__") and not isinstance(value, _NOT_LOOKED_INTO) and not callable(value):
             content = value.__dict__
         else:
+            picture = picture_of(value)
+            if picture is not None:
+                self._states.append((module, name, picture))
             return
         if id(content) in seen or depth > 4:
             return
@@ -78,17 +91,19 @@ class ModelState:
         if module not in self.paths:
             return
         if _writer() is tracer:  # an overridden method of the tracer edits the model on purpose
+            self._edited.add(module)
             self._attributes.pop(module, None)
             self._contents = [entry for entry in self._contents if entry[0] is not module]
+            self._states = [entry for entry in self._states if entry[0] is not module]
             return
         for table in (module.__dict__, module._parameters, module._buffers, module._modules):
-            if name in table and _is_equal(value, table[name]):
+            if name in table and is_equal(value, table[name]):
                 return
         self._refuse(f"{self._name_of(module)}.{name}", current_source_line())
 
     def before_tensor_write(self, tensor: torch.Tensor, path: str, name: str, value: Any, tracer: Any) -> None:
         """Refuse an attribute of a tensor of the model to be changed, unless it has that value already."""
-        if _writer() is not tracer and not (name in tensor.__dict__ and _is_equal(value, tensor.__dict__[name])):
+        if _writer() is not tracer and not (name in tensor.__dict__ and is_equal(value, tensor.__dict__[name])):
             self._refuse(f"self.{path}.{name}", current_source_line())
 
     def restore(self, is_memo: Callable[[Any], bool] = lambda value: False) -> list[tuple[torch.nn.Module, str]]:
@@ -99,17 +114,23 @@ class ModelState:
             if len(now) == len(before) and all(map(is_, now.values(), before.values())):
                 continue
             for name in now.keys() | before.keys():
-                if name not in now or name not in before or not _is_equal(now[name], before[name]):
+                if name not in now or name not in before or not is_equal(now[name], before[name]):
                     changed.append((module, name))
             now.clear()
             now.update(before)
-        for module, name, container, content in [*self._changed_tables(), *self._contents]:
-            if _same_content(container, content):
+        for module, name, table, content in self._changed_tables():
+            changed.append((module, name))
+            put_content_back(table, content)
+        for module, name, container, content in self._contents:
+            if same_content(container, content):
                 continue
-            if not _only_memos_added(container, content, is_memo):
+            if not only_memos_added(container, content, is_memo):
                 changed.append((module, name))
-            container.clear()
-            container.extend(content) if isinstance(container, (list, deque)) else container.update(content)
+            put_content_back(container, content)
+        for module, name, picture in self._states:
+            if not picture.is_same():
+                changed.append((module, name))
+                picture.put_back()
         return changed
 
     def _changed_tables(self) -> Iterator[tuple[torch.nn.Module, str, Any, Any]]:
@@ -121,7 +142,7 @@ class ModelState:
         owners = ((module, name) for module in filter(_has_tables, self.paths) for name in _TABLE_NAMES)
         for (module, name), table in zip(owners, self._tables, strict=True):
             content = before.get(id(table), {})
-            if not _same_content(table, content):
+            if module not in self._edited and not same_content(table, content):
                 if name == "_buffers":
                     module._non_persistent_buffers_set.intersection_update(content)
                 yield module, name, table, content
@@ -160,7 +181,7 @@ _PLAIN = frozenset(
         torch.device,
     }
 )
-_NOT_LOOKED_INTO = (torch.Tensor, torch.nn.Module, type, ModuleType)
+_NOT_LOOKED_INTO = (torch.Tensor, torch.nn.Module, type, ModuleType, random.Random)
 
 
 def _has_tables(module: torch.nn.Module) -> bool:
@@ -190,27 +211,6 @@ def _writer() -> Any:
     while frame is not None and not is_user_code(frame.f_code):
         frame = frame.f_back
     return None if frame is None else frame.f_locals.get("self")
-
-
-def _is_equal(now: Any, before: Any) -> bool:
-    """Only plain values are compared by value."""
-    if now is before:
-        return True
-    return type(now) is type(before) and isinstance(now, (int, float, str, bool, bytes)) and now == before
-
-
-def _only_memos_added(container: Any, content: Any, is_memo: Callable[[Any], bool]) -> bool:
-    if not isinstance(container, dict) or any(container.get(key) is not value for key, value in content.items()):
-        return False
-    return all(is_memo(value) for key, value in container.items() if key not in content)
-
-
-def _same_content(container: Any, content: Any) -> bool:
-    if len(container) != len(content):
-        return False
-    if not isinstance(container, dict):
-        return container == content if isinstance(container, set) else all(map(is_, container, content))
-    return all(map(is_, container.values(), content.values())) and all(map(is_, container, content))
 
 
 def _writing_line(module: torch.nn.Module, name: str) -> SourceLine | None:

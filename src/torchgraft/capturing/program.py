@@ -106,7 +106,7 @@ class _Capture:
         return program
 
     def _finished(self, program: GraphModule) -> GraphModule:
-        named = [] if self.root is None else self.root.named_modules()
+        named = self.root.named_modules() if self.root is not None and self.kept else ()
         program.meta["kept_whole"] = {
             path: self.kept[type(module)] for path, module in named if type(module) in self.kept
         }
@@ -184,6 +184,8 @@ def _leaf_rule(level: str, leaf: LeafRule) -> Callable[[torch.nn.Module, str], b
 # ---- one run ----
 
 _AUTOWRAP = Autowrap((), ())
+# Those of torch's own functions and methods are for proxies.
+_PATCHES = [patch for patch in MODULE_PATCHES if getattr(patch, "holder", None) not in (torch, torch.Tensor)]
 
 
 def _watched_run(
@@ -192,7 +194,7 @@ def _watched_run(
     inputs = ExampleInputs(watcher, function, args, kwargs)
     with paused_collection:
         gc.collect(0)  # see `is_young`
-        patches: list[Any] = [*MODULE_PATCHES, *wrapped_patches(), *_AUTOWRAP.library_patches(), *BUILTIN_PATCHES]
+        patches: list[Any] = [*_PATCHES, *wrapped_patches(), *_AUTOWRAP.library_patches(), *BUILTIN_PATCHES]
         for patch in patches:
             patch.acquire()
         previous, active.tracer = active.tracer, watcher

@@ -17,7 +17,7 @@ from torchgraft.capturing.sizes import SymbolicNumber, unwrapped, wrapped
 from torchgraft.capturing.tracer_base import TracerBase
 from torchgraft.ir.guards import check_value
 from torchgraft.ir.node import Node
-from torchgraft.ir.origin import current_source_line, user_instruction
+from torchgraft.ir.origin import current_source_line
 
 # Properties that say nothing about what a program computes.
 _UNGUARDED = frozenset({"grad", "_version", "_backward_hooks", "names", "_base", "output_nr", "data"})
@@ -62,6 +62,7 @@ class Reads(TracerBase):
     """The part of a watcher that answers questions about tensors."""
 
     sizes_are_symbolic: bool
+    _instruction: tuple[CodeType | None, int] | None
     _modules: list[torch.nn.Module]
 
     def __init__(self) -> None:
@@ -111,7 +112,7 @@ class Reads(TracerBase):
         number = known.get(key)
         if number is None:
             number = known[key] = SymbolicNumber(self, value, make, description)  # type: ignore[arg-type]
-        if self.sizes_are_symbolic and not _asks_types(user_instruction(2)[0]):
+        if self.sizes_are_symbolic and not _asks_types(self._instruction[0] if self._instruction else None):
             return wrapped(number)
         self.guard_number(number)
         return value
@@ -198,7 +199,7 @@ class Reads(TracerBase):
         self.guard(absent, value is None, f"absence of {name} of '{self.node_of(tensor).name}'")
 
     def _read_device(self, tensor: torch.Tensor, device: torch.device) -> None:
-        if _is_taken_apart(*user_instruction(3)):
+        if _is_taken_apart(*(self._instruction or (None, 0))):
             self.guard_fact(tensor, "device", device)
         else:
             self._devices[id(device)] = (device, tensor)

@@ -214,8 +214,7 @@ class RealValues:
             "use tensor operations, make the value a Python attribute before tracing, "
             "or keep the surrounding module or function as a leaf (Tracer.is_leaf_module, torchgraft.wrap)"
         )
-        self.tracer._remember_refusal(refusal)
-        raise refusal from cause
+        raise self.tracer._remembered(refusal) from cause
 
 
 @functools.cache

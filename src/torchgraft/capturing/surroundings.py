@@ -8,6 +8,7 @@ import copy
 import functools
 import random
 import sys
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -25,9 +26,9 @@ _WRITING_FUNCTIONS = frozenset({"batch_norm", "instance_norm", "native_batch_nor
 
 def may_write(name: str, kwargs: dict[str, Any]) -> bool:
     """Whether a torch call may write into a tensor it is given, judged by how it is spelled."""
-    if name.endswith("__"):
-        return name in _WRITING_OPERATORS
-    return name.endswith("_") or name in _WRITING_FUNCTIONS or "out" in kwargs or "inplace" in kwargs
+    if name.endswith("_"):
+        return not name.endswith("__") or name in _WRITING_OPERATORS
+    return name in _WRITING_FUNCTIONS or "out" in kwargs or "inplace" in kwargs
 
 
 class Surroundings:
@@ -135,6 +136,10 @@ def _same_state(before: Any, now: Any) -> bool:
     return bool(before == now)
 
 
+# What most attributes of modules are.
+_WITHOUT_STATE = frozenset(
+    {int, float, bool, str, type(None), tuple, list, dict, set, OrderedDict, torch.dtype, torch.device, torch.Tensor}
+)
 State = tuple[torch.nn.Module, str, Callable[[Any], Any], Callable[[], Any]]
 
 
@@ -146,6 +151,8 @@ def _states(modules: Iterable[torch.nn.Module]) -> Iterator[State]:
         if type(module).__module__.startswith("torch.nn."):
             continue
         for name, value in vars(module).items():
+            if type(value) in _WITHOUT_STATE:
+                continue
             if isinstance(value, torch.Generator):
                 yield module, name, value.set_state, value.get_state
             elif isinstance(value, random.Random):

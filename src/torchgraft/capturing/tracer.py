@@ -11,7 +11,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from types import MethodType, ModuleType
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -20,10 +20,12 @@ from torchgraft.capturing.inplace import PLAIN_FORM, simplify_in_place
 from torchgraft.capturing.inputs import create_inputs
 from torchgraft.capturing.model_state import ModelState
 from torchgraft.capturing.module_patches import MODULE_PATCHES, ModuleForward, read_attribute
+from torchgraft.capturing.outside_state import OutsideState
 from torchgraft.capturing.proxy import ParameterProxy, Proxy, _proxyable_classes
 from torchgraft.capturing.recording import RecordingMode
+from torchgraft.capturing.refusals import ConversionError, UnsupportedArgument, refusal_of, was_caught_by_user
 from torchgraft.capturing.regions import remove_empty_regions
-from torchgraft.capturing.tracer_base import UNCHANGED_TYPES, Scope, TracerBase, UnsupportedArgument
+from torchgraft.capturing.tracer_base import UNCHANGED_TYPES, Scope, TracerBase
 from torchgraft.capturing.wrapping import Autowrap, wrapped_patches
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import GraftError, TraceError, UnknownModuleError
@@ -77,7 +79,7 @@ class Tracer(TracerBase):
         self._handed_out: dict[int, Any] = {}
         self._qualname_counter: dict[str, int] = defaultdict(int)
         self._held: list[Any] = []
-        self._refusal: TraceError | None = None
+        self._refusals: list[TraceError] = []
         self._function: Any = None
         self._entered: set[type] = set()
         self._leaf_types: set[type] = set()
@@ -99,11 +101,12 @@ class Tracer(TracerBase):
             path = next((name for name, module in self.root.named_modules() if module is mod), None)
         if path is None:
             line = current_source_line()
-            raise UnknownModuleError(
+            error = UnknownModuleError(
                 f"module {type(mod).__name__} is not installed as a submodule of the traced model"
                 f"{f' and was called at {line}' if line else ''}; "
                 "assign it to an attribute of the model before tracing"
             )
+            raise self._remembered(error)
         return path
 
     def call_module(
@@ -178,9 +181,17 @@ class Tracer(TracerBase):
             return self.create_node("call_function", cls, tuple([self.create_arg(item) for item in a]), {})
         return super().create_arg(a)
 
-    def _remember_refusal(self, error: TraceError) -> None:
+    def _remembered(self, error: TraceError) -> TraceError:
         if self._default_answers:  # an overridden method may have asked us first, and have an answer of its own
-            self._refusal = error
+            self._refusals.append(error)
+        return error
+
+    def _caught_refusal(self) -> TraceError | None:
+        """What we raised and the model caught."""
+        # torch tries on its own account whether a value is a number, and goes on where it is none.
+        refusals, self._refusals = self._refusals, []
+        is_tried = (ConversionError, UnsupportedArgument)
+        return next((e for e in refusals if not isinstance(e, is_tried) or was_caught_by_user(e)), None)
 
     def _path_of_tensor(self, tensor: torch.Tensor) -> str | None:
         """The dotted path of a tensor that belongs to the model."""
@@ -265,7 +276,12 @@ class Tracer(TracerBase):
                 self.create_node("output", "output", (result,), {}, type_expr=annotation)
         except BaseException as error:
             self._state.restore()
+            self._outside.restore()
+            self._refusals.clear()
             if not isinstance(error, GraftError) and isinstance(error, Exception):
+                refusal = refusal_of(error)
+                if refusal is not None:
+                    raise refusal from error
                 error.add_note(
                     "while tracing symbolically: inputs are stand-ins, optional ones too; "
                     "fix an input with concrete_args, or keep the module that raises as a leaf (Tracer.is_leaf_module)"
@@ -280,10 +296,13 @@ class Tracer(TracerBase):
             constants = self._mode.values.readable_nodes() if self._mode is not None else []
             self._mode, self._scope_chain, self.submodule_paths = None, previous_scope, None
             self._autowrap.forget()
-        if self._refusal is not None:
-            self._state.restore()
-            raise self._refusal
-        self._state.refuse_changes(self._state.restore(_is_memo))
+        refusal = self._caught_refusal()
+        changed, changed_outside = self._state.restore(_is_memo), self._outside.restore()
+        if refusal is not None:
+            raise refusal
+        self._state.refuse_changes(changed)
+        if changed_outside is not None:
+            self._refuse_outside(*changed_outside)
         self._tidy(constants)
         return self.graph
 
@@ -312,6 +331,7 @@ class Tracer(TracerBase):
         cls = type(module)
         if cls not in self._entered:
             self._entered.add(cls)
+            self._outside.watch_class(cls)
             self._hold(self._autowrap.patches(getattr(cls.forward, "__globals__", {})))
 
     def _read_attribute(self, module: torch.nn.Module, name: str) -> Any:
@@ -328,12 +348,18 @@ class Tracer(TracerBase):
 
     def _before_write(self, module: torch.nn.Module, name: str, value: Any) -> None:
         if not self._switching:
-            self._state.before_write(module, name, value, self)
+            try:
+                self._state.before_write(module, name, value, self)
+            except TraceError as error:
+                raise self._remembered(error) from None
 
     def _before_tensor_write(self, tensor: torch.Tensor, name: str, value: Any) -> None:
         path = None if self._switching else self._path_of_tensor(tensor)
         if path is not None:
-            self._state.before_tensor_write(tensor, path, name, value, self)
+            try:
+                self._state.before_tensor_write(tensor, path, name, value, self)
+            except TraceError as error:
+                raise self._remembered(error) from None
 
     def _is_written_in_place(self, module: torch.nn.Module, name: str, value: Any) -> bool:
         """`self.buffer += x` writes into the buffer and then assigns it to itself; the first is recorded, the second nothing."""
@@ -379,7 +405,18 @@ class Tracer(TracerBase):
         self._begin()
         self.submodule_paths = _paths_of_modules(self.root)
         self._state = ModelState(self.submodule_paths)
+        self._outside = OutsideState(_is_memo)
+        self._outside.watch_class(type(self.root))
+        self._outside.watch_function(inspect.unwrap(function))
         return function, is_module
+
+    def _refuse_outside(self, name: str, line: Any) -> NoReturn:
+        raise TraceError(
+            f"cannot trace a function that changes what is outside of it: it writes {name}{f' at {line}' if line else ''}, "
+            "and the traced program would not do that again when it runs; keep the value in a buffer of the model, return it "
+            "as an output, or keep the module or function that writes it as a leaf (Tracer.is_leaf_module, torchgraft.wrap). "
+            "Everything is left as it was"
+        )
 
     def _tidy(self, constants: list[Node]) -> None:
         """Drop constants that only Python looked at, and in-place operators that nothing can notice."""
@@ -432,9 +469,9 @@ def _parameter_proxy(tracer: Tracer, path: str, parameter: torch.nn.Parameter, n
 
 
 def _is_memo(value: Any) -> bool:
-    """Whether a value put into a dict of the model is computed from the model alone, so that a program may compute it anew."""
+    """Whether a value put into a dict is computed from the model or constants alone, so that a program may compute it anew."""
     if not isinstance(value, Proxy):
-        return False
+        return isinstance(value, torch.Tensor)
     pending, seen = [value.node], set()
     while pending:
         node = pending.pop()

@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 import torch
 
 from torchgraft.capturing.proxy import Attribute, Proxy, find_proxy
+from torchgraft.capturing.refusals import ConversionError, UnsupportedArgument
 from torchgraft.errors import TraceError
 from torchgraft.ir.arguments import EMPTY_DICT, immutable_dict, immutable_list
 from torchgraft.ir.graph import Graph
@@ -209,10 +210,11 @@ class TracerBase:
             return self.create_node("call_function", type(a), (), fields)
         if isinstance(a, torch.SymInt | torch.SymFloat | torch.SymBool):
             return a
-        raise UnsupportedArgument(
+        error = UnsupportedArgument(
             f"argument of type: {type(a)} cannot be part of a traced program{_at(current_source_line())}; pass numbers, strings, "
             "tensors and containers of them, give the class an __fx_create_arg__ method, or override Tracer.create_arg"
         )
+        raise self._remembered(error)
 
     def _create_key(self, key: Any) -> Any:
         if isinstance(key, str):
@@ -272,22 +274,11 @@ class TracerBase:
             f"{'; ' + reason if reason else ''}; {remedy}, "
             "or keep the surrounding module or function as a leaf (Tracer.is_leaf_module, torchgraft.wrap)"
         )
-        if (
-            kind is not ConversionError
-        ):  # torch asks values for numbers on its own account, and goes on where it gets none
-            self._remember_refusal(error)
-        raise error
+        raise self._remembered(error)
 
-    def _remember_refusal(self, error: TraceError) -> None:
+    def _remembered(self, error: TraceError) -> TraceError:
         """A forward may catch what we raise and go on another way; the trace is no good all the same."""
-
-
-class ConversionError(TraceError, TypeError):
-    """A traced value was to become a number (torch.fx raises TypeError)."""
-
-
-class UnsupportedArgument(TraceError, NotImplementedError):
-    """A value that cannot be an argument of a node (torch.fx raises NotImplementedError)."""
+        return error
 
 
 def _at(line: Any) -> str:

@@ -4,10 +4,11 @@ What Python reads out of tensors is answered in `reads.py`; what starts a run an
 
 from __future__ import annotations
 
+import functools
 import gc
 import operator
 from collections.abc import Callable
-from types import BuiltinFunctionType, FunctionType, MethodType
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType
 from typing import Any
 
 import torch
@@ -26,7 +27,7 @@ from torchgraft.ir.graph import Graph
 from torchgraft.ir.guards import check_length, check_training
 from torchgraft.ir.names import snake_case
 from torchgraft.ir.node import Argument, Node
-from torchgraft.ir.origin import current_source_line
+from torchgraft.ir.origin import current_source_line, user_instruction
 from torchgraft.ir.structures import put_together, take_apart
 
 _MARK = "_torchgraft_value"
@@ -42,6 +43,7 @@ _OF_ANY_LENGTH = frozenset(
     | {"unsafe_split", "unsafe_chunk"}
 )
 _ON_NUMBERS = frozenset(getattr(torch, name) for name in dir(torch) if name.startswith(("sym_", "_sym_")))
+_SIMPLE = UNCHANGED_TYPES - {torch.device}
 MakeNode = Callable[[], Node]
 
 
@@ -56,7 +58,11 @@ class WatchingMode(TorchFunctionMode):
         watcher = self.watcher
         if watcher._switching or active.tracer is not watcher:
             return function(*args, **(kwargs or {}))
-        return watcher.call(function, args, kwargs or {})
+        watcher._instruction = user_instruction(2)
+        try:
+            return watcher.call(function, args, kwargs or {})
+        finally:
+            watcher._instruction = None
 
 
 class Watcher(Reads):
@@ -75,23 +81,33 @@ class Watcher(Reads):
         self.graph = Graph()
         self.root = root
         self.paths = {module: path for path, module in root.named_modules()}
+        self._names = names_of_tensors(self.paths)
         self.state = ModelState(self.paths)
         self.surroundings = Surroundings(self.paths)
         self.sizes_are_symbolic = sizes_are_symbolic
         self.flags_are_plain = flags_are_plain
         self._is_leaf = is_leaf
         self._switching = False
+        # The user's instruction that is running, while that is known: looking for it takes longer than making a node.
+        self._instruction: tuple[CodeType | None, int] | None = None
         self._open_contexts: list[Any] = []
         self._modules: list[torch.nn.Module] = [root]
         # What came from outside the run, by identity: the object itself (so that the identity stays its own) and its node.
         self._outside: dict[int, tuple[Any, Node | MakeNode]] = {}
         self._inputs: set[int] = set()
-        self._names = {id(value): name for name, value in root.named_parameters(remove_duplicate=False)}
-        self._names.update({id(value): name for name, value in root.named_buffers(remove_duplicate=False)})
         self._found_attributes = False
         self._constants: dict[int, tuple[Any, Node]] = {}
         # A torch call that failed although the run went on: the model caught the error, and was steered by it.
         self.recovered: tuple[torch.nn.Module, str] | None = None
+
+    def create_node(
+        self, kind: str, target: Any, args: Any, kwargs: Any, name: str | None = None, type_expr: Any = None
+    ) -> Node:
+        """Put a node in the graph."""
+        graph = self.graph
+        node = graph._make_node(kind, target, args, kwargs, name or graph._target_to_str(target), type_expr)
+        node._origin = (*(self._instruction or user_instruction(2)), self._scope_chain)
+        return node
 
     # ---- tensors, objects and their nodes ----
 
@@ -247,9 +263,14 @@ class Watcher(Reads):
         if name == "_set_grad_enabled":
             self.create_node("call_function", function, concrete(args), concrete(kwargs))
             return function(*concrete(args), **concrete(kwargs))
-        lowered = self._lowered(args, kwargs)
-        real_args, real_kwargs = concrete(args), concrete(kwargs)
-        given = _versions((real_args, real_kwargs))
+        simple = self._simple(args, kwargs)
+        if simple is not None:
+            lowered, given = simple
+            real_args, real_kwargs = args, kwargs
+        else:
+            lowered = self._lowered(args, kwargs)
+            real_args, real_kwargs = concrete(args), concrete(kwargs)
+            given = _versions((real_args, real_kwargs))
         if may_write(name, kwargs):
             self._before_writing(name, (real_args, real_kwargs))
         try:
@@ -295,6 +316,21 @@ class Watcher(Reads):
             if name in RESHAPING:
                 self.settle_sizes(tensor)
 
+    def _simple(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[int, int]] | None:
+        """What `_lowered` and `_versions` say of the arguments of most calls, tensors and plain values, at once."""
+        given: dict[int, int] = {}
+        for value in (*args, *kwargs.values()) if kwargs else args:
+            kind = type(value)
+            if kind is torch.Tensor or kind is torch.nn.Parameter:
+                given[id(value)] = _version(value)
+            elif kind not in _SIMPLE:
+                return None
+        node_of = self.node_of
+        positional = tuple([node_of(value) if id(value) in given else value for value in args])
+        if not kwargs:
+            return (positional, {}), given
+        return (positional, {key: node_of(value) if id(value) in given else value for key, value in kwargs.items()}), given
+
     def _lowered(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
         """The arguments of a call as arguments of a node."""
         try:
@@ -309,7 +345,7 @@ class Watcher(Reads):
         plain = None if has_keywords else _OPERATORS.get(name)
         if plain is not None and len(args) == plain[1] and isinstance(args[0], torch.Tensor):
             return self.create_node("call_function", plain[0], *lowered)
-        if torch.overrides.is_tensor_method_or_property(function):
+        if _is_method(function):
             return self.create_node("call_method", name, *lowered)
         return self.create_node("call_function", function, *lowered)
 
@@ -404,7 +440,7 @@ class Watcher(Reads):
     def call_module(self, m: torch.nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Run a module; a leaf is written down as one call, any other by what it does."""
         path = self.paths.get(m)
-        if path is None and not self._switching:
+        if path is None and not self._switching and _has_tensors(m):
             path = self._adopt(m)
         if path is None or self._switching:
             return forward(*args, **kwargs)
@@ -439,12 +475,15 @@ class Watcher(Reads):
             raise KeepWhole(self._modules[-1], f"there are hooks for all modules{at_line()}")
         node = self.create_node("call_module", path, *self._lowered(args, kwargs))
         if not type(m).__module__.startswith("torch.nn.") or getattr(m, "max_norm", None) is not None:
-            for inner in m.modules():
-                self.state.watch(inner)
-                for parameter in inner._parameters.values():
-                    if parameter is not None:
-                        self.surroundings.save(parameter)
+            self.unwatched(self._save_all, m)
         return self.unwatched(self._run_leaf, forward, node, concrete(args), concrete(kwargs))
+
+    def _save_all(self, module: torch.nn.Module) -> None:
+        for inner in module.modules():
+            self.state.watch(inner)
+            for value in (*inner._parameters.values(), *inner._buffers.values()):
+                if value is not None:
+                    self.surroundings.save(value)
 
     def _adopt(self, module: torch.nn.Module) -> str:
         """A module that the root does not know: a function's is made known, and a model hides it for a reason."""
@@ -457,15 +496,13 @@ class Watcher(Reads):
         self.root.training = module.training
         for path, inner in module.named_modules(prefix=name):
             self.paths.setdefault(inner, path)
-        self._names.update({id(value): path for path, value in module.named_parameters(prefix=name)})
-        for path, value in module.named_buffers(prefix=name):
-            self._names[id(value)] = path
-            self.surroundings.save(value)
+        self._names = names_of_tensors(self.paths)
+        self.unwatched(self._save_all, module)
         return name
 
     def _run_leaf(self, forward: Callable[..., Any], node: Node, args: Any, kwargs: Any) -> Any:
         given = _versions((args, kwargs))
-        before = [(value, dict(parts)) for value, parts in _mutable_parts((args, kwargs))]
+        before = [] if len(given) == len(args) + len(kwargs) else _mutable_parts((args, kwargs))
         try:
             result = forward(*args, **kwargs)
         except Exception as error:
@@ -505,14 +542,16 @@ class Watcher(Reads):
 
     def _training_decides(self, module: torch.nn.Module) -> bool:
         value = module.__dict__["training"]
-        if module in self.paths and (module, "training") not in self._guarded:
+        if (module, "training") not in self._guarded:
             self._guarded.add((module, "training"))
             where = str(current_source_line() or type(module).__name__)
             self.create_node("call_function", check_training, (self._training_node(module), value, where), {})
         return value
 
     def _training_node(self, module: torch.nn.Module) -> Node:
-        path = self.paths[module]
+        path = self.paths.get(module)
+        if path is None:
+            raise KeepWhole(self._modules[-1], f"{type(module).__name__} is no submodule, and asks for its mode{at_line()}")
         return self.create_node("get_attr", f"{path}.training" if path else "training", (), {})
 
 
@@ -532,6 +571,22 @@ _OPERATORS: dict[str, tuple[Callable[..., Any], int]] = {
 }
 
 
+def names_of_tensors(paths: dict[torch.nn.Module, str]) -> dict[int, str]:
+    """The path of every parameter and buffer, by identity; the first one where it has several."""
+    names: dict[int, str] = {}
+    for module, path in paths.items():
+        for table in (module._parameters, module._buffers):
+            for name, value in table.items():
+                if value is not None:
+                    names.setdefault(id(value), f"{path}.{name}" if path else name)
+    return names
+
+
+@functools.cache
+def _is_method(function: Any) -> bool:
+    return torch.overrides.is_tensor_method_or_property(function)  # takes longer than most calls
+
+
 def has_hooks(module: torch.nn.Module) -> bool:
     """Whether calling a module does more than running its forward."""
     return bool(
@@ -545,6 +600,10 @@ def hooks_for_all() -> bool:
     return bool(
         everywhere._global_forward_hooks or everywhere._global_forward_pre_hooks or everywhere._global_backward_hooks
     )
+
+
+def _has_tensors(module: torch.nn.Module) -> bool:
+    return any(inner._parameters or inner._buffers for inner in module.modules())
 
 
 def is_young(value: Any) -> bool:
@@ -607,8 +666,10 @@ def _with_parts(value: Any, parts: dict[Any, Any]) -> Any:
 def concrete(value: Any) -> Any:
     """The same value with plain numbers in the place of symbolic ones."""
     cls = type(value)
-    if cls is torch.Tensor or cls is int or cls is str or cls is bool or value is None:
+    if cls is torch.Tensor or cls in UNCHANGED_TYPES:
         return value
+    if cls is tuple or cls is list:
+        return cls([concrete(item) for item in value])
     number = unwrapped(value)
     if number is not None:
         return number.value
@@ -616,8 +677,6 @@ def concrete(value: Any) -> Any:
         return value._module.__dict__["training"]
     if isinstance(value, torch.Size):
         return torch.Size([concrete(item) for item in value])
-    if cls is tuple or cls is list:
-        return cls([concrete(item) for item in value])
     if cls is dict:
         return {key: concrete(item) for key, item in value.items()}
     if cls is slice:
@@ -629,5 +688,12 @@ def _version(tensor: torch.Tensor) -> int:
     return 0 if tensor.is_inference() else tensor._version
 
 
-def _versions(value: Any) -> dict[int, int]:
-    return {id(tensor): _version(tensor) for tensor in tensors_in(value)}
+def _versions(value: tuple[tuple[Any, ...], dict[str, Any]]) -> dict[int, int]:
+    """The version of every tensor among the arguments of a call."""
+    found: dict[int, int] = {}
+    for item in (*value[0], *value[1].values()):
+        if type(item) is torch.Tensor:
+            found[id(item)] = _version(item)
+        elif type(item) not in UNCHANGED_TYPES:
+            found.update({id(tensor): _version(tensor) for tensor in tensors_in(item)})
+    return found

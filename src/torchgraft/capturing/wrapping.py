@@ -15,7 +15,9 @@ import torch
 
 from torchgraft.capturing.active import NamespacePatch, Patch, active, shared_patch
 from torchgraft.capturing.proxy import find_proxy
+from torchgraft.errors import TraceError
 from torchgraft.ir.leaf_functions import marked_functions, marks_in
+from torchgraft.ir.origin import current_source_line
 
 # Functions that set or read torch's random state; what they do concerns every later draw of the program.
 _TORCH_RANDOM = ("manual_seed", "seed", "get_rng_state", "set_rng_state", "initial_seed")
@@ -25,6 +27,18 @@ _PYTHON_RANDOM = {
     for name in dir(random)
     if not name.startswith("_") and getattr(function := getattr(random, name), "__self__", None) is random._inst
 }
+
+
+def _numpy_random() -> tuple[ModuleType | None, dict[int, Callable[..., Any]]]:
+    """The module of numpy's random numbers and its functions, where torch has brought numpy along."""
+    module = sys.modules.get("numpy.random")
+    state = getattr(getattr(module, "rand", None), "__self__", None)
+    functions = [value for value in vars(module).values() if getattr(value, "__self__", None) is state] if state else []
+    return module, {id(function): function for function in functions}
+
+
+_NUMPY, _NUMPY_RANDOM = _numpy_random()
+_CHANCE = _PYTHON_RANDOM | _NUMPY_RANDOM
 
 
 def recorded_leaf(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -59,16 +73,30 @@ def recorded_method(function: Callable[..., Any]) -> Callable[..., Any]:
 def _recorded_always(function: Callable[..., Any]) -> Callable[..., Any]:
     """A function whose result differs from call to call: recorded whatever its arguments are."""
 
+    is_numpy = id(function) in _NUMPY_RANDOM
+
     @functools.wraps(function, updated=())
     def replacement(*args: Any, **kwargs: Any) -> Any:
-        if active.tracer is None:
+        tracer = active.tracer
+        if tracer is None or (is_numpy and tracer._runs_for_real):
             return fallback[0](*args, **kwargs)
-        if active.tracer._runs_for_real:
-            return active.tracer.call_random(function, args, kwargs)
-        return active.tracer.create_proxy("call_function", function, args, kwargs)
+        if tracer._runs_for_real:
+            return tracer.call_random(function, args, kwargs)
+        if function.__name__ == "shuffle":
+            raise tracer._remembered(_shuffle_error())
+        return tracer.create_proxy("call_function", function, args, kwargs)
 
     fallback = [function]
     return _marked(replacement, function, fallback)
+
+
+def _shuffle_error() -> TraceError:
+    line = current_source_line()
+    return TraceError(
+        f"cannot trace shuffle(){f' at {line}' if line else ''}: it changes a list while the program is traced, and every run "
+        "would find that one order; use random.sample(items, len(items)) or torch.randperm, or keep the surrounding module or "
+        "function as a leaf (Tracer.is_leaf_module, torchgraft.wrap)"
+    )
 
 
 def _marked(replacement: Any, function: Callable[..., Any], fallback: list[Any]) -> Callable[..., Any]:
@@ -144,12 +172,13 @@ class Autowrap:
             self._functions.update({id(function): function for function in patch.originals.values()})
         self._random = [
             _library_patch(random, _recorded_always, _PYTHON_RANDOM.values()),
+            *([_library_patch(_NUMPY, _recorded_always, _NUMPY_RANDOM.values())] if _NUMPY is not None else []),
             *[
                 _library_patch(module, _recorded_always, [getattr(torch, name) for name in _TORCH_RANDOM])
                 for module in (torch, torch.random)
             ],
         ]
-        self._wanted = self._functions.keys() | _PYTHON_RANDOM.keys() | _originals.keys()
+        self._wanted = self._functions.keys() | _CHANCE.keys() | _originals.keys()
         self._seen: dict[int, dict[str, Any]] = {}
 
     def library_patches(self) -> list[NamespacePatch]:
@@ -167,7 +196,7 @@ class Autowrap:
                 key = _originals.get(id(value), id(value))
                 if key in self._functions and not name.startswith("_"):
                     found.append(shared_patch(scope, name, recorded_leaf))
-                elif key in _PYTHON_RANDOM:
+                elif key in _CHANCE:
                     found.append(shared_patch(scope, name, _recorded_always))
         return [patch for patch in found if patch is not None]
 

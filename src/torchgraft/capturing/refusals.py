@@ -1,0 +1,70 @@
+"""Errors that end a symbolic trace although we did not raise them, and errors of ours that the model caught.
+What is refused on purpose, and in what words, is said where it is noticed.
+"""
+
+from __future__ import annotations
+
+import dis
+import re
+from types import TracebackType
+
+from torchgraft.errors import GraftError, TraceError
+from torchgraft.ir.origin import SourceLine, is_user_code, source_line
+
+# How torch, Python and other libraries call the objects that stand for traced values.
+_STAND_INS = re.compile(r"\b(Parameter)?Proxy\b|\bTrainingFlag\b|torchgraft\.capturing|\b(not|type|of) '?Attribute\b")
+
+
+class ConversionError(TraceError, TypeError):
+    """A traced value was to become a number, or something else that it is not (torch.fx raises TypeError)."""
+
+
+class UnsupportedArgument(TraceError, NotImplementedError):
+    """A value that cannot be an argument of a node (torch.fx raises NotImplementedError)."""
+
+
+def refusal_of(error: Exception) -> TraceError | None:
+    """What to raise for an error of torch or Python that complains about a stand-in; None for any other error."""
+    if isinstance(error, GraftError) or not _STAND_INS.search(str(error)) or _is_raised_by_user(error):
+        return None
+    line = _user_line(error)
+    kind = (
+        ConversionError
+        if isinstance(error, TypeError)
+        else UnsupportedArgument
+        if isinstance(error, NotImplementedError)
+        else TraceError
+    )
+    return kind(
+        f"cannot trace{f' {line}' if line else ''}: what is called there does not take a traced value, and says "
+        f"{type(error).__name__}: {error}; use tensor operations, fix the value with concrete_args, "
+        "or keep the surrounding module or function as a leaf (Tracer.is_leaf_module, torchgraft.wrap)"
+    )
+
+
+def was_caught_by_user(error: BaseException) -> bool:
+    """Whether an error came as far as the user's code. C code that clears one leaves no trace of that."""
+    return any(is_user_code(entry.tb_frame.f_code) for entry in _entries(error))
+
+
+def _entries(error: BaseException) -> list[TracebackType]:
+    entries, entry = [], error.__traceback__
+    while entry is not None:
+        entries.append(entry)
+        entry = entry.tb_next
+    return entries
+
+
+def _user_line(error: BaseException) -> SourceLine | None:
+    for entry in reversed(_entries(error)):
+        if is_user_code(entry.tb_frame.f_code):
+            return source_line(entry.tb_frame.f_code, entry.tb_lasti)
+    return None
+
+
+def _is_raised_by_user(error: BaseException) -> bool:
+    """Whether a `raise` of the user's own made the error, and not torch or a built-in function."""
+    entries = _entries(error)
+    if not entries or not is_user_code(entries[-1].tb_frame.f_code):
+        return False
+    return dis.opname[entries[-1].tb_frame.f_code.co_code[entries[-1].tb_lasti]] == "RAISE_VARARGS"
