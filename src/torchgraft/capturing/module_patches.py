@@ -16,6 +16,7 @@ import torch
 from torchgraft.capturing.active import CodePatch, Patch, active, shared_patch
 from torchgraft.capturing.autograd_functions import FUNCTION_PATCHES
 from torchgraft.capturing.regions import REGION_PATCHES
+from torchgraft.capturing.switches import SWITCH_PATCHES
 from torchgraft.capturing.wrapping import recorded_call, recorded_method
 from torchgraft.ir.origin import user_instruction
 
@@ -132,6 +133,11 @@ class TrainingFlag:
         return bool  # for isinstance(); bool itself cannot be inherited from
 
 
+def plain_mode(value: Any) -> Any:
+    """The mode that a flag stands for; any other value as it is. Nothing is decided by it."""
+    return value._module.__dict__["training"] if type(value) is TrainingFlag else value
+
+
 def _add_bool_operator(name: str) -> None:
     function = getattr(operator, name)
     setattr(TrainingFlag, f"__{name.strip('_')}__", lambda self, other: function(bool(self), other))
@@ -149,7 +155,7 @@ class _TrainingDescriptor:
         return self if module is None else _read_training(module)
 
     def __set__(self, module: torch.nn.Module, value: Any) -> None:
-        module.__dict__["training"] = bool(value) if isinstance(value, TrainingFlag) else value
+        module.__dict__["training"] = plain_mode(value)
 
     def __delete__(self, module: torch.nn.Module) -> None:
         if "training" not in module.__dict__:
@@ -213,6 +219,7 @@ MODULE_PATCHES = [
     *FUNCTION_PATCHES,
     Patch(torch.Tensor, "__setattr__", _write_tensor_attribute),
     *REGION_PATCHES,
+    *SWITCH_PATCHES,
     *[
         Patch(torch.Tensor, name, _SizeMethod(name))  # type: ignore[arg-type]
         for name in _SIZE_METHODS

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from torchgraft.capturing.active import active, paused_collection
 from torchgraft.capturing.example import ExampleInputs
@@ -59,7 +60,8 @@ def capture(
         raise TypeError(f"cannot capture a {type(model).__name__}; give a torch.nn.Module or a function")
     values = tuple(args) if isinstance(args, (tuple, list)) else (args,)
     program = _Capture(model, values, dict(kwargs or {}), _leaf_rule(level, leaf)).run()
-    _check_dynamic(program, dynamic or {})
+    if dynamic:
+        _check_dynamic(program, dynamic)
     return program
 
 
@@ -124,7 +126,7 @@ class _Capture:
         """Why a model is not looked into at all."""
         if self.root is None:
             return None
-        if any(torch.nn.parameter.is_lazy(parameter) for parameter in self.root.parameters()):
+        if any(is_lazy(value) for module in self.root.modules() for value in module._parameters.values()):
             raise TraceError(
                 f"cannot capture {type(self.root).__name__}: it has lazy parameters, and running it would change it; "
                 "run it once on these inputs, then capture it"

@@ -67,6 +67,7 @@ class Reads(TracerBase):
 
     def __init__(self) -> None:
         self._numbers: dict[Node, dict[Any, SymbolicNumber]] = {}
+        self._sizes: dict[Node, torch.Size] = {}
         self._guarded: set[Any] = set()
         self._devices: dict[int, tuple[torch.device, torch.Tensor]] = {}
 
@@ -119,13 +120,21 @@ class Reads(TracerBase):
 
     def settle_sizes(self, tensor: torch.Tensor) -> None:
         """Compute the sizes that were read of a tensor, because it is about to change its shape."""
-        for number in self._numbers.pop(self.node_of(tensor), {}).values():
+        node = self.node_of(tensor)
+        self._sizes.pop(node, None)
+        for number in self._numbers.pop(node, {}).values():
             number.argument()
 
     def _size(self, tensor: torch.Tensor) -> torch.Size:
         if self.is_static(tensor):
             return tensor.size()
-        return torch.Size([self._dimension(tensor, index) for index in range(tensor.dim())])
+        node = self.node_of(tensor)
+        known = self._sizes.get(node)
+        if known is None:
+            known = torch.Size([self._dimension(tensor, index) for index in range(tensor.dim())])
+            if self.sizes_are_symbolic and not _asks_types(self._instruction[0] if self._instruction else None):
+                self._sizes[node] = known
+        return known
 
     def _dimension(self, tensor: torch.Tensor, index: int) -> Any:
         node = self.node_of(tensor)

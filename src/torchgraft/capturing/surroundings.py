@@ -16,20 +16,6 @@ import torch
 
 from torchgraft.errors import TraceError
 
-# In-place forms of Python's operators; every other name with two underscores at its end leaves its operands alone.
-_WRITING_OPERATORS = frozenset(
-    {"__setitem__", "__set__", *[f"__i{name}__" for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow")]}
-    | {f"__i{name}__" for name in ("and", "or", "xor", "lshift", "rshift", "div")}
-)
-_WRITING_FUNCTIONS = frozenset({"batch_norm", "instance_norm", "native_batch_norm", "embedding", "embedding_bag"})
-
-
-def may_write(name: str, kwargs: dict[str, Any]) -> bool:
-    """Whether a torch call may write into a tensor it is given, judged by how it is spelled."""
-    if name.endswith("_"):
-        return not name.endswith("__") or name in _WRITING_OPERATORS
-    return name in _WRITING_FUNCTIONS or "out" in kwargs or "inplace" in kwargs
-
 
 class Surroundings:
     """The numbers in a model's buffers and the states of random numbers, as they were before a run."""

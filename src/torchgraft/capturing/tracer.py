@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import inspect
 import math
+import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from types import MethodType, ModuleType
@@ -19,12 +20,13 @@ from torchgraft.capturing.active import active, paused_collection
 from torchgraft.capturing.inplace import PLAIN_FORM, simplify_in_place
 from torchgraft.capturing.inputs import create_inputs
 from torchgraft.capturing.model_state import ModelState
-from torchgraft.capturing.module_patches import MODULE_PATCHES, ModuleForward, read_attribute
+from torchgraft.capturing.module_patches import MODULE_PATCHES, ModuleForward, plain_mode, read_attribute
 from torchgraft.capturing.outside_state import OutsideState
 from torchgraft.capturing.proxy import ParameterProxy, Proxy, _proxyable_classes
 from torchgraft.capturing.recording import RecordingMode
 from torchgraft.capturing.refusals import ConversionError, UnsupportedArgument, refusal_of, was_caught_by_user
 from torchgraft.capturing.regions import remove_empty_regions
+from torchgraft.capturing.switches import refuse_hooks_for_all_modules
 from torchgraft.capturing.tracer_base import UNCHANGED_TYPES, Scope, TracerBase
 from torchgraft.capturing.wrapping import Autowrap, wrapped_patches
 from torchgraft.codegen.graph_module import GraphModule
@@ -34,6 +36,8 @@ from torchgraft.ir.guards import check_training
 from torchgraft.ir.node import Argument, Node
 from torchgraft.ir.origin import current_source_line
 
+# What torch says itself; a model that is being traced gets a guard with the answer.
+_is_grad_enabled = torch.is_grad_enabled
 _ANSWERS = frozenset({"to_bool", "iter", "keys", "call_module", "create_proxy", "create_node", "create_arg"})
 _RULES_FOR_MODULES = frozenset({"call_module", "is_leaf_module", "path_of_module"})
 
@@ -83,7 +87,7 @@ class Tracer(TracerBase):
         self._function: Any = None
         self._entered: set[type] = set()
         self._leaf_types: set[type] = set()
-        for name in ("_parameter_paths", "_buffer_paths", "_tensor_paths", "tensor_attrs"):
+        for name in ("_parameter_paths", "_buffer_paths", "_tensor_paths", "tensor_attrs", "create_proxy"):
             self.__dict__.pop(name, None)
 
     # ---- decisions that users override ----
@@ -264,7 +268,7 @@ class Tracer(TracerBase):
         self._function = inspect.unwrap(function)
         self._state.watch(self.root)
         previous, previous_scope = active.tracer, self._scope_chain
-        records_gradients = torch.is_grad_enabled()
+        records_gradients = _is_grad_enabled()
         self._hold([*MODULE_PATCHES, *wrapped_patches(), *self._autowrap.library_patches()])
         self._hold(self._autowrap.patches(getattr(inspect.unwrap(function), "__globals__", {})))
         active.tracer = self
@@ -277,9 +281,9 @@ class Tracer(TracerBase):
         except BaseException as error:
             self._state.restore()
             self._outside.restore()
-            self._refusals.clear()
+            caught = self._caught_refusal()
             if not isinstance(error, GraftError) and isinstance(error, Exception):
-                refusal = refusal_of(error)
+                refusal = caught or refusal_of(error)
                 if refusal is not None:
                     raise refusal from error
                 error.add_note(
@@ -289,12 +293,13 @@ class Tracer(TracerBase):
             raise
         finally:
             active.tracer = previous
-            if torch.is_grad_enabled() is not records_gradients:  # switched by a forward, and never switched back
+            if _is_grad_enabled() is not records_gradients:  # switched by a forward, and never switched back
                 torch.set_grad_enabled(records_gradients)
             for patch in reversed(self._held):
                 patch.release()
             constants = self._mode.values.readable_nodes() if self._mode is not None else []
             self._mode, self._scope_chain, self.submodule_paths = None, previous_scope, None
+            self.__dict__.pop("create_proxy", None)
             self._autowrap.forget()
         refusal = self._caught_refusal()
         changed, changed_outside = self._state.restore(_is_memo), self._outside.restore()
@@ -346,10 +351,26 @@ class Tracer(TracerBase):
             self._handed_out[id(value)] = value
         return value
 
+    def _refuse_other_threads(self) -> None:
+        """From now on look who records; see `switches.py`."""
+        owner, create_proxy = threading.get_ident(), type(self).create_proxy
+
+        def create_proxy_here(*args: Any, **kwargs: Any) -> Proxy:
+            if threading.get_ident() != owner:
+                error = TraceError(
+                    f"cannot trace what another thread does{_at_current_line()}: it uses a value of a program that is traced in "
+                    "the thread it was started from; do the work in that thread, or keep the surrounding module or function "
+                    "as a leaf (Tracer.is_leaf_module, torchgraft.wrap)"
+                )
+                raise self._remembered(error)
+            return create_proxy(self, *args, **kwargs)
+
+        self.create_proxy = create_proxy_here  # type: ignore[method-assign]
+
     def _before_write(self, module: torch.nn.Module, name: str, value: Any) -> None:
         if not self._switching:
             try:
-                self._state.before_write(module, name, value, self)
+                self._state.before_write(module, name, plain_mode(value), self)
             except TraceError as error:
                 raise self._remembered(error) from None
 
@@ -402,6 +423,7 @@ class Tracer(TracerBase):
             raise TraceError(f"cannot trace {root!r}: give an nn.Module, a function or a bound method")
         elif not inspect.isroutine(root) and not isinstance(root, functools.partial):
             function = root.__call__
+        refuse_hooks_for_all_modules()
         self._begin()
         self.submodule_paths = _paths_of_modules(self.root)
         self._state = ModelState(self.submodule_paths)

@@ -4,7 +4,6 @@ What Python reads out of tensors is answered in `reads.py`; what starts a run an
 
 from __future__ import annotations
 
-import functools
 import gc
 import operator
 from collections.abc import Callable
@@ -17,9 +16,10 @@ from torch.overrides import TorchFunctionMode
 from torchgraft.capturing.active import active
 from torchgraft.capturing.model_state import ModelState
 from torchgraft.capturing.module_patches import ModuleForward, TrainingFlag, read_attribute
-from torchgraft.capturing.reads import RESHAPING, SPECIAL, KeepWhole, Reads, at_line
+from torchgraft.capturing.reads import RESHAPING, KeepWhole, Reads, at_line
 from torchgraft.capturing.sizes import SymbolicNumber, unwrapped, wrapped
-from torchgraft.capturing.surroundings import Surroundings, may_write
+from torchgraft.capturing.spelling import Spelling, spelling_of
+from torchgraft.capturing.surroundings import Surroundings
 from torchgraft.capturing.tensors import has_tensor, tensors_in
 from torchgraft.capturing.tracer_base import UNCHANGED_TYPES
 from torchgraft.errors import TraceError
@@ -31,18 +31,6 @@ from torchgraft.ir.origin import current_source_line, user_instruction
 from torchgraft.ir.structures import put_together, take_apart
 
 _MARK = "_torchgraft_value"
-# Calls whose result is for people to read.
-_FOR_PEOPLE = frozenset({"data_ptr", "__hash__", "untyped_storage"})
-_LEAVES_TORCH = frozenset(
-    {"numpy", "__array__", "__array_wrap__", "storage", "__dlpack__", "share_memory_", "pin_memory", "data_ptr"}
-    | {"__repr__", "__str__", "__format__", "untyped_storage", "__reduce_ex__", "__deepcopy__"}
-)
-# Calls that return as many tensors as the sizes of their input say.
-_OF_ANY_LENGTH = frozenset(
-    {"unbind", "split", "tensor_split", "hsplit", "vsplit", "dsplit", "chunk", "__iter__", "nonzero", "where"}
-    | {"unsafe_split", "unsafe_chunk"}
-)
-_ON_NUMBERS = frozenset(getattr(torch, name) for name in dir(torch) if name.startswith(("sym_", "_sym_")))
 _SIMPLE = UNCHANGED_TYPES - {torch.device}
 MakeNode = Callable[[], Node]
 
@@ -114,18 +102,21 @@ class Watcher(Reads):
     def node_of(self, tensor: torch.Tensor) -> Node:
         mark = tensor.__dict__.get(_MARK)
         if mark is not None and mark[0] is self:
-            if not isinstance(mark[1], Node):
-                mark = (self, mark[1]())
-                tensor.__dict__[_MARK] = mark
-            return mark[1]
+            node = mark[1]
+            if type(node) is not Node:
+                node = node()
+                tensor.__dict__[_MARK] = (self, node)
+            return node
         return self._outside_node(tensor) or self._fetch(tensor)
 
     def _outside_node(self, value: Any) -> Node | None:
         known = self._outside.get(id(value))
         if known is None:
             return None
-        node = known[1] if isinstance(known[1], Node) else known[1]()
-        self._outside[id(value)] = (known[0], node)
+        node = known[1]
+        if type(node) is not Node:
+            node = node()  # type: ignore[operator]
+            self._outside[id(value)] = (known[0], node)
         return node
 
     def _fetch(self, tensor: torch.Tensor) -> Node:
@@ -202,10 +193,12 @@ class Watcher(Reads):
         the same as no call (dropout in evaluation mode), so its result gets an identity of its own.
         """
         if isinstance(result, torch.Tensor):
-            if given.get(id(result), -1) == _version(result):
+            address = id(result)
+            if address in given and given[address] == _version(result):
                 result = result.view_as(result)
-            if id(result) in self._outside:
-                self._outside[id(result)] = (result, node)
+                address = id(result)
+            if address in self._outside:
+                self._outside[address] = (result, node)
             else:
                 result.__dict__[_MARK] = (self, node)
             return result
@@ -249,53 +242,61 @@ class Watcher(Reads):
 
     def call(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a torch call and write it down."""
-        name = getattr(function, "__name__", "")
-        if name == "__get__":
-            return self.read(args[0], function.__self__.__name__)
-        if args and isinstance(args[0], torch.Tensor):
-            special = SPECIAL.get(name)
-            if special is not None:
-                return special(self, function, args, kwargs)
-        if function in _ON_NUMBERS:
-            return self.unwatched(function, *args, **kwargs)
-        if name in _LEAVES_TORCH:
-            raise KeepWhole(self._modules[-1], f"{name}() takes a tensor out of torch{at_line()}")
-        if name == "_set_grad_enabled":
-            self.create_node("call_function", function, concrete(args), concrete(kwargs))
-            return function(*concrete(args), **concrete(kwargs))
+        spelling = spelling_of(function)
+        if spelling.special is not None and args and isinstance(args[0], torch.Tensor):
+            return spelling.special(self, function, args, kwargs)
+        if spelling.property or spelling.on_numbers or spelling.leaves_torch or spelling.name == "_set_grad_enabled":
+            return self._unusual_call(spelling, function, args, kwargs)
         simple = self._simple(args, kwargs)
         if simple is not None:
             lowered, given = simple
-            real_args, real_kwargs = args, kwargs
         else:
             lowered = self._lowered(args, kwargs)
-            real_args, real_kwargs = concrete(args), concrete(kwargs)
-            given = _versions((real_args, real_kwargs))
-        if may_write(name, kwargs):
-            self._before_writing(name, (real_args, real_kwargs))
+            args, kwargs = concrete(args), concrete(kwargs)
+            given = _versions((args, kwargs))
+        if spelling.may_write or (kwargs and ("out" in kwargs or "inplace" in kwargs)):
+            self._before_writing(spelling.name, (args, kwargs))
         try:
-            result = function(*real_args, **real_kwargs)
+            result = function(*args, **kwargs)
         except Exception as error:
             self._note_failure(error)
             raise
-        node = self._record(function, name, args, lowered, bool(kwargs))
-        return self._write_down(node, function, name, given, result)
-
-    def _write_down(self, node: Node, function: Any, name: str, given: dict[int, int], result: Any) -> Any:
+        if len(args) == spelling.operands and not kwargs and isinstance(args[0], torch.Tensor):
+            node = self.create_node("call_function", spelling.operator, *lowered)
+        else:
+            node = self.create_node(spelling.opcode, spelling.target, *lowered)
         if type(result) is torch.Tensor:
-            if name.endswith("_") and id(result) in given:
-                given = {}  # requires_grad_() and its like write nothing that torch counts
-            return self.register(result, node, given)
+            # requires_grad_() and its like write nothing that torch counts.
+            return self.register(result, node, {} if spelling.is_written_back else given)
+        return self._write_down(node, spelling, given, result)
+
+    def _unusual_call(self, spelling: Spelling, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if spelling.name == "__get__":
+            return self.read(args[0], spelling.property)
+        if spelling.on_numbers:
+            return self.unwatched(function, *args, **kwargs)
+        if spelling.leaves_torch:
+            raise KeepWhole(self._modules[-1], f"{spelling.name}() takes a tensor out of torch{at_line()}")
+        lowered = self._lowered(args, kwargs)
+        args, kwargs = concrete(args), concrete(kwargs)
+        if spelling.property:
+            self._before_writing(spelling.name, (args, kwargs))
+            self.create_node("call_function", setattr, (lowered[0][0], spelling.property, lowered[0][1]), {})
+        else:
+            self.create_node("call_function", function, *lowered)
+        return function(*args, **kwargs)
+
+    def _write_down(self, node: Node, spelling: Spelling, given: dict[int, int], result: Any) -> Any:
         if has_tensor(result):
-            if name in _OF_ANY_LENGTH and not hasattr(result, "_fields"):
-                self._guard_length(node, result, f"{name}()")
+            if spelling.of_any_length and not hasattr(result, "_fields"):
+                self._guard_length(node, result, f"{spelling.name}()")
             return self.register(result, node, given)
         if result is None:
             return None
         if not given and not self._is_from_numbers(node):
             self.graph.erase_node(node)  # says nothing about tensors
             return result
-        return self.register_anything(result, node, given, f"{name}() of a tensor")
+        return self.register_anything(result, node, given, f"{spelling.name}() of a tensor")
 
     def _is_from_numbers(self, node: Node) -> bool:
         return bool(node._input_nodes)
@@ -329,7 +330,10 @@ class Watcher(Reads):
         positional = tuple([node_of(value) if id(value) in given else value for value in args])
         if not kwargs:
             return (positional, {}), given
-        return (positional, {key: node_of(value) if id(value) in given else value for key, value in kwargs.items()}), given
+        return (
+            positional,
+            {key: node_of(value) if id(value) in given else value for key, value in kwargs.items()},
+        ), given
 
     def _lowered(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
         """The arguments of a call as arguments of a node."""
@@ -337,17 +341,6 @@ class Watcher(Reads):
             return self.create_arg(tuple(args)), self.create_arg(dict(kwargs)) if kwargs else {}
         except (TypeError, ValueError, TraceError, AttributeError) as error:
             raise KeepWhole(self._modules[-1], f"{error}{at_line()}") from error
-
-    def _record(self, function: Any, name: str, args: Any, lowered: Any, has_keywords: bool) -> Node:
-        if name == "__set__":
-            attribute = function.__self__.__name__
-            return self.create_node("call_function", setattr, (lowered[0][0], attribute, lowered[0][1]), {})
-        plain = None if has_keywords else _OPERATORS.get(name)
-        if plain is not None and len(args) == plain[1] and isinstance(args[0], torch.Tensor):
-            return self.create_node("call_function", plain[0], *lowered)
-        if _is_method(function):
-            return self.create_node("call_method", name, *lowered)
-        return self.create_node("call_function", function, *lowered)
 
     def call_leaf(
         self, target: Any, function: Callable[..., Any], args: Any, kwargs: Any, name: str | None = None
@@ -551,24 +544,10 @@ class Watcher(Reads):
     def _training_node(self, module: torch.nn.Module) -> Node:
         path = self.paths.get(module)
         if path is None:
-            raise KeepWhole(self._modules[-1], f"{type(module).__name__} is no submodule, and asks for its mode{at_line()}")
+            raise KeepWhole(
+                self._modules[-1], f"{type(module).__name__} is no submodule, and asks for its mode{at_line()}"
+            )
         return self.create_node("get_attr", f"{path}.training" if path else "training", (), {})
-
-
-# How torch names the methods behind Python's operators, which read better in a program; with the number of operands.
-_OPERATORS: dict[str, tuple[Callable[..., Any], int]] = {
-    **{
-        name: (getattr(operator, name), 2)
-        for name in ("add", "sub", "mul", "matmul", "pow", "eq", "ne", "lt", "le", "gt", "ge")
-    },
-    **{f"__{name}__": (getattr(operator, name), 2) for name in ("eq", "ne", "lt", "le", "gt", "ge", "getitem", "xor")},
-    "div": (operator.truediv, 2),
-    "neg": (operator.neg, 1),
-    "bitwise_not": (operator.invert, 1),
-    "__and__": (operator.and_, 2),
-    "__or__": (operator.or_, 2),
-    "__setitem__": (operator.setitem, 3),
-}
 
 
 def names_of_tensors(paths: dict[torch.nn.Module, str]) -> dict[int, str]:
@@ -580,11 +559,6 @@ def names_of_tensors(paths: dict[torch.nn.Module, str]) -> dict[int, str]:
                 if value is not None:
                     names.setdefault(id(value), f"{path}.{name}" if path else name)
     return names
-
-
-@functools.cache
-def _is_method(function: Any) -> bool:
-    return torch.overrides.is_tensor_method_or_property(function)  # takes longer than most calls
 
 
 def has_hooks(module: torch.nn.Module) -> bool:
@@ -685,7 +659,10 @@ def concrete(value: Any) -> Any:
 
 
 def _version(tensor: torch.Tensor) -> int:
-    return 0 if tensor.is_inference() else tensor._version
+    try:
+        return tensor._version
+    except RuntimeError:  # made in inference mode, where nobody counts
+        return 0
 
 
 def _versions(value: tuple[tuple[Any, ...], dict[str, Any]]) -> dict[int, int]:

@@ -5,6 +5,7 @@ A function is such a leaf by `wrap` (`ir/leaf_functions.py`), by a tracer's auto
 from __future__ import annotations
 
 import functools
+import importlib
 import random
 import sys
 from collections.abc import Callable, Iterable
@@ -29,16 +30,13 @@ _PYTHON_RANDOM = {
 }
 
 
-def _numpy_random() -> tuple[ModuleType | None, dict[int, Callable[..., Any]]]:
-    """The module of numpy's random numbers and its functions, where torch has brought numpy along."""
-    module = sys.modules.get("numpy.random")
-    state = getattr(getattr(module, "rand", None), "__self__", None)
-    functions = [value for value in vars(module).values() if getattr(value, "__self__", None) is state] if state else []
+@functools.cache
+def _numpy_random() -> tuple[ModuleType, dict[int, Callable[..., Any]]]:
+    """The module of numpy's random numbers, and its functions that draw from the state that all share."""
+    module = importlib.import_module("numpy.random")
+    state = module.rand.__self__
+    functions = [value for value in vars(module).values() if getattr(value, "__self__", None) is state]
     return module, {id(function): function for function in functions}
-
-
-_NUMPY, _NUMPY_RANDOM = _numpy_random()
-_CHANCE = _PYTHON_RANDOM | _NUMPY_RANDOM
 
 
 def recorded_leaf(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -73,7 +71,7 @@ def recorded_method(function: Callable[..., Any]) -> Callable[..., Any]:
 def _recorded_always(function: Callable[..., Any]) -> Callable[..., Any]:
     """A function whose result differs from call to call: recorded whatever its arguments are."""
 
-    is_numpy = id(function) in _NUMPY_RANDOM
+    is_numpy = id(function) not in _PYTHON_RANDOM and getattr(function, "__module__", "") == "numpy.random"
 
     @functools.wraps(function, updated=())
     def replacement(*args: Any, **kwargs: Any) -> Any:
@@ -172,13 +170,17 @@ class Autowrap:
             self._functions.update({id(function): function for function in patch.originals.values()})
         self._random = [
             _library_patch(random, _recorded_always, _PYTHON_RANDOM.values()),
-            *([_library_patch(_NUMPY, _recorded_always, _NUMPY_RANDOM.values())] if _NUMPY is not None else []),
             *[
                 _library_patch(module, _recorded_always, [getattr(torch, name) for name in _TORCH_RANDOM])
                 for module in (torch, torch.random)
             ],
         ]
-        self._wanted = self._functions.keys() | _CHANCE.keys() | _originals.keys()
+        self._chance = _PYTHON_RANDOM
+        if "numpy" in sys.modules:
+            numpy_random, functions_of_numpy = _numpy_random()
+            self._random.append(_library_patch(numpy_random, _recorded_always, functions_of_numpy.values()))
+            self._chance = _PYTHON_RANDOM | functions_of_numpy
+        self._wanted = self._functions.keys() | self._chance.keys() | _originals.keys()
         self._seen: dict[int, dict[str, Any]] = {}
 
     def library_patches(self) -> list[NamespacePatch]:
@@ -196,7 +198,7 @@ class Autowrap:
                 key = _originals.get(id(value), id(value))
                 if key in self._functions and not name.startswith("_"):
                     found.append(shared_patch(scope, name, recorded_leaf))
-                elif key in _CHANCE:
+                elif key in self._chance:
                     found.append(shared_patch(scope, name, _recorded_always))
         return [patch for patch in found if patch is not None]
 

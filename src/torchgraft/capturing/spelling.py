@@ -1,0 +1,92 @@
+"""How each of torch's functions is written in a program, and what its name says about what it does; worked out once for each.
+What is done about it during a watched run is decided in `watch.py`.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from torchgraft.capturing.reads import SPECIAL
+
+_LEAVES_TORCH = frozenset(
+    {"numpy", "__array__", "__array_wrap__", "storage", "__dlpack__", "share_memory_", "pin_memory", "data_ptr"}
+    | {"__repr__", "__str__", "__format__", "untyped_storage", "__reduce_ex__", "__deepcopy__"}
+)
+# Calls that return as many tensors as the sizes of their input say.
+_OF_ANY_LENGTH = frozenset(
+    {"unbind", "split", "tensor_split", "hsplit", "vsplit", "dsplit", "chunk", "__iter__", "nonzero", "where"}
+    | {"unsafe_split", "unsafe_chunk"}
+)
+_ON_NUMBERS = frozenset(getattr(torch, name) for name in dir(torch) if name.startswith(("sym_", "_sym_")))
+# In-place forms of Python's operators; every other name with two underscores at its end leaves its operands alone.
+_WRITING_OPERATORS = frozenset(
+    {"__setitem__", "__set__", *[f"__i{name}__" for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow")]}
+    | {f"__i{name}__" for name in ("and", "or", "xor", "lshift", "rshift", "div")}
+)
+_WRITING_FUNCTIONS = frozenset({"batch_norm", "instance_norm", "native_batch_norm", "embedding", "embedding_bag"})
+# How torch names the methods behind Python's operators, which read better in a program; with the number of operands.
+_OPERATORS: dict[str, tuple[Callable[..., Any], int]] = {
+    **{
+        name: (getattr(operator, name), 2)
+        for name in ("add", "sub", "mul", "matmul", "pow", "eq", "ne", "lt", "le", "gt", "ge")
+    },
+    **{f"__{name}__": (getattr(operator, name), 2) for name in ("eq", "ne", "lt", "le", "gt", "ge", "getitem", "xor")},
+    "div": (operator.truediv, 2),
+    "neg": (operator.neg, 1),
+    "bitwise_not": (operator.invert, 1),
+    "__and__": (operator.and_, 2),
+    "__or__": (operator.or_, 2),
+    "__setitem__": (operator.setitem, 3),
+}
+
+
+class Spelling:
+    """What there is to know about a torch function before it is called."""
+
+    __slots__ = (
+        "is_written_back",
+        "leaves_torch",
+        "may_write",
+        "name",
+        "of_any_length",
+        "on_numbers",
+        "opcode",
+        "operands",
+        "operator",
+        "property",
+        "special",
+        "target",
+    )
+
+    def __init__(self, function: Any) -> None:
+        name = getattr(function, "__name__", "")
+        self.name = name
+        # The property that is read or written, where the function is one of a property's two.
+        self.property = function.__self__.__name__ if name in ("__get__", "__set__") else ""
+        self.special = SPECIAL.get(name)
+        self.on_numbers = function in _ON_NUMBERS
+        self.leaves_torch = name in _LEAVES_TORCH
+        self.of_any_length = name in _OF_ANY_LENGTH
+        self.is_written_back = name.endswith("_") and not name.endswith("__")
+        self.may_write = self.is_written_back or name in _WRITING_OPERATORS or name in _WRITING_FUNCTIONS
+        self.operator, self.operands = _OPERATORS.get(name, (None, -1))
+        is_method = torch.overrides.is_tensor_method_or_property(function)
+        self.opcode = "call_method" if is_method else "call_function"
+        self.target = name if is_method else function
+
+
+_spellings: dict[Any, Spelling] = {}
+
+
+def spelling_of(function: Any) -> Spelling:
+    """What there is to know about a function."""
+    known = _spellings.get(function)
+    if known is None:
+        if len(_spellings) > 10_000:
+            _spellings.clear()
+        known = _spellings[function] = Spelling(function)
+    return known

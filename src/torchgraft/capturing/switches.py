@@ -1,0 +1,132 @@
+"""What a model asks torch about the situation it runs in (gradients on or off, default types), and what it may not switch.
+An answer decides what the program is, so it becomes a guard. Regions such as `torch.no_grad` are in `regions.py`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.autograd.graph import saved_tensors_hooks
+
+from torchgraft.capturing.active import NamespacePatch, Patch, active
+from torchgraft.errors import TraceError
+from torchgraft.ir.guards import check_value
+from torchgraft.ir.origin import current_source_line
+
+_ASKED = (
+    "is_grad_enabled", "is_inference_mode_enabled", "is_autocast_enabled", "is_autocast_cache_enabled",
+    "get_autocast_dtype", "get_default_dtype", "are_deterministic_algorithms_enabled",
+)  # fmt: skip
+_SET = ("set_default_dtype", "set_default_device", "set_default_tensor_type", "use_deterministic_algorithms")
+# The context managers of torch ask for what they will put back, and are recorded themselves.
+_REGION_FILES = (os.path.join("autograd", "grad_mode.py"), os.path.join("amp", "autocast_mode.py"))
+
+
+def _asked(function: Callable[..., Any]) -> Callable[..., Any]:
+    def ask(*args: Any, **kwargs: Any) -> Any:
+        result = fallback[0](*args, **kwargs)
+        tracer = active.tracer
+        if tracer is None or tracer._runs_for_real or tracer._switching:
+            return result
+        if sys._getframe(1).f_code.co_filename.endswith(_REGION_FILES):
+            return result
+        asked = tracer.create_node("call_function", function, args, kwargs)
+        where = str(current_source_line() or "an unknown line")
+        what = f"torch.{function.__name__}({', '.join(map(repr, args))})"
+        tracer.create_node("call_function", check_value, (asked, result, what, where), {})
+        return result
+
+    fallback = [function]
+    return _marked(ask, function, fallback)
+
+
+def _refused(function: Callable[..., Any]) -> Callable[..., Any]:
+    def switch(*args: Any, **kwargs: Any) -> Any:
+        tracer = active.tracer
+        if tracer is not None and not tracer._runs_for_real and not tracer._switching:
+            _refuse(tracer, f"torch.{function.__name__}()", "it switches torch for everything that runs afterwards")
+        return fallback[0](*args, **kwargs)
+
+    fallback = [function]
+    return _marked(switch, function, fallback)
+
+
+def _marked(replacement: Any, function: Callable[..., Any], fallback: list[Any]) -> Callable[..., Any]:
+    replacement.__name__ = function.__name__
+    replacement.__torchgraft_original__ = function
+    replacement.__torchgraft_fallback__ = fallback
+    return replacement
+
+
+def _refuse(tracer: Any, what: str, reason: str) -> None:
+    line = current_source_line()
+    error = TraceError(
+        f"cannot trace {what}{f' at {line}' if line else ''}: {reason}, and the program would not; "
+        "do it before tracing and outside of the model, or keep the surrounding module or function as a leaf "
+        "(Tracer.is_leaf_module, torchgraft.wrap)"
+    )
+    raise tracer._remembered(error)
+
+
+def _refused_in_forward(holder: Any, name: str, reason: str) -> Patch:
+    """A patch of something that no program can repeat: refused while tracing."""
+    original = getattr(holder, name)
+
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        tracer = active.tracer
+        if tracer is not None and not tracer._runs_for_real and not tracer._switching and _is_users(args):
+            _refuse(tracer, f"{getattr(original, '__qualname__', name)}()", reason)
+        return original(*args, **kwargs)
+
+    return Patch(holder, name, refuse)
+
+
+def _is_users(args: tuple[Any, ...]) -> bool:
+    """Not what torch does for purposes of its own: a checkpoint has hooks on saved tensors too."""
+    return not (args and isinstance(args[0], saved_tensors_hooks)) or (
+        type(args[0]) is saved_tensors_hooks or not type(args[0]).__module__.startswith("torch.")
+    )
+
+
+def refuse_hooks_for_all_modules() -> None:
+    """Raise if hooks are registered that run around every module: those that are traced through are no modules any more."""
+    if any(getattr(torch.nn.modules.module, f"_global_{name}_hooks") for name in _GLOBAL_HOOKS):
+        raise TraceError(
+            "cannot trace while hooks for all modules are registered (torch.nn.modules.module.register_module_forward_hook "
+            "and its like): the traced program would run them around leaf modules only; remove them and register them again "
+            "afterwards, or keep all modules as leaves (Tracer.is_leaf_module)"
+        )
+
+
+_original_start = threading.Thread.start
+
+
+def _start_thread(thread: threading.Thread) -> None:
+    """A thread may do what it likes, but not with traced values: what it does to them has no place in the program."""
+    tracer = active.tracer
+    if tracer is not None and not tracer._runs_for_real:
+        tracer._refuse_other_threads()
+    _original_start(thread)
+
+
+_GLOBAL_HOOKS = ("forward", "forward_pre", "backward", "backward_pre")
+_modules = torch.nn.modules.module
+SWITCH_PATCHES = [
+    NamespacePatch(
+        vars(torch),
+        {name: _asked(getattr(torch, name)) for name in _ASKED}
+        | {name: _refused(getattr(torch, name)) for name in _SET},
+    ),
+    Patch(threading.Thread, "start", _start_thread),  # type: ignore[arg-type]
+    _refused_in_forward(saved_tensors_hooks, "__enter__", "what it does to saved tensors happens in the backward"),
+    *[
+        _refused_in_forward(_modules, name, "it registers a hook that runs around every module")
+        for name in dir(_modules)
+        if name.startswith("register_module_") and "ward_" in name
+    ],
+]
