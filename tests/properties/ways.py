@@ -113,7 +113,8 @@ class StateHolder:
 
     def _own(self, kind: str) -> list[tuple[str, Any]]:
         own = dict(getattr(self._module, kind)(remove_duplicate=False))
-        return [(name, own.get(name, value)) for name, value in getattr(self._model, kind)()]
+        # A model that is kept whole is a submodule of its program.
+        return [(name, own.get(name, own.get(f"model.{name}", value))) for name, value in getattr(self._model, kind)()]
 
     def named_parameters(self) -> list[tuple[str, Any]]:
         return self._own("named_parameters")

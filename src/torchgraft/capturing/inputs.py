@@ -7,6 +7,7 @@ from __future__ import annotations
 import dis
 import functools
 import inspect
+import operator
 import types
 import warnings
 from collections.abc import Callable
@@ -18,7 +19,7 @@ from torch.utils import _pytree as pytree
 from torchgraft.capturing.proxy import Proxy
 from torchgraft.codegen.source import PyTreeCodeGen
 from torchgraft.errors import TraceError
-from torchgraft.ir.guards import check_given
+from torchgraft.ir.guards import check_given, check_value
 from torchgraft.ir.origin import source_line
 
 if TYPE_CHECKING:
@@ -62,8 +63,8 @@ def create_inputs(
     parameters = [p for p in parameters if not _must_stay_empty(function, p) or _plain_name(p) in concrete]
     values = [_input_value(tracer, parameter, concrete) for parameter in parameters]
     for parameter, value in zip(parameters, values, strict=True):
-        if parameter.default is None and isinstance(value, Proxy):
-            _guard_none(tracer, function, parameter.name, value)
+        if isinstance(value, Proxy):
+            _guard_identity(tracer, function, parameter, value)
     call = functools.partial(_call, function, parameters)
     _, spec = pytree.tree_flatten(tuple(values))
     children = spec.children() if callable(spec.children) else spec.children
@@ -148,20 +149,36 @@ def _input_value(tracer: Tracer, parameter: inspect.Parameter, concrete: dict[st
     return tracer.create_proxy("placeholder", stars + name, default, {}, type_expr=annotation)
 
 
-def _guard_none(tracer: Tracer, function: Callable[..., Any], name: str, value: Proxy) -> None:
-    """`if mask is None` finds a proxy, which is not None; a program made that way must not be run with None."""
+def _guard_identity(tracer: Tracer, function: Callable[..., Any], parameter: inspect.Parameter, value: Proxy) -> None:
+    """`if mask is None` finds a proxy, which is neither None nor True nor False; nor may it be one when the program runs."""
     code = getattr(inspect.unwrap(function), "__code__", None)
-    if code is None:
-        return
+    for singleton, instruction in _compared_by_identity(code).get(parameter.name, {}).items():
+        where = str(source_line(code, instruction))
+        if singleton is not None:
+            found = tracer.create_proxy("call_function", operator.is_, (value, singleton), {})
+            arguments = (found, False, f"'{parameter.name}' is {singleton}", where)
+            tracer.create_proxy("call_function", check_value, arguments, {})
+        elif parameter.default is None:
+            tracer.create_proxy("call_function", check_given, (value, parameter.name, where), {})
+
+
+@functools.cache
+def _compared_by_identity(code: types.CodeType | None) -> dict[str, dict[Any, int]]:
+    """For each name that is compared by `is`: to what, and the instruction that does so."""
+    found: dict[str, dict[Any, int]] = {}
+    if code is None or not any(
+        constant is None or constant is True or constant is False for constant in code.co_consts
+    ):
+        return found
     instructions = [item for item in dis.get_instructions(code) if item.opname not in ("CACHE", "NOT_TAKEN")]
     for loaded, test, then in zip(instructions, instructions[1:], [*instructions[2:], None], strict=False):
-        if loaded.argval != name or not loaded.opname.startswith("LOAD_"):
-            continue
-        is_none = test.opname == "LOAD_CONST" and test.argval is None and then is not None and then.opname == "IS_OP"
-        if is_none or "NONE" in test.opname:
-            where = str(source_line(code, loaded.offset))
-            tracer.create_proxy("call_function", check_given, (value, name, where), {})
-            return
+        if loaded.opname.startswith("LOAD_") and isinstance(loaded.argval, str):
+            is_compared = test.opname == "LOAD_CONST" and then is not None and then.opname == "IS_OP"
+            if is_compared and (test.argval is None or test.argval is True or test.argval is False):
+                found.setdefault(loaded.argval, {}).setdefault(test.argval, loaded.offset)
+            elif "NONE" in test.opname:
+                found.setdefault(loaded.argval, {}).setdefault(None, loaded.offset)
+    return found
 
 
 def _concrete_leaf(tracer: Tracer, name: str, number: int, default: tuple[Any, ...], leaf: Any) -> Any:

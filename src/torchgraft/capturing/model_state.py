@@ -64,9 +64,12 @@ class ModelState:
                         self._picture(module, name, value, seen, 0)
 
     def _picture(self, module: torch.nn.Module, name: str, value: Any, seen: set[int], depth: int) -> None:
-        if isinstance(value, CONTAINERS):
+        if type(value) in CONTAINERS:
             content = value
+        elif id(value) in seen:
+            return
         elif hasattr(value, "__dict__") and not isinstance(value, _NOT_LOOKED_INTO) and not callable(value):
+            seen.add(id(value))
             content = value.__dict__
         else:
             picture = picture_of(value)

@@ -5,7 +5,6 @@ Only what the code that runs mentions is looked at. The model's own attributes a
 from __future__ import annotations
 
 import dis
-import functools
 from collections.abc import Callable, Iterator
 from types import CodeType, FunctionType
 from typing import Any
@@ -68,7 +67,7 @@ class OutsideState:
         if id(value) in self._seen:
             return
         self._seen.add(id(value))
-        if isinstance(value, CONTAINERS):
+        if type(value) in CONTAINERS:
             self._pictures.append((name, line, picture_of_container(value, self._is_memo)))
         elif isinstance(value, type):
             if value.__module__ == home and _is_users(value):
@@ -91,7 +90,7 @@ class OutsideState:
 
         self._pictures.append((name, line, Picture(lambda: dict(_plain_attributes(cls)) == before, put_back)))
         for key, value in list(vars(cls).items()):
-            if isinstance(value, CONTAINERS) and not key.startswith("__") and id(value) not in self._seen:
+            if type(value) in CONTAINERS and not key.startswith("__") and id(value) not in self._seen:
                 self._seen.add(id(value))
                 self._pictures.append((f"{name}.{key}", line, picture_of_container(value, self._is_memo)))
 
@@ -114,9 +113,21 @@ def _plain_attributes(cls: type) -> Iterator[tuple[str, Any]]:
             yield name, value
 
 
-@functools.cache
+# By identity, because the hash of a code object is computed from everything in it; holding the code keeps the id its own.
+_mentions: dict[int, tuple[CodeType, list[tuple[str, bool, SourceLine | None]]]] = {}
+
+
 def _mentioned(code: CodeType) -> list[tuple[str, bool, SourceLine | None]]:
     """The global names in a function and the functions inside it: whether each is assigned, and the line that says so."""
+    known = _mentions.get(id(code))
+    if known is None:
+        if len(_mentions) > 100_000:
+            _mentions.clear()
+        known = _mentions[id(code)] = code, _find_mentioned(code)
+    return known[1]
+
+
+def _find_mentioned(code: CodeType) -> list[tuple[str, bool, SourceLine | None]]:
     found: dict[str, tuple[bool, SourceLine | None]] = {}
     pending = [code]
     while pending:

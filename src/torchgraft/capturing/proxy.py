@@ -27,6 +27,9 @@ COMPARISONS = ("eq", "ne", "lt", "gt", "le", "ge")
 UNARY = ("neg", "pos", "invert", "abs")
 
 
+_TENSOR_ATTRIBUTES = frozenset(dir(torch.Tensor))
+
+
 class Proxy:
     """A value of the program being traced. Operators, methods, attributes and torch functions on it make nodes."""
 
@@ -39,11 +42,35 @@ class Proxy:
         self.tracer = tracer
 
     def __repr__(self) -> str:
+        self._refuse_text()
         return f"Proxy({self.node.name})"
+
+    def __str__(self) -> str:
+        self._refuse_text()
+        return f"Proxy({self.node.name})"
+
+    def __format__(self, specification: str) -> str:
+        if specification and active.tracer is self.tracer:
+            self.tracer._refuse_conversion(self, f"a text ('{specification}')")
+        self._refuse_text()
+        return format(f"Proxy({self.node.name})", specification)
+
+    def _refuse_text(self) -> None:
+        if active.tracer is self.tracer and not self.tracer._may_be_text():
+            self.tracer._refuse(self, "make a text of", "print or log it in a statement of its own")
+
+    @property
+    def __class__(self) -> type:
+        if active.tracer is None or active.tracer is not self.__dict__.get("tracer"):
+            return type(self)
+        return active.tracer._class_of(self)
 
     def __getattr__(self, name: str) -> Any:
         if name in ("node", "tracer", "root", "attr"):  # a half-made proxy, for example while it is being copied
             raise AttributeError(name)
+        if name not in _TENSOR_ATTRIBUTES:
+            if name.startswith("__") or (active.tracer is self.tracer and not self.tracer._has_attribute(self, name)):
+                raise AttributeError(name)
         return Attribute(self, name)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -95,7 +122,19 @@ class Proxy:
         result = memo[id(self)] = self.tracer.create_proxy("call_function", copy.deepcopy, (self,), {})
         return result
 
+    def __copy__(self) -> Any:
+        if active.tracer is not self.tracer:
+            return type(self)(self.node, self.tracer)
+        return self.tracer.create_proxy("call_function", copy.copy, (self,), {})
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        if active.tracer is self.tracer:
+            self.tracer._refuse(self, "pickle", "hand it on as it is")
+        return super().__reduce_ex__(protocol)
+
     def __hash__(self) -> int:
+        if active.tracer is self.tracer and not self.tracer._may_be_key(self):
+            self.tracer._refuse(self, "look up", "use torch.where or another tensor operation")
         return id(self)
 
     def _assign(self, name: str, value: Any) -> None:

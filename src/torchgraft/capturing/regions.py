@@ -55,7 +55,8 @@ def _patches_of(cls: type, arguments_of: Any) -> list[Patch]:
             tracer._switching = False
         args, kwargs = arguments_of(self)
         _drop_redundant_switch(tracer, cls)
-        node = tracer.create_node("call_function", enter_context, (cls, *args), kwargs, cls.__name__)
+        lowered = tracer.create_arg((cls, *args)), tracer.create_arg(kwargs) if kwargs else {}
+        node = tracer.create_node("call_function", enter_context, *lowered, cls.__name__)
         tracer._open_contexts.append((self, node))
         return result
 

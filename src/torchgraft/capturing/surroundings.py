@@ -17,16 +17,20 @@ import torch
 from torchgraft.errors import TraceError
 
 
+# The methods themselves: the functions of the module are patched during a run.
+_read_random, _write_random = random._inst.getstate, random._inst.setstate  # type: ignore[attr-defined]
+
+
 class Surroundings:
     """The numbers in a model's buffers and the states of random numbers, as they were before a run."""
 
     def __init__(self, modules: Iterable[torch.nn.Module]) -> None:
-        # Storages by their address: the tensor that showed the way to it, and a copy of the bytes.
-        self._saved: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        # Storages by their address: the tensor that showed the way to it, a copy of the bytes, and how often it was written.
+        self._saved: dict[int, tuple[torch.Tensor, torch.Tensor, int]] = {}
         self._states = [(owner, name, put_back, read, read()) for owner, name, put_back, read in _states(modules)]
         self._torch = torch.get_rng_state()
         self._devices = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
-        self._python = self._explained = random.getstate()
+        self._python = self._explained = _read_random()
         self._numpy = _numpy_state()
         self._modules = modules
         self._known: set[int] | None = None
@@ -39,7 +43,8 @@ class Surroundings:
         """Keep a copy of everything in the memory of a tensor."""
         address = _address(tensor)
         if address and address not in self._saved:
-            self._saved[address] = (tensor, _bytes(tensor).clone())
+            version = 0 if tensor.is_inference() else tensor._version
+            self._saved[address] = (tensor, _bytes(tensor).clone(), version)
 
     def know(self, tensor: torch.Tensor) -> None:
         """Say that a tensor, neither parameter nor buffer, was there before the run."""
@@ -58,23 +63,26 @@ class Surroundings:
 
     def explain_python_draw(self) -> None:
         """Say that Python's random numbers were drawn by a call that is written down."""
-        self._explained = random.getstate()
+        self._explained = _read_random()
 
     def restore(self) -> list[tuple[torch.nn.Module | None, str]]:
         """Put everything back, and return what changed without being written down: the module that has it, and its name."""
         unseen: list[tuple[torch.nn.Module | None, str]] = []
-        for tensor, saved in self._saved.values():
+        for tensor, saved, version in self._saved.values():
             now = _bytes(tensor)
             if not torch.equal(now, saved):
                 now.copy_(saved)
+            if not tensor.is_inference() and tensor._version != version:
+                # Else a gradient that is still to be computed would be refused; there is no public way to say this.
+                torch._C._autograd._unsafe_set_version_counter((tensor,), (version,))
         torch.set_rng_state(self._torch)
         if self._devices is not None:
             torch.cuda.set_rng_state_all(self._devices)
-        state = random.getstate()
+        state = _read_random()
         if state != self._explained:
             unseen.append((None, "Python's random numbers"))
         if state != self._python:
-            random.setstate(self._python)
+            _write_random(self._python)
         if self._numpy is not None and not _same_numpy(self._numpy, _numpy_state()):
             sys.modules["numpy"].random.set_state(self._numpy)
             unseen.append((None, "numpy's random numbers"))

@@ -23,6 +23,7 @@ from torchgraft.capturing.model_state import ModelState
 from torchgraft.capturing.module_patches import MODULE_PATCHES, ModuleForward, plain_mode, read_attribute
 from torchgraft.capturing.outside_state import OutsideState
 from torchgraft.capturing.proxy import ParameterProxy, Proxy, _proxyable_classes
+from torchgraft.capturing.questions import Questions
 from torchgraft.capturing.recording import RecordingMode
 from torchgraft.capturing.refusals import ConversionError, UnsupportedArgument, refusal_of, was_caught_by_user
 from torchgraft.capturing.regions import remove_empty_regions
@@ -84,6 +85,7 @@ class Tracer(TracerBase):
         self._qualname_counter: dict[str, int] = defaultdict(int)
         self._held: list[Any] = []
         self._refusals: list[TraceError] = []
+        self._questions = Questions(self)
         self._function: Any = None
         self._entered: set[type] = set()
         self._leaf_types: set[type] = set()
@@ -351,6 +353,20 @@ class Tracer(TracerBase):
             self._handed_out[id(value)] = value
         return value
 
+    # ---- questions about traced values ----
+
+    def _class_of(self, proxy: Proxy) -> type:
+        return self._questions.class_of(proxy)
+
+    def _has_attribute(self, proxy: Proxy, name: str) -> bool:
+        return self._questions.has_attribute(proxy, name)
+
+    def _may_be_text(self) -> bool:
+        return self._questions.may_be_text()
+
+    def _may_be_key(self, proxy: Proxy) -> bool:
+        return self._questions.may_be_key(proxy)
+
     def _refuse_other_threads(self) -> None:
         """From now on look who records; see `switches.py`."""
         owner, create_proxy = threading.get_ident(), type(self).create_proxy
@@ -538,6 +554,12 @@ def _has_hooks(module: torch.nn.Module) -> bool:
 
 
 def _refuse_root_hooks(root: torch.nn.Module) -> None:
+    if not type(root).__call__.__module__.startswith(("torch.", "torchgraft.")):
+        raise TraceError(
+            f"cannot trace {type(root).__name__}: it is called in a way of its own ({type(root).__name__}.__call__), and a trace "
+            "begins with its forward; trace a function that calls it, with the model as an attribute of a module around it, "
+            "or give it no __call__"
+        )
     if _has_hooks(root):
         raise TraceError(
             f"cannot trace {type(root).__name__}: hooks are registered on it, and the traced program would not run them; "

@@ -1,0 +1,219 @@
+"""Questions that a model asks Python about a traced value, and that cannot be recorded: its class, an attribute, its text.
+The likeliest answer is given and a guard left behind, so that the program raises where it would not have been true; what has no
+likely answer is refused. What is done with a value is recorded in `proxy.py`.
+"""
+
+from __future__ import annotations
+
+import abc
+import ast
+import dis
+import functools
+import inspect
+import linecache
+import operator
+import os
+import sys
+import sysconfig
+import textwrap
+import typing
+from types import CodeType, FrameType
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from torchgraft.ir.guards import check_kind, check_value
+from torchgraft.ir.node import Node
+from torchgraft.ir.origin import current_source_line, is_user_code
+
+if TYPE_CHECKING:
+    from torchgraft.capturing.proxy import Proxy
+
+_STANDARD_LIBRARY = sysconfig.get_paths()["stdlib"] + os.sep
+_TENSOR_ATTRIBUTES = frozenset(dir(torch.Tensor))
+_INTEGERS = frozenset({"dim", "ndimension", "numel", "nelement", "element_size", "ndim", "itemsize", "nbytes"})
+_TUPLES = frozenset({"split", "chunk", "unbind", "tensor_split"})
+_FLAGS = frozenset({"requires_grad", "is_leaf", "is_cuda", "is_contiguous", "is_floating_point", "is_complex"})
+_BY_NAME: dict[str, type] = {
+    "shape": torch.Size,
+    "dtype": torch.dtype,
+    "device": torch.device,
+    "tolist": list,
+    **dict.fromkeys(_INTEGERS, int),
+    **dict.fromkeys(_FLAGS, bool),
+    **dict.fromkeys(_TUPLES, tuple),
+}
+_ARITHMETIC = frozenset(
+    {operator.add, operator.sub, operator.mul, operator.floordiv, operator.mod, operator.neg, operator.pow}
+)
+_ANNOTATIONS = {kind.__name__: kind for kind in (int, float, bool, str, complex, list, tuple, dict, set)}
+
+
+def likely_class(node: Node) -> type:
+    """What the value of a node most likely is: a tensor, where nothing else is known."""
+    if node._op == "placeholder":
+        return _annotated_class(node.type)
+    if node._op == "call_method":
+        if node._target == "size":
+            return int if len(node._args) > 1 or node._kwargs else torch.Size
+        return _BY_NAME.get(str(node._target), torch.Tensor)
+    if node._op != "call_function" or not node._args:
+        return torch.Tensor
+    if node._target is getattr:
+        return _BY_NAME.get(str(node._args[1]), torch.Tensor)
+    if node._target is len:
+        return int
+    source = node._args[0]
+    if node._target is operator.getitem and isinstance(source, Node) and likely_class(source) is torch.Size:
+        return torch.Size if isinstance(node._args[1], slice) else int
+    if node._target in _ARITHMETIC and all(_is_integer(item) for item in node._args):
+        return int
+    return torch.Tensor
+
+
+def _annotated_class(annotation: Any) -> type:
+    if isinstance(annotation, str):
+        annotation = _ANNOTATIONS.get(annotation.partition("[")[0].removeprefix("typing.").lower())
+    kind = typing.get_origin(annotation) or annotation
+    return kind if kind in _ANNOTATIONS.values() else torch.Tensor
+
+
+def _is_integer(value: Any) -> bool:
+    return likely_class(value) is int if isinstance(value, Node) else type(value) is int
+
+
+# Python functions that hand on a question.
+_ASK_FOR_OTHERS = frozenset({torch.is_tensor.__code__, abc.ABCMeta.__instancecheck__.__code__})
+
+
+class Questions:
+    """What has been asked about the values of one trace."""
+
+    def __init__(self, tracer: Any) -> None:
+        self._tracer = tracer
+        self._guarded: set[tuple[Node, Any]] = set()
+
+    def class_of(self, proxy: Proxy) -> type:
+        """What `isinstance` finds. Only the model is told; the tracer and its parts know a proxy when they see one."""
+        frame = self._asker(4)
+        if frame is None or not _is_asking_for_class(frame):
+            return type(proxy)
+        kind = likely_class(proxy.node)
+        self._guard(proxy.node, kind, check_kind, (kind, proxy.node.name))
+        return kind
+
+    def has_attribute(self, proxy: Proxy, name: str) -> bool:
+        """Whether a value has an attribute: tensors have theirs, and reading any other is tried when the program runs. But
+        where the model asks first (`hasattr`, `getattr` with a default), a tensor has no other."""
+        frame = self._asker(4)
+        if frame is None or name in _TENSOR_ATTRIBUTES or not _is_asking_for_attribute(frame):
+            return True
+        node = proxy.node
+        found = self._tracer.create_node("call_function", hasattr, (node, name), {})
+        self._guard(found, name, check_value, (False, f"'{node.name}' has an attribute '{name}'"))
+        return False
+
+    def may_be_key(self, proxy: Proxy) -> bool:
+        """Whether a value may be looked up by its identity: tensors are, numbers are not, except in `functools.cache`, where
+        a function is called that might as well not have been remembered."""
+        if likely_class(proxy.node) is torch.Tensor:
+            return True
+        frame = self._asker(4)
+        return frame is None or hasattr(_called(frame), "cache_info")
+
+    def may_be_text(self) -> bool:
+        """Whether the text of a value that is being made is for people to read, and decides nothing."""
+        frame = self._asker(5)
+        return frame is None or _is_for_people(frame.f_code, frame.f_lineno)
+
+    def _asker(self, depth: int) -> FrameType | None:
+        """The frame of the model that asks, or None if somebody else does. `depth` counts the frames of our own."""
+        frame: FrameType | None = sys._getframe(depth)
+        while frame is not None and frame.f_code in _ASK_FOR_OTHERS:
+            frame = frame.f_back
+        if frame is None or self._tracer._switching or not is_user_code(frame.f_code):
+            return None
+        if frame.f_code.co_filename.startswith(_STANDARD_LIBRARY) or self._is_tracers(frame):
+            return None
+        return frame
+
+    def _is_tracers(self, frame: FrameType | None) -> bool:
+        """Whether a method of a user's tracer is running, and not the model."""
+        while frame is not None and is_user_code(frame.f_code):
+            if frame.f_locals.get("self") is self._tracer:
+                return True
+            frame = frame.f_back
+        return False
+
+    def _guard(self, node: Node, key: Any, check: Any, details: tuple[Any, ...]) -> None:
+        if (node, key) not in self._guarded:
+            self._guarded.add((node, key))
+            where = str(current_source_line() or "an unknown line")
+            self._tracer.create_node("call_function", check, (node, *details, where), {})
+
+
+def _is_asking_for_class(frame: FrameType) -> bool:
+    """Not torch's own functions, which look at the classes of their arguments to find out how they are given."""
+    call = _running_call(frame.f_code, frame.f_lasti)
+    name = call.func if call is not None else None
+    if isinstance(name, (ast.Name, ast.Attribute)):
+        return (name.id if isinstance(name, ast.Name) else name.attr) in ("isinstance", "is_tensor")
+    return dis.opname[frame.f_code.co_code[frame.f_lasti]] in ("LOAD_ATTR", "MATCH_CLASS")
+
+
+def _is_asking_for_attribute(frame: FrameType) -> bool:
+    call = _running_call(frame.f_code, frame.f_lasti)
+    if call is None or not isinstance(call.func, ast.Name):
+        return False
+    return call.func.id == "hasattr" or (call.func.id == "getattr" and len(call.args) == 3)
+
+
+def _called(frame: FrameType) -> Any:
+    """The function that is being called, where it is written as a name or an attribute of one."""
+    call = _running_call(frame.f_code, frame.f_lasti)
+    names: list[str] = []
+    expression: Any = None if call is None else call.func
+    while isinstance(expression, ast.Attribute):
+        names.append(expression.attr)
+        expression = expression.value
+    if not isinstance(expression, ast.Name):
+        return None
+    value = frame.f_locals.get(expression.id, frame.f_globals.get(expression.id))
+    for name in reversed(names):
+        value = inspect.getattr_static(value, name, None) if isinstance(value, type) else getattr(value, name, None)
+    return value
+
+
+@functools.cache
+def _running_call(code: CodeType, instruction: int) -> ast.Call | None:
+    """The call that an instruction makes, as it is written, where the source can be found."""
+    line, last, column, end = list(code.co_positions())[instruction // 2]
+    if line is None or last is None or column is None or end is None:
+        return None
+    lines = [linecache.getline(code.co_filename, number).encode() for number in range(line, last + 1)]
+    lines[-1] = lines[-1][:end]
+    lines[0] = lines[0][column:]
+    try:
+        expression = ast.parse(b"(" + b"".join(lines) + b")", mode="eval").body
+    except (SyntaxError, ValueError):
+        return None
+    return expression if isinstance(expression, ast.Call) else None
+
+
+@functools.cache
+def _is_for_people(code: CodeType, line: int) -> bool:
+    """Whether a line raises, asserts, or calls something and drops the result (prints, logs, warns)."""
+    try:
+        lines, first = inspect.getsourcelines(code)
+        tree = ast.parse(textwrap.dedent("".join(lines)))
+    except (OSError, TypeError, SyntaxError, ValueError):
+        return True  # nothing is known, and a text is harmless more often than not
+    number = line - max(first, 1) + 1
+    around = [
+        item
+        for item in ast.walk(tree)
+        if isinstance(item, ast.stmt) and item.lineno <= number <= (item.end_lineno or 0)
+    ]
+    innermost = min(around, key=lambda item: (item.end_lineno or 0) - item.lineno, default=None)
+    is_call = isinstance(innermost, ast.Expr) and isinstance(innermost.value, ast.Call)
+    return is_call or isinstance(innermost, (ast.Raise, ast.Assert))
