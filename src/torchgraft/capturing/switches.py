@@ -31,7 +31,7 @@ def _asked(function: Callable[..., Any]) -> Callable[..., Any]:
     def ask(*args: Any, **kwargs: Any) -> Any:
         result = fallback[0](*args, **kwargs)
         tracer = active.tracer
-        if tracer is None or tracer._runs_for_real or tracer._switching:
+        if tracer is None or tracer._switching:
             return result
         if sys._getframe(1).f_code.co_filename.endswith(_REGION_FILES):
             return result
@@ -48,7 +48,7 @@ def _asked(function: Callable[..., Any]) -> Callable[..., Any]:
 def _refused(function: Callable[..., Any]) -> Callable[..., Any]:
     def switch(*args: Any, **kwargs: Any) -> Any:
         tracer = active.tracer
-        if tracer is not None and not tracer._runs_for_real and not tracer._switching:
+        if tracer is not None and not tracer._switching:
             _refuse(tracer, f"torch.{function.__name__}()", "it switches torch for everything that runs afterwards")
         return fallback[0](*args, **kwargs)
 
@@ -79,7 +79,7 @@ def _refused_in_forward(holder: Any, name: str, reason: str) -> Patch:
 
     def refuse(*args: Any, **kwargs: Any) -> Any:
         tracer = active.tracer
-        if tracer is not None and not tracer._runs_for_real and not tracer._switching and _is_users(args):
+        if tracer is not None and not tracer._switching and _is_users(args):
             _refuse(tracer, f"{getattr(original, '__qualname__', name)}()", reason)
         return original(*args, **kwargs)
 

@@ -533,6 +533,10 @@ class Watcher(Reads):
         except TraceError as error:
             raise KeepWhole(module, f"it writes self.{name}{at_line()}") from error
 
+    def _remembered(self, error: TraceError) -> Any:
+        """What a symbolic trace would refuse, a watched run keeps whole."""
+        return KeepWhole(self._modules[-1], str(error))
+
     def _training_decides(self, module: torch.nn.Module) -> bool:
         value = module.__dict__["training"]
         if (module, "training") not in self._guarded:
