@@ -38,6 +38,7 @@ class ExampleInputs:
         self._copies: dict[int, tuple[torch.Tensor, torch.Tensor, MakeNode]] = {}
         # Containers and objects that the run is given, with what was in them.
         self._contents: list[tuple[str, Any, dict[Any, Any]]] = []
+        self._same: list[tuple[str, MakeNode, MakeNode]] = []
         self.bound = bind(function, args, kwargs)
         self.nodes = placeholders(watcher.graph, self.bound)
         self._where = getattr(function, "__qualname__", type(function).__name__)
@@ -54,6 +55,9 @@ class ExampleInputs:
         template = watcher.constant("_inputs", expected) if _has_objects(expected) else watcher.create_arg(expected)
         found = dict(self.nodes.items())
         watcher.create_node("call_function", check_inputs, (template, found, self._where), {})
+        for path, make_first, make_second in self._same:
+            same = watcher.create_node("call_function", operator.is_, (make_first(), make_second()), {})
+            watcher.guard(same, True, f"'{path}' is the same tensor as another input")
 
     def _take_in(self, value: Any, make: MakeNode, path: str) -> tuple[Any, Any]:
         """What the run gets for an input, and what is expected of it; see `check_inputs`."""
@@ -70,9 +74,7 @@ class ExampleInputs:
     def _tensor(self, value: torch.Tensor, make: MakeNode, path: str) -> torch.Tensor:
         known = self._copies.get(id(value))
         if known is not None:
-            watcher = self._watcher
-            same = watcher.create_node("call_function", operator.is_, (known[2](), make()), {})
-            watcher.guard(same, True, f"'{path}' is the same tensor as another input")
+            self._same.append((path, known[2], make))
             return known[1]
         copied = _copied(value)
         self._copies[id(value)] = (value, copied, make)

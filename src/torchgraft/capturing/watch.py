@@ -256,11 +256,14 @@ class Watcher(Reads):
             given = _versions((args, kwargs))
         if spelling.may_write or (kwargs and ("out" in kwargs or "inplace" in kwargs)):
             self._before_writing(spelling.name, (args, kwargs))
+        self._switching = True  # what torch asks and does on the way is part of this call
         try:
             result = function(*args, **kwargs)
         except Exception as error:
             self._note_failure(error)
             raise
+        finally:
+            self._switching = False
         if len(args) == spelling.operands and not kwargs and isinstance(args[0], torch.Tensor):
             node = self.create_node("call_function", spelling.operator, *lowered)
         else:
@@ -485,8 +488,8 @@ class Watcher(Reads):
                 self._modules[-1], f"{type(module).__name__} is called, and is no submodule of the model{at_line()}"
             )
         name = self.graph._graph_namespace.create_name(snake_case(type(module).__name__))
-        self.root.add_module(name, module)
-        self.root.training = module.training
+        self.root._modules[name] = module
+        self.root.__dict__["training"] = module.training
         for path, inner in module.named_modules(prefix=name):
             self.paths.setdefault(inner, path)
         self._names = names_of_tensors(self.paths)
