@@ -9,9 +9,11 @@ ARGS ?=
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet --quiet
+COVERAGE := .venv-coverage
+COVERAGE_PIP := $(COVERAGE)/bin/python -m pip --disable-pip-version-check --quiet --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help test lint format types layers check demo bench test-newest clean
+.PHONY: help test lint format types layers check demo bench coverage test-newest clean
 
 help: ## list the targets
 	@echo "Targets (PYTHON=$(PYTHON) makes the environment $(VENV) with torch $(TORCH)):"
@@ -56,9 +58,24 @@ demo: $(INSTALLED) ## capture ResNet-50, show it, swap its activation, check it 
 bench: $(INSTALLED) ## time torchgraft beside torch.fx and print the ratios
 	@$(BIN)/python -m benchmarks $(ARGS)
 
+coverage: $(COVERAGE)/.installed ## capture the models of torchvision, timm and transformers and write docs/coverage.md (a large download)
+	@mkdir -p build
+	@$(COVERAGE)/bin/python -m benchmarks.coverage --rows build/coverage.jsonl --markdown docs/coverage.md $(ARGS)
+
+# torchvision goes in alone: it asks for a torch of its own, and the operators it is compiled with are not needed.
+$(COVERAGE)/.installed: constraints.txt benchmarks/coverage/constraints.txt
+	@echo "Installing torch $(TORCH), torchvision, timm and transformers into $(COVERAGE) (a few minutes, once)"
+	@$(PYTHON) -m venv $(COVERAGE)
+	@sed 's/^torch==.*/torch==$(TORCH)/' constraints.txt benchmarks/coverage/constraints.txt > $(COVERAGE)/constraints.txt
+	@$(COVERAGE_PIP) install -c $(COVERAGE)/constraints.txt setuptools numpy
+	@$(COVERAGE_PIP) install -c $(COVERAGE)/constraints.txt --no-build-isolation -e .
+	@$(COVERAGE_PIP) install -c $(COVERAGE)/constraints.txt --no-deps torchvision
+	@$(COVERAGE_PIP) install -c $(COVERAGE)/constraints.txt timm transformers pillow
+	@touch $@
+
 test-newest: ## run the tests on the newest torch, in an environment of its own (a large download)
 	@$(MAKE) --no-print-directory test VENV=.venv-newest TORCH=$(NEWEST)
 
 clean: ## remove the environments and everything that was generated
-	rm -rf .venv .venv-newest build dist src/*.egg-info .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .venv-newest $(COVERAGE) build dist src/*.egg-info .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,5 +1,5 @@
 """The command `python -m benchmarks`: picks experiments, runs them and prints the table.
-The measuring is in `measure`, the experiments in `core`, the texts in `report`.
+The measuring is in `measure`, the experiments in `core`, `captures` and `recording`, the texts in `report`.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks import report
-from benchmarks.core import experiments
+from benchmarks import captures, core, drawing, passes, recording, report, rewriting
 from benchmarks.measure import Figure, Plan, figures, measure
 
 # Everything measured runs in one thread, where the two clocks agree, except that only one counts other programs.
@@ -24,7 +23,9 @@ CLOCKS = {"cpu": time.process_time, "wall": time.perf_counter}
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks", description="torchgraft beside torch.fx, in ratios")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks", description="torchgraft in ratios to torch.fx, torch.export"
+    )
     parser.add_argument(
         "--only", metavar="PATTERN", action="append", help="experiments whose name holds or matches this"
     )
@@ -46,7 +47,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
     theirs = importlib.import_module("torch.fx")
     ours = importlib.import_module("torch.fx" if options.calibrate else "torchgraft")
-    chosen = [experiment for experiment in experiments(theirs, ours) if _wanted(experiment.name, options.only)]
+    known = core.experiments(theirs, ours)
+    if not options.calibrate:
+        known += [*rewriting.experiments(theirs, ours), *passes.experiments(theirs, ours)]
+        known += [*captures.experiments(ours), *recording.experiments(theirs, ours)]
+        known += drawing.experiments(theirs, ours)
+    chosen = [experiment for experiment in known if _wanted(experiment.name, options.only)]
     if options.calibrate and not options.full:
         chosen = [experiment for experiment in chosen if not any(arm.slow for arm in experiment.arms)]
     if options.list:
@@ -66,6 +72,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for figure in figures(experiment, measure(experiment, plan)):
             taken.append(figure)
             print(report.line(figure), flush=True)
+    for figure in captures.medians(taken):
+        taken.append(figure)
+        print(report.line(figure))
     print(f"\n{report.NOTES}\n\nTook {time.perf_counter() - started:.0f} s. {report.summary(taken)}")
     if options.json:
         options.json.write_text(json.dumps(report.data(environment, taken), indent=2) + "\n")

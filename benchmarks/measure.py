@@ -59,7 +59,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Experiment:
-    """Arms that are sampled in turn, and the rows that compare them."""
+    """Arms that are sampled in turn, and the rows that compare them; `own_meter` measures `meter` in a way of its own."""
 
     name: str
     arms: tuple[Arm, ...]
@@ -67,6 +67,7 @@ class Experiment:
     meter: str = "seconds"
     collector: bool = False
     rounds: int | None = None
+    own_meter: Meter | None = None
 
 
 @dataclass
@@ -144,6 +145,8 @@ def _warm_up(fresh: Fresh, enough: float = 0.05) -> None:
 
 
 def _meter(experiment: Experiment, plan: Plan) -> Meter:
+    if experiment.own_meter is not None:
+        return experiment.own_meter
     if experiment.meter == "bytes":
         return _allocated_bytes
 

@@ -101,7 +101,10 @@ required 0.97 passes, which is the noise of a quiet machine. torchgraft makes co
 at once, so rows with "and code" or "and compile" end by asking both for `.forward` and `.code`; about half of torch.fx's
 time in those is Python's own `compile()`, so that no library can be more than twice as fast there. The two
 libraries are sampled in turn in one process, by the time of the process, with the garbage collector off unless the row
-says otherwise. What takes torch.fx longest is measured only with `--full`, and once."""
+says otherwise. What takes torch.fx longest is measured only with `--full`, and once. The rows about `capture` have
+torch.export in the place of torch.fx. "In runs of the model" is the time of a capture over that of one eager run. A capture is
+itself a run: the more there is to calculate, the nearer that is to 1, and the nearer to torch.export, which calculates
+nothing."""
 
 
 def markdown(environment: Environment, command: str, figures: Sequence[Figure]) -> str:

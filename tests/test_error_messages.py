@@ -514,18 +514,10 @@ _WITHOUT_PLACE = {
 }  # fmt: skip
 
 
-# Take a name away when its text is mended; a strict mark says when that is.
-not_right_yet = pytest.mark.xfail(strict=True, reason="the text lacks this today")
-_WITHOUT_REMEDY = {
-    "trace_concrete_args_by_name", "edit_argument_list", "lint_several_problems", "lint_missing_attribute",
-    "lint_unclosed_region", "module_graph_of_another_kind", "run_specialised_argument",
-}  # fmt: skip
 _PLACED = [name for name in CASES if name.startswith("trace_") and name not in _WITHOUT_PLACE]
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=not_right_yet if name == "trace_numpy" else ()) for name in _PLACED]
-)
+@pytest.mark.parametrize("name", _PLACED)
 def test_what_cannot_be_traced_is_shown_where_it_stands(name):
     """The user's file, a line inside the traced function, and its text."""
     text = str(_error_of(CASES[name]))
@@ -538,11 +530,7 @@ def test_what_cannot_be_traced_is_shown_where_it_stands(name):
 
 @pytest.mark.parametrize(
     "name",
-    [
-        pytest.param(name, marks=not_right_yet if name in _WITHOUT_REMEDY else ())
-        for name in CASES
-        if name != "run_failing_code"
-    ],
+    [name for name in CASES if name != "run_failing_code"],
 )
 def test_the_remedy_is_said(name):
     """After what happened comes what to do, in the imperative."""

@@ -27,6 +27,10 @@ class GraphAttributeError(GraphError, AttributeError):
     """A node refers to a module or attribute that the owning module does not have."""
 
 
+class UnknownArgumentError(GraphError, IndexError):
+    """A node has no argument at that index (torch.fx raises IndexError)."""
+
+
 class BridgeError(GraftError):
     """A program cannot be carried over to or from torch.fx or torch.export without losing something."""
 
@@ -37,3 +41,27 @@ class UnknownModuleError(TraceError, NameError):
 
 class GuardError(GraftError, RuntimeError):
     """A captured program was asked to run in a situation it was not captured for."""
+
+
+class RunError(GraftError, RuntimeError):
+    """A model or program raised while it was being watched; `partial` is what was written down until then."""
+
+    def __init__(self, message: str, partial: object = None) -> None:
+        super().__init__(message)
+        self.partial = partial
+
+
+class UnknownNodeError(GraftError, LookupError):
+    """A program has no node of that name, or its value was not recorded."""
+
+
+class WriteError(GraftError, OSError):
+    """A file cannot be written where it was asked for."""
+
+
+class PassError(GraftError, RuntimeError):
+    """A pass cannot be found or run, or it left a program that is not well formed or computes something else."""
+
+
+class ShapeError(GraftError, TypeError):
+    """Two shapes in a program cannot agree."""

@@ -216,3 +216,19 @@ class TestConcreteArguments:
         graph = fx.Tracer().trace(lambda x: x[0], concrete_args={"x": (place,)})
         assert next(iter(graph.nodes)).note == 7
         assert repr(PH) == repr(place) == "PH"
+
+
+class TestParametersNamedSelf:
+    def test_in_a_plain_function(self) -> None:
+        def function(self, x, *, scale=2):
+            return self * scale + x
+
+        program = fx.symbolic_trace(function)
+        assert program(torch.ones(1), 3) == 5
+        assert program(torch.ones(1), 3, scale=4) == 7
+
+    def test_with_structures(self) -> None:
+        program = fx.symbolic_trace(
+            lambda self, x: self["a"] + x[0], concrete_args={"self": {"a": fx.PH}, "x": [fx.PH]}
+        )
+        assert program({"a": torch.ones(1)}, [1]) == 2

@@ -66,6 +66,8 @@ class Model(nn.Module):
         self.scale.grad = torch.full((3,), 2.0)
         self.linear.weight.grad = torch.ones(3, 3)
         self.linear.register_forward_pre_hook(lambda module, args: None)
+        options = {"with_kwargs": True, "always_call": True}
+        self.handle = (self.norm.register_forward_hook(lambda module, args, kwargs, output: None, **options),)
 
     def forward(self, x):
         return self.body[0](self, x)
@@ -287,9 +289,56 @@ def registers_a_hook(self, x):
     return self.norm(x)
 
 
+def registers_a_hook_with_options(self, x):
+    self.norm.register_forward_hook(lambda module, args, kwargs, output: output, with_kwargs=True, always_call=True)
+    self.drop.register_forward_pre_hook(lambda module, args, kwargs: None, with_kwargs=True)
+    return self.norm(x)
+
+
+def removes_a_hook(self, x):
+    self.handle[0].remove()
+    return self.linear(x)
+
+
+def clears_hooks(self, x):
+    self.linear._forward_pre_hooks.clear()
+    return self.linear(x)
+
+
 def writes_an_attribute_of_a_buffer(self, x):
     self.memory.note = "seen"
     return x * self.memory
+
+
+def writes_an_attribute_of_a_parameter(self, x):
+    self._parameters["scale"].note = "seen"
+    return x * self.scale
+
+
+def writes_an_attribute_of_a_plain_tensor(self, x):
+    self.plain.note = "seen"
+    return x * self.plain
+
+
+def registers_on_a_layer(self, x):
+    self.norm.register_buffer("late", torch.zeros(3), persistent=False)
+    self.norm.register_parameter("later", nn.Parameter(torch.zeros(3)))
+    return self.norm(x)
+
+
+def deletes_past_setattr(self, x):
+    del self.linear._parameters["bias"]
+    return self.linear(x)
+
+
+def adds_a_module_to_a_layer(self, x):
+    self.linear.add_module("late", nn.ReLU())
+    return self.linear(x)
+
+
+def replaces_a_weight_by_a_norm(self, x):
+    nn.utils.parametrizations.weight_norm(self.linear)
+    return self.linear(x)
 
 
 def asks_for_gradients(self, x):
@@ -313,9 +362,10 @@ REFUSED = [
     replaces_data, drops_gradients,
 ]  # fmt: skip
 REFUSED += [
-    pytest.param(body, marks=pytest.mark.xfail(strict=True, reason="not seen, and not put back"), id=body.__name__)
-    for body in (registers_a_hook, writes_an_attribute_of_a_buffer)
-]
+    registers_a_hook, registers_a_hook_with_options, removes_a_hook, clears_hooks, writes_an_attribute_of_a_buffer,
+    writes_an_attribute_of_a_parameter, writes_an_attribute_of_a_plain_tensor, registers_on_a_layer, deletes_past_setattr,
+    adds_a_module_to_a_layer, replaces_a_weight_by_a_norm,
+]  # fmt: skip
 REFUSED += [
     appends_in_a_called_child, appends_in_an_uncalled_child, appends_deep_inside, appends_to_a_deque, fills_an_ordered_dict,
     fills_a_default_dict, writes_to_an_object, appends_to_an_object,

@@ -1,4 +1,4 @@
-"""What modules and autograd functions do while a model is traced: calls, attributes, `self.training`, hooks, `apply`.
+"""What modules do while a model is traced: calls, attributes, `self.training`, hooks.
 How the patches are put in place is in test_active.py.
 """
 
@@ -126,7 +126,6 @@ class TestTrainingDecides:
         program = fx.symbolic_trace(self.model(lambda self, x: x + 0.5 * self.training))
         assert program(1) == 1.5
 
-    @pytest.mark.xfail(strict=True, raises=ValueError, reason="torch wants a real bool there")
     def test_setting_the_mode_that_is_there(self) -> None:
         def forward(self, x):
             self.train(self.training)
@@ -167,65 +166,6 @@ class TestTrainingDecides:
     def test_it_is_a_plain_flag_outside_of_a_trace(self) -> None:
         fx.symbolic_trace(Branching())
         assert Branching().training is True
-
-
-class Straight(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, scale):
-        return x.round() * scale
-
-    @staticmethod
-    def backward(ctx, gradient):
-        return gradient * 10, None
-
-
-class TestAutogradFunctions:
-    def program(self) -> fx.GraphModule:
-        return fx.symbolic_trace(lambda x: Straight.apply(x, 2.0) + 1)
-
-    def gradient(self, program) -> list[float]:
-        x = torch.tensor([0.7], requires_grad=True)
-        program(x).sum().backward()
-        return x.grad.tolist()
-
-    def test_the_backward_is_its_own(self) -> None:
-        program = self.program()
-        assert program(torch.tensor([0.7])) == 3
-        assert self.gradient(program) == [10]
-
-    def test_it_is_one_node_with_its_own_apply(self) -> None:
-        node = list(self.program().graph.nodes)[1]
-        assert (node.name, node.op, node.target) == ("straight", "call_function", Straight.apply)
-
-    @pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
-    def test_it_survives_copies(self, duplicate) -> None:
-        assert self.gradient(duplicate(self.program())) == [10]
-
-    def test_it_survives_another_trace(self) -> None:
-        assert self.gradient(fx.symbolic_trace(self.program())) == [10]
-
-    def test_two_functions_are_told_apart(self) -> None:
-        class Other(torch.autograd.Function):
-            @staticmethod
-            def forward(ctx, x, scale):
-                return x * scale
-
-            @staticmethod
-            def backward(ctx, gradient):
-                return gradient * 100, None
-
-        program = fx.symbolic_trace(lambda x: Straight.apply(x, 2.0) + Other.apply(x, 1.0))
-        assert self.gradient(program) == [110]
-
-    def test_without_traced_values_it_runs(self) -> None:
-        constant = torch.tensor([1.0])
-
-        def forward(x):
-            return x + 1
-
-        program = fx.symbolic_trace(forward)
-        assert Straight.apply(constant, 2.0) == 2
-        assert program(1) == 2
 
 
 class Doubling(nn.Module):

@@ -224,7 +224,11 @@ def _leaves(value: Any) -> list[Any]:
 
 @pytest.mark.parametrize(
     "wrong",
-    [((torch.ones(2), None), {}), ((torch.ones(2), [torch.ones(2)]), {}), ((torch.ones(2), [torch.ones(2)] * 2, True), {})],
+    [
+        ((torch.ones(2), None), {}),
+        ((torch.ones(2), [torch.ones(2)]), {}),
+        ((torch.ones(2), [torch.ones(2)] * 2, True), {}),
+    ],
     ids=["None for a list", "another length", "another flag"],
 )
 def test_inputs_of_another_kind_raise_guard_errors(wrong: Any) -> None:
@@ -352,7 +356,9 @@ class Tripled(torch.autograd.Function):
 
 class Custom(Writes):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.utils.checkpoint.checkpoint(lambda y: (y * self.weight).exp(), Tripled.apply(x), use_reentrant=False)
+        return torch.utils.checkpoint.checkpoint(
+            lambda y: (y * self.weight).exp(), Tripled.apply(x), use_reentrant=False
+        )
 
 
 class Mapped(Writes):

@@ -139,9 +139,6 @@ class TestRefusals:
         assert f"{__file__}:" in message
         assert "leaf" in message
 
-    @pytest.mark.xfail(
-        strict=True, raises=ValueError, reason="numpy asks for attributes that every traced value seems to have"
-    )
     def test_numpy(self) -> None:
         try:
             fx.symbolic_trace(lambda x: numpy.asarray(x))

@@ -377,21 +377,19 @@ def test_a_trace_that_cannot_begin_leaves_no_patch(subject):
 class Outer(nn.Module):
     """Traces something else in the middle of its own forward."""
 
-    def __init__(self, inner: Any) -> None:
+    def __init__(self, inner: Any, note: Callable[[str], None]) -> None:
         super().__init__()
         self.linear = nn.Linear(3, 3)
         self.inner = [inner]
+        self.note = note
         self.register_buffer("memory", torch.ones(3))
 
     def forward(self, x):
         y = self.linear(x) + self.memory
         self_made = torchgraft.symbolic_trace(self.inner[0])
         assert self_made.graph is not None
-        codes.append(self_made.code)
+        self.note(self_made.code)
         return torch.relu(y) * math.sqrt(y.shape[0])
-
-
-codes: list[str] = []
 
 
 @pytest.mark.parametrize(
@@ -408,8 +406,8 @@ codes: list[str] = []
 )
 def test_a_trace_within_a_trace(inner):
     alone = torchgraft.symbolic_trace(inner).code
-    codes.clear()
-    outer = torchgraft.symbolic_trace(Outer(inner))
+    codes: list[str] = []
+    outer = torchgraft.symbolic_trace(Outer(inner, codes.append))
     assert codes == [alone]
     assert [node.name for node in outer.graph.nodes] == [
         "x",

@@ -7,7 +7,6 @@ import math
 import random
 import sys
 
-import pytest
 import torch
 from torch import nn
 
@@ -159,7 +158,6 @@ class TestRandomState:
         assert torch.equal(torch.get_rng_state(), before)
         assert torch.equal(program(torch.zeros(2)), program(torch.zeros(2)))
 
-    @pytest.mark.xfail(strict=True, reason="numbers of numpy are drawn while tracing and baked in")
     def test_numpy_random_numbers_are_recorded_or_refused(self) -> None:
         import numpy
 

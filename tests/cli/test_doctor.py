@@ -30,7 +30,7 @@ def test_right_model(capsys):
     assert main(["doctor", "zoo:mlp"]) == 0
     text, error = capsys.readouterr()
     assert error == ""
-    assert text.startswith("MLP: captured (watched), 5 nodes, right\n")
+    assert text.startswith("MLP: captured (watched), 6 nodes, right\n")
     assert "the program does what the model does" in text
 
 

@@ -60,7 +60,7 @@ def test_help_lists_every_command(capsys):
     assert end.value.code == 0
     text = capsys.readouterr().out
     for command in command_line.COMMANDS:
-        assert f"    {command.NAME} " in text
+        assert f"    {command.NAME}" in text
         assert command.SUMMARY in " ".join(text.split())
 
 

@@ -133,7 +133,27 @@ class TestParameters:
         constant = torch.ones(2)
         module = fx.symbolic_trace(lambda x: x + constant)
         assert list(module.state_dict()) == []
-        assert [value.dtype for value in module.double().buffers()] == [torch.float64]
+
+    @pytest.mark.parametrize(
+        "duplicate", [lambda m: m, copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m)), fx.symbolic_trace]
+    )
+    def test_constants_keep_their_type_as_they_do_in_the_model(self, duplicate) -> None:
+        class Model(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.plain = torch.full((2,), 1 / 3)
+                self.child = nn.Module()
+                self.child.plain = torch.ones(2)
+                self.register_buffer("buffer", torch.ones(2))
+
+            def forward(self, x):
+                return self.plain * 2, self.child.plain * 2, self.buffer * 2
+
+        program = duplicate(fx.symbolic_trace(Model()))
+        types = [value.dtype for value in program.half().float().double()(torch.ones(2))]
+        assert types == [value.dtype for value in Model().double()(torch.ones(2))]
+        assert torch.equal(program.plain, torch.full((2,), 1 / 3))
+        assert {value.device.type for value in program.to("meta").buffers()} == {"meta"}
 
     @pytest.mark.parametrize("name", ["meta", "code", "graph", "recompile"])
     def test_submodules_with_names_of_its_own_attributes_are_refused(self, name: str) -> None:
@@ -327,3 +347,28 @@ class TestErrorsInside:
         with pytest.raises(RuntimeError):
             module(torch.ones(2, 3))
         assert torch.is_grad_enabled()
+
+
+class TestHooksOfModulesThatShareAGraph:
+    def test_all_are_told(self) -> None:
+        first = fx.symbolic_trace(lambda x: torch.relu(x))
+        second = fx.GraphModule(first, first.graph)
+        seen: list[str] = []
+        first._register_create_node_hook(lambda node: seen.append("first"))
+        second._register_create_node_hook(lambda node: seen.append("second"))
+        first.graph.call_function(torch.neg, (next(iter(first.graph.nodes)),))
+        assert seen == ["first", "second"]
+
+    def test_one_that_takes_another_graph_is_told_no_more(self) -> None:
+        first = fx.symbolic_trace(lambda x: torch.relu(x))
+        shared = first.graph
+        second = fx.GraphModule(first, shared)
+        seen: list[str] = []
+        for name, module in (("first", first), ("second", second)):
+            module._register_erase_node_hook(lambda node, name=name: seen.append(name))
+        second.graph = copy.deepcopy(shared)
+        shared.erase_node(shared.call_function(torch.neg, (next(iter(shared.nodes)),)))
+        assert seen == ["first"]
+        other = second.graph
+        other.erase_node(other.call_function(torch.neg, (next(iter(other.nodes)),)))
+        assert seen == ["first", "second"]

@@ -301,6 +301,15 @@ class TestComments:
         text = self.module().print_readable(print_output=False)
         assert "relu = torch.relu(x)  # f32[2, 3]" in text
 
+    def test_inputs_have_lines_of_their_own(self) -> None:
+        lines = self.module().print_readable(print_output=False).splitlines()
+        assert lines[2].strip() == "# x: f32[2, 3]"
+
+    def test_several_results(self) -> None:
+        module = fx.symbolic_trace(lambda x: torch.max(x, dim=0))
+        next(node for node in module.graph.nodes if node.name == "max_1").meta["val"] = torch.ones(2, 3).max(dim=0)
+        assert "# (f32[3], i64[3])" in module.print_readable(print_output=False)
+
     def test_strides_and_devices_on_request(self) -> None:
         text = self.module().print_readable(print_output=False, include_stride=True, include_device=True)
         assert "# f32[2, 3][3, 1]cpu" in text

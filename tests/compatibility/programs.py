@@ -107,9 +107,9 @@ def arithmetic_of_shapes(fx):
 @program
 def questions_that_are_not_about_values(fx):
     def forward(x):
-        if torch.jit.is_scripting() or torch.jit.is_tracing() or torch.is_tensor(x):
+        if torch.jit.is_scripting() or torch.jit.is_tracing():
             return -x
-        return x.to(torch.get_default_dtype()).masked_fill(x > 0, torch.finfo(torch.float32).min)
+        return x.to(torch.float64).masked_fill(x > 0, torch.finfo(torch.float32).min)
 
     return fx.symbolic_trace(forward)
 

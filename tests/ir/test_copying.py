@@ -285,3 +285,14 @@ class TestNodeCopy:
         assert result.graph is target
         target.output(result)
         target.lint()
+
+
+def test_a_graph_out_of_order_is_refused_with_what_is_wrong() -> None:
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    relu = graph.call_function(torch.relu, (x,))
+    neg = graph.call_function(torch.neg, (relu,))
+    graph.output(neg)
+    neg.append(relu)
+    with pytest.raises(fx.GraftError, match="node 'neg' uses 'relu' before it has been defined"):
+        copy.deepcopy(graph)

@@ -455,7 +455,6 @@ class TestHooks:
         with pytest.raises(TypeError, match="must be callable, not str"):
             fx.GraphModule(nn.Module(), chain())._register_create_node_hook("hook")
 
-    @pytest.mark.xfail(strict=True, reason="the graph has room for the hooks of one module")
     def test_hooks_of_one_module_survive_a_second_over_the_same_graph(self) -> None:
         graph, told = chain(), []
         first = fx.GraphModule(nn.Module(), graph)

@@ -371,3 +371,15 @@ class TestTrees:
     def test_map_arg_needs_a_function(self) -> None:
         with pytest.raises(TypeError, match="not int"):
             map_arg((1,), 3)
+
+
+@pytest.mark.parametrize("index", [1, 5, -2])
+def test_update_arg_out_of_range(index: int) -> None:
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    relu = graph.call_function(torch.relu, (x,))
+    with pytest.raises(IndexError, match=f"cannot replace argument {index} of node 'relu': it has 1") as caught:
+        relu.update_arg(index, x)
+    assert isinstance(caught.value, fx.GraftError)
+    relu.update_arg(-1, 2)
+    assert relu.args == (2,)

@@ -122,3 +122,26 @@ def test_texts_are_made_only_when_asked_for() -> None:
 def test_placeholders_have_no_line() -> None:
     graph = fx.symbolic_trace(Inner()).graph
     assert next(iter(graph.nodes)).stack_trace is None
+
+
+EXPORTED = """File "/site-packages/launcher.py", line 5, in main
+    model(x)
+File "{user}", line 12, in forward
+    return self.fc(x)
+  File "{torch}/nn/modules/linear.py", line 134, in forward
+    return F.linear(input, self.weight, self.bias)
+"""
+
+
+def test_the_line_of_a_long_trace_is_the_innermost_of_the_user() -> None:
+    trace = EXPORTED.format(user=__file__, torch=torch.__path__[0])
+    assert origin.user_source_line(trace) == (__file__, 12, "forward", "return self.fc(x)")
+    inner = origin.user_source_line(trace[trace.index("  File") :])
+    assert inner is not None and inner.line == 134  # nothing else is known
+
+
+def test_texts_that_are_no_trace() -> None:
+    assert [origin.user_source_line(text) for text in (None, "", "nonsense", 'File "x"')] == [None] * 4
+    assert origin.user_source_line('File "m.py", line 3') == ("m.py", 3, "", "")
+    two = origin.user_source_line('File "m.py", line 3, in a\nFile "m.py", line 4, in b')
+    assert two == ("m.py", 4, "b", "")

@@ -162,6 +162,26 @@ def test_a_table(capsys) -> None:
     assert capsys.readouterr().out == TABLE + "\n"
 
 
+def test_a_table_with_results_and_source_lines() -> None:
+    graph = fx.symbolic_trace(Model()).graph
+    next(node for node in graph.nodes if node.name == "add").meta["val"] = (torch.ones(2, 3), [torch.arange(2)])
+    lines = printing.tabular_text(graph).splitlines()
+    assert lines[0].split() == ["opcode", "name", "target", "args", "kwargs", "result"]
+    assert lines[6].endswith("(f32[2, 3], [i64[2]])") and not lines[5].endswith(" ")
+    lines = printing.tabular_text(graph, source=True).splitlines()
+    assert lines[0].split()[-1] == "source"
+    assert (
+        lines[6].endswith("return torch.add(self.linear(x), self.linear.weight, alpha=scale)") and __file__ in lines[6]
+    )
+
+
+def test_texts_of_values() -> None:
+    assert printing.value_text((torch.ones(1),)) == "(f32[1],)"
+    assert printing.value_text([torch.ones(1), None]) == "[f32[1], None]"
+    assert printing.value_text((1, 2)) is None and printing.value_text(None) is None and printing.value_text(()) is None
+    assert printing.value_text(torch.ones(2, 1), stride=True) == "f32[2, 1][1, 1]"
+
+
 def test_format_node_with_what_is_known_of_the_tensor() -> None:
     node = next(node for node in fx.symbolic_trace(Model()).graph.nodes if node.name == "add")
     node.meta["val"] = torch.ones(2, 3)

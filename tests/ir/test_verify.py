@@ -186,18 +186,18 @@ class TestRegions:
     def test_a_region_never_closed(self) -> None:
         graph, *_, leave_outer = self.region()
         graph.erase_node(leave_outer)
-        assert find_problems(graph) == ["the context opened by 'outer' is never closed"]
+        assert find_problems(graph) == ["the context opened by 'outer' is never closed; close it with a call of exit_context"]
 
     def test_regions_that_cross(self) -> None:
         graph, _, _, leave_inner, leave_outer = self.region()
         leave_inner.prepend(leave_outer)
-        assert "node 'leave_outer' does not close the innermost open context" in find_problems(graph)
+        assert "node 'leave_outer' does not close the innermost open context; move it" in find_problems(graph)
 
     def test_a_region_closed_twice(self) -> None:
         graph, outer, *_ = self.region()
         with graph.inserting_before(graph.output_node()):
             graph.call_function(exit_context, (outer,), name="again")
-        assert find_problems(graph) == ["node 'again' does not close the innermost open context"]
+        assert find_problems(graph) == ["node 'again' does not close the innermost open context; move it"]
 
 
 def test_find_attribute() -> None:

@@ -9,7 +9,6 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from tests.torch_versions import TORCH
 from torchgraft import GraftError, symbolic_trace, zoo
 from torchgraft.capturing.program import capture
 from torchgraft.recording.verify import REFUSED, RIGHT, SKIPPED, WRONG, verify
@@ -233,9 +232,6 @@ class Rounding(nn.Module):
         return self.second(RoundWithGradient.apply(self.first(x)))
 
 
-@pytest.mark.xfail(
-    TORCH >= (2, 15), reason="apply is written in C there, and the run that locates a difference sees through it"
-)
 def test_wrong_gradients():
     model = Rounding()
     program = symbolic_trace(model)
@@ -249,9 +245,6 @@ def test_wrong_gradients():
     assert verify(model, program, (torch.randn(3, 4),), gradients=False).ok
 
 
-@pytest.mark.xfail(
-    TORCH >= (2, 15), reason="apply is written in C there, and the run that locates a difference sees through it"
-)
 def test_wrong_requires_grad():
     model = Rounding()
     program = symbolic_trace(model)
@@ -398,11 +391,11 @@ def test_not_a_number_equals_itself():
 # ---- texts ----
 
 
-@pytest.mark.skipif(TORCH >= (2, 15), reason="torch words the error of the skipped size differently")
 def test_table():
     model = nn.Sequential(nn.Linear(4, 2), nn.ReLU())
     text = str(verify(model, symbolic_trace(model), (torch.ones(2, 4),)))
-    assert text.splitlines() == [
+    *lines, last = text.splitlines()
+    assert lines == [
         "Sequential: the program does what the model does (6 right, 1 skipped)",
         "situation         outputs  inputs  gradients  state  random",
         "example           equal    equal   equal      -      equal",
@@ -411,9 +404,9 @@ def test_table():
         "inputs with grad  equal    equal   equal      -      equal",
         "batch 2 -> 3      equal    equal   equal      -      equal",
         "batch 2 -> 1      equal    equal   -          -      equal",
-        "size 4 -> 2       skipped: the model itself raises RuntimeError: mat1 and mat2 shapes cannot be multiplied "
-        "(2x2 and 4x2)",
     ]
+    reason = last.removeprefix("size 4 -> 2       skipped: the model itself raises RuntimeError: ")
+    assert reason.removeprefix("addmm: ").startswith("mat1 and mat2 shapes cannot be multiplied (2x2 and 4")
 
 
 def test_raise_if_wrong():

@@ -148,7 +148,7 @@ def _candidates(target: Callable[..., Any]) -> list[inspect.Signature]:
         signatures = get_signature_for_torch_op(target)
         if signatures is not None:
             return signatures
-    signature = _python_signature(target)
+    signature = python_signature(target)
     if signature is None or not all(
         parameter.kind in (_Kind.POSITIONAL_OR_KEYWORD, _Kind.KEYWORD_ONLY)
         for parameter in signature.parameters.values()
@@ -157,7 +157,8 @@ def _candidates(target: Callable[..., Any]) -> list[inspect.Signature]:
     return [signature]
 
 
-def _python_signature(target: Callable[..., Any]) -> inspect.Signature | None:
+def python_signature(target: Callable[..., Any]) -> inspect.Signature | None:
+    """The signature of a Python function, or None; where a flag chooses between two functions, the one they share."""
     choice = _boolean_choice(target)
     try:
         if choice is None:

@@ -116,7 +116,8 @@ def _concrete_by_name(concrete_args: Any, parameters: list[inspect.Parameter]) -
     unknown = [name for name in concrete_args if name.lstrip("*") not in {p.name for p in parameters}]
     if unknown:
         raise TraceError(
-            f"concrete_args names {', '.join(map(repr, unknown))}, but the parameters are {', '.join(map(repr, named))}"
+            f"concrete_args names {', '.join(map(repr, unknown))}, but the parameters are {', '.join(map(repr, named))}; "
+            "use these names"
         )
     return {name.lstrip("*"): value for name, value in concrete_args.items()}
 
@@ -142,11 +143,17 @@ def _input_value(tracer: Tracer, parameter: inspect.Parameter, concrete: dict[st
     stars = (
         "*" if parameter.kind is parameter.VAR_POSITIONAL else "**" if parameter.kind is parameter.VAR_KEYWORD else ""
     )
+    target = _input_name(parameter)
     annotation = None if stars or parameter.annotation is inspect.Parameter.empty else parameter.annotation
     if default and not isinstance(default[0], (int, float, complex, str, tuple, list, dict, type(None))):
         # A default may be anything; it is no argument that is computed.
-        return tracer.proxy(tracer.create_node("placeholder", stars + name, default, {}, type_expr=annotation))
-    return tracer.create_proxy("placeholder", stars + name, default, {}, type_expr=annotation)
+        return tracer.proxy(tracer.create_node("placeholder", stars + target, default, {}, type_expr=annotation))
+    return tracer.create_proxy("placeholder", stars + target, default, {}, type_expr=annotation)
+
+
+def _input_name(parameter: inspect.Parameter) -> str:
+    """What the program calls a parameter: its own `self` is the module, whatever the function means by it."""
+    return "self_" if parameter.name == "self" else parameter.name
 
 
 def _guard_identity(tracer: Tracer, function: Callable[..., Any], parameter: inspect.Parameter, value: Proxy) -> None:
@@ -186,7 +193,7 @@ def _concrete_leaf(tracer: Tracer, name: str, number: int, default: tuple[Any, .
     if isinstance(leaf, PHBase):
         _copy_marks(leaf, proxy.node)
         return proxy
-    message = f"{name} has been specialized to have value {leaf} but got another value"
+    message = f"{name} has been specialized to have value {leaf} but got another value; pass that one, or trace again without it"
     if leaf is None:
         tracer.create_proxy("call_function", assert_is_none, (proxy, message), {})
     elif isinstance(
@@ -252,7 +259,7 @@ def _over_leaves(
 ) -> tuple[Callable[..., Any], list[Any]]:
     """Inputs that are containers: the program takes their leaves, the generated code takes them apart."""
     leaves, spec = pytree.tree_flatten(list(values))
-    codegen = PyTreeCodeGen([parameter.name for parameter in parameters], spec)
+    codegen = PyTreeCodeGen([_input_name(parameter) for parameter in parameters], spec)
     tracer.graph._codegen = codegen
 
     def over_leaves(*arguments: Any) -> Any:

@@ -131,9 +131,8 @@ class ModelState:
                 changed.append((module, name))
             put_content_back(container, content)
         for module, name, picture in self._states:
-            if not picture.is_same():
+            if picture():
                 changed.append((module, name))
-                picture.put_back()
         return changed
 
     def _changed_tables(self) -> Iterator[tuple[torch.nn.Module, str, Any, Any]]:

@@ -4,6 +4,7 @@ Only what the code that runs mentions is looked at. The model's own attributes a
 
 from __future__ import annotations
 
+import contextlib
 import dis
 from collections.abc import Callable, Iterator
 from types import CodeType, FunctionType
@@ -46,6 +47,9 @@ class OutsideState:
             return
         self._seen.add(id(function.__code__))
         scope = function.__globals__
+        for cell in function.__closure__ or ():
+            with contextlib.suppress(ValueError):  # a variable that has no value yet
+                self.watch_function(cell.cell_contents)
         for name, is_assigned, line in _mentioned(function.__code__):
             value = scope.get(name, _MISSING)
             if is_assigned:
@@ -56,10 +60,13 @@ class OutsideState:
                 self._watch_value(name, value, scope.get("__name__"), line)
 
     def _watch_binding(self, scope: dict[str, Any], name: str, value: Any, line: SourceLine | None) -> None:
-        def put_back() -> None:
+        def restore() -> bool:
+            if scope.get(name, _MISSING) is value:
+                return False
             scope.pop(name, None) if value is _MISSING else scope.__setitem__(name, value)
+            return True
 
-        self._pictures.append((name, line, Picture(lambda: scope.get(name, _MISSING) is value, put_back)))
+        self._pictures.append((name, line, restore))
 
     def _watch_value(self, name: str, value: Any, home: Any, line: SourceLine | None) -> None:
         if isinstance(value, _PLAIN) or (callable(value) and not isinstance(value, type)):
@@ -81,14 +88,18 @@ class OutsideState:
         self._seen.add(id(cls))
         before = dict(_plain_attributes(cls))
 
-        def put_back() -> None:
-            for key in dict(_plain_attributes(cls)).keys() - before.keys():
+        def restore() -> bool:
+            now = dict(_plain_attributes(cls))
+            if now == before:
+                return False
+            for key in now.keys() - before.keys():
                 delattr(cls, key)
             for key, value in before.items():
                 if vars(cls).get(key, _MISSING) is not value:
                     setattr(cls, key, value)
+            return True
 
-        self._pictures.append((name, line, Picture(lambda: dict(_plain_attributes(cls)) == before, put_back)))
+        self._pictures.append((name, line, restore))
         for key, value in list(vars(cls).items()):
             if type(value) in CONTAINERS and not key.startswith("__") and id(value) not in self._seen:
                 self._seen.add(id(value))
@@ -96,10 +107,8 @@ class OutsideState:
 
     def restore(self) -> tuple[str, SourceLine | None] | None:
         """Put everything back; what had been changed first, and where it is mentioned, or None."""
-        changed = [entry for entry in self._pictures if not entry[2].is_same()]
-        for _, _, picture in changed:
-            picture.put_back()
-        return changed[0][:2] if changed else None
+        changed = [(name, line) for name, line, restore in self._pictures if restore()]
+        return changed[0] if changed else None
 
 
 def _is_users(cls: type) -> bool:

@@ -4,12 +4,13 @@ Which objects are pictured, and what it means that one has changed, is said in `
 
 from __future__ import annotations
 
+import functools
 import random
 import sys
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable
-from operator import is_
-from typing import Any, NamedTuple
+from operator import eq, is_
+from typing import Any
 
 import torch
 
@@ -19,45 +20,53 @@ _BY_VALUE = (int, float, str, bool, bytes)
 _MISSING = object()
 
 
-class Picture(NamedTuple):
-    """The state that one object had: whether it still has it, and how to put it back."""
-
-    is_same: Callable[[], bool]
-    put_back: Callable[[], Any]
+# Puts an object back into the state in which it was pictured, and says whether it had been changed.
+Picture = Callable[[], bool]
 
 
 def picture_of(value: Any) -> Picture | None:
     """A picture of something whose state is in no attribute: a generator of random numbers, or an array."""
     if isinstance(value, random.Random):
-        state = value.getstate()
-        return Picture(lambda: value.getstate() == state, lambda: value.setstate(state))
+        return _picture(value.getstate, value.setstate)
     if isinstance(value, torch.Generator):
-        before = value.get_state()
-        return Picture(lambda: torch.equal(value.get_state(), before), lambda: value.set_state(before))
+        return _picture(value.get_state, value.set_state, torch.equal)
     numpy = sys.modules.get("numpy")
-    return None if numpy is None else _picture_of_numpy(numpy, value)
-
-
-def _picture_of_numpy(numpy: Any, value: Any) -> Picture | None:
+    if numpy is None:
+        return None
     if isinstance(value, numpy.ndarray):
-        content = value.copy()
-        same = lambda: value.tobytes() == content.tobytes()  # noqa: E731 (NaN is the same as itself here)
-        return Picture(same, lambda: numpy.copyto(value, content))
+        same = lambda now, before: now.tobytes() == before.tobytes()  # noqa: E731 (NaN is the same as itself here)
+        return _picture(value.copy, functools.partial(numpy.copyto, value), same)
     if isinstance(value, (numpy.random.Generator, numpy.random.RandomState)):
         source = value.bit_generator if isinstance(value, numpy.random.Generator) else value._bit_generator
-        state = source.state
-        return Picture(lambda: repr(source.state) == repr(state), lambda: setattr(source, "state", state))
+        same = lambda now, before: repr(now) == repr(before)  # noqa: E731 (a state has arrays in it)
+        return _picture(lambda: source.state, functools.partial(setattr, source, "state"), same)
     return None
 
 
+def _picture(read: Callable[[], Any], write: Callable[[Any], Any], same: Callable[..., bool] = eq) -> Picture:
+    before = read()
+
+    def restore() -> bool:
+        if same(read(), before):
+            return False
+        write(before)
+        return True
+
+    return restore
+
+
 def picture_of_container(container: Any, is_memo: Callable[[Any], bool] = lambda value: False) -> Picture:
-    """A picture of what a container holds; a dict to which only memos were added counts as the same."""
+    """A picture of what a container holds; adding memos to a dict counts as no change."""
     content = container.copy()
 
-    def is_the_same() -> bool:
-        return same_content(container, content) or only_memos_added(container, content, is_memo)
+    def restore() -> bool:
+        if same_content(container, content):
+            return False
+        is_changed = not only_memos_added(container, content, is_memo)
+        put_content_back(container, content)
+        return is_changed
 
-    return Picture(is_the_same, lambda: put_content_back(container, content))
+    return restore
 
 
 def same_content(container: Any, content: Any) -> bool:

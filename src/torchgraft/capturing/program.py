@@ -19,7 +19,7 @@ from torchgraft.capturing.reads import KeepWhole
 from torchgraft.capturing.regions import remove_empty_regions
 from torchgraft.capturing.sizes import unwrapped
 from torchgraft.capturing.watch import Watcher, WatchingMode, has_hooks, hooks_for_all
-from torchgraft.capturing.whole import eager_error, whole_program
+from torchgraft.capturing.whole import eager_error, modules_of, whole_program
 from torchgraft.capturing.wrapping import Autowrap, wrapped_patches
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import TraceError
@@ -88,27 +88,27 @@ class _Capture:
     ) -> None:
         self.model, self.args, self.kwargs, self.rule = model, args, kwargs, rule
         owner = getattr(model, "__self__", None)
-        self.root = next((item for item in (model, owner) if isinstance(item, torch.nn.Module)), None)
+        self.owner = next((item for item in (model, owner) if isinstance(item, torch.nn.Module)), None)
+        self.root = modules_of(model) if self.owner is None else self.owner
         self.kept: dict[type, str] = {}
         self.symbolic, self.plain_flags = True, False
 
     def run(self) -> GraphModule:
         reason = self._reason_for_one_call()
         while reason is None:
-            root = torch.nn.Module() if self.root is None else self.root
-            watcher = Watcher(root, self._is_leaf, self.symbolic, self.plain_flags)
+            watcher = Watcher(self.root, self._is_leaf, self.symbolic, self.plain_flags)
             try:
                 return self._finished(_watched_run(watcher, self.model, self.args, self.kwargs, self._whole_modules()))
             except KeepWhole as request:
                 reason = self._keep(request)
             except Exception as error:
                 reason = self._ask_less(error)
-        program = whole_program(self.model, self.root, self.args, self.kwargs)
+        program = whole_program(self.model, self.owner, self.args, self.kwargs)
         program.meta["kept_whole"] = {"": reason}
         return program
 
     def _finished(self, program: GraphModule) -> GraphModule:
-        named = self.root.named_modules() if self.root is not None and self.kept else ()
+        named = self.root.named_modules() if self.kept else ()
         program.meta["kept_whole"] = {
             path: self.kept[type(module)] for path, module in named if type(module) in self.kept
         }
@@ -118,15 +118,14 @@ class _Capture:
         return type(module) in self.kept or self.rule(module, path)
 
     def _whole_modules(self) -> set[torch.nn.Module]:
-        if self.root is None or not self.kept:
+        if not self.kept:
             return set()
         return {inner for module in self.root.modules() if type(module) in self.kept for inner in module.modules()}
 
     def _reason_for_one_call(self) -> str | None:
         """Why a model is not looked into at all."""
-        if self.root is None:
-            return None
-        if any(is_lazy(value) for module in self.root.modules() for value in module._parameters.values()):
+        parameters = [value for module in self.root.modules() for value in module._parameters.values()]
+        if any(value is not None and is_lazy(value) for value in parameters):
             raise TraceError(
                 f"cannot capture {type(self.root).__name__}: it has lazy parameters, and running it would change it; "
                 "run it once on these inputs, then capture it"

@@ -154,11 +154,11 @@ class Questions:
 
 def _is_asking_for_class(frame: FrameType) -> bool:
     """Not torch's own functions, which look at the classes of their arguments to find out how they are given."""
+    if dis.opname[frame.f_code.co_code[frame.f_lasti]] in ("LOAD_ATTR", "MATCH_CLASS"):
+        return True
     call = _running_call(frame.f_code, frame.f_lasti)
     name = call.func if call is not None else None
-    if isinstance(name, (ast.Name, ast.Attribute)):
-        return (name.id if isinstance(name, ast.Name) else name.attr) in ("isinstance", "is_tensor")
-    return dis.opname[frame.f_code.co_code[frame.f_lasti]] in ("LOAD_ATTR", "MATCH_CLASS")
+    return getattr(name, "id", None) == "isinstance" or getattr(name, "attr", getattr(name, "id", None)) == "is_tensor"
 
 
 def _is_asking_for_attribute(frame: FrameType) -> bool:

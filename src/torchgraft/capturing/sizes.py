@@ -120,20 +120,20 @@ class SymbolicNumber:
 class _Int(torch.SymInt):
     """A symbolic number as the model sees it: for `isinstance` an int, which cannot be inherited from and stay symbolic."""
 
-    @property
-    def __class__(self) -> type:  # type: ignore[override]
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
         return int
 
 
 class _Float(torch.SymFloat):
-    @property
-    def __class__(self) -> type:  # type: ignore[override]
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
         return float
 
 
 class _Bool(torch.SymBool):
-    @property
-    def __class__(self) -> type:  # type: ignore[override]
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
         return bool
 
 
@@ -260,9 +260,8 @@ for _name, _symbol in (
     ),
     *zip(("and_", "or_", "xor", "lshift", "rshift"), ("&", "|", "^", "<<", ">>"), strict=True),
 ):
-    _function, _plain_name = getattr(operator, _name), _name.strip("_")
-    _add_operator(f"__{_plain_name}__", _function, _symbol, is_swapped=False)
-    _add_operator(f"__r{_plain_name}__", _function, _symbol, is_swapped=True)
+    _add_operator(f"__{_name.strip('_')}__", getattr(operator, _name), _symbol, is_swapped=False)
+    _add_operator(f"__r{_name.strip('_')}__", getattr(operator, _name), _symbol, is_swapped=True)
 for _name, _symbol in zip(("eq", "ne", "lt", "le", "gt", "ge"), ("==", "!=", "<", "<=", ">", ">="), strict=True):
     _add_operator(f"__{_name}__", getattr(operator, _name), _symbol, is_swapped=False)
 for _name, (_function, _symbol) in {
@@ -289,5 +288,5 @@ def _swapped_divmod(self: Any, other: Any) -> Any:
 
 
 for _class in (_Int, _Float, _Bool):
-    _class.__hash__ = _hash  # type: ignore[assignment]
-    _class.__divmod__, _class.__rdivmod__ = _divmod, _swapped_divmod  # type: ignore[attr-defined]
+    for _name, _method in {"__hash__": _hash, "__divmod__": _divmod, "__rdivmod__": _swapped_divmod}.items():
+        setattr(_class, _name, _method)

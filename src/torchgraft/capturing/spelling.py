@@ -73,7 +73,9 @@ class Spelling:
         self.of_any_length = name in _OF_ANY_LENGTH
         self.is_written_back = name.endswith("_") and not name.endswith("__")
         self.may_write = self.is_written_back or name in _WRITING_OPERATORS or name in _WRITING_FUNCTIONS
-        self.operator, self.operands = _OPERATORS.get(name, (None, -1))
+        known = _OPERATORS.get(name)
+        self.operator: Any = None if known is None else known[0]
+        self.operands = -1 if known is None else known[1]
         is_method = torch.overrides.is_tensor_method_or_property(function)
         self.opcode = "call_method" if is_method else "call_function"
         self.target = name if is_method else function

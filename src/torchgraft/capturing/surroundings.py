@@ -18,7 +18,7 @@ from torchgraft.errors import TraceError
 
 
 # The methods themselves: the functions of the module are patched during a run.
-_read_random, _write_random = random._inst.getstate, random._inst.setstate  # type: ignore[attr-defined]
+_read_random, _write_random = random._inst.getstate, random._inst.setstate
 
 
 class Surroundings:

@@ -25,7 +25,6 @@ from torchgraft.capturing.tracer_base import UNCHANGED_TYPES
 from torchgraft.errors import TraceError
 from torchgraft.ir.graph import Graph
 from torchgraft.ir.guards import check_length, check_training
-from torchgraft.ir.names import snake_case
 from torchgraft.ir.node import Argument, Node
 from torchgraft.ir.origin import current_source_line, user_instruction
 from torchgraft.ir.structures import put_together, take_apart
@@ -437,7 +436,8 @@ class Watcher(Reads):
         """Run a module; a leaf is written down as one call, any other by what it does."""
         path = self.paths.get(m)
         if path is None and not self._switching and _has_tensors(m):
-            path = self._adopt(m)
+            what = f"{type(m).__name__} is called, and is no submodule of the model"
+            raise KeepWhole(self._modules[-1], f"{what}{at_line()}")
         if path is None or self._switching:
             return forward(*args, **kwargs)
         outer = self._scope_chain
@@ -480,21 +480,6 @@ class Watcher(Reads):
             for value in (*inner._parameters.values(), *inner._buffers.values()):
                 if value is not None:
                     self.surroundings.save(value)
-
-    def _adopt(self, module: torch.nn.Module) -> str:
-        """A module that the root does not know: a function's is made known, and a model hides it for a reason."""
-        if type(self.root) is not torch.nn.Module:
-            raise KeepWhole(
-                self._modules[-1], f"{type(module).__name__} is called, and is no submodule of the model{at_line()}"
-            )
-        name = self.graph._graph_namespace.create_name(snake_case(type(module).__name__))
-        self.root._modules[name] = module
-        self.root.__dict__["training"] = module.training
-        for path, inner in module.named_modules(prefix=name):
-            self.paths.setdefault(inner, path)
-        self._names = names_of_tensors(self.paths)
-        self.unwatched(self._save_all, module)
-        return name
 
     def _run_leaf(self, forward: Callable[..., Any], node: Node, args: Any, kwargs: Any) -> Any:
         given = _versions((args, kwargs))

@@ -4,7 +4,9 @@ When that is so is decided in `program.py`.
 
 from __future__ import annotations
 
+import functools
 import inspect
+from types import CellType, FunctionType
 from typing import Any
 
 import torch
@@ -65,24 +67,38 @@ def _arguments(
     of_kind = {name: parameter.kind for name, parameter in signature.parameters.items() if name in nodes}
     packed = next((nodes[name] for name, kind in of_kind.items() if kind is kinds.VAR_POSITIONAL), None)
     packed_named = next((nodes[name] for name, kind in of_kind.items() if kind is kinds.VAR_KEYWORD), None)
-    # A parameter with a default that code cannot spell has no placeholder; what comes after it is given by name.
+    # What has a default is given by name, as people do; decorators of a forward (transformers has some) count on it.
     positional, named = [], {}
-    is_complete = True
     for name, parameter in signature.parameters.items():
-        if name not in nodes:
-            is_complete = False
-        elif parameter.kind in (kinds.POSITIONAL_ONLY, kinds.POSITIONAL_OR_KEYWORD) and is_complete:
-            positional.append(nodes[name])
-        elif parameter.kind in (kinds.POSITIONAL_OR_KEYWORD, kinds.KEYWORD_ONLY):
+        if name not in nodes or parameter.kind in (kinds.VAR_POSITIONAL, kinds.VAR_KEYWORD):
+            continue
+        has_default = parameter.default is not kinds.empty and packed is None
+        if parameter.kind is kinds.KEYWORD_ONLY or (has_default and parameter.kind is not kinds.POSITIONAL_ONLY):
             named[name] = nodes[name]
+        else:
+            positional.append(nodes[name])
     return tuple(positional), packed, named, packed_named
 
 
-def eager_error(
-    model: Any, root: torch.nn.Module | None, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Exception | None:
+def modules_of(function: Any) -> torch.nn.Module:
+    """A module that holds the modules which a function mentions, under the names it has for them."""
+    holder = torch.nn.Module()
+    function = inspect.unwrap(function.func if isinstance(function, functools.partial) else function)
+    if isinstance(function, FunctionType):
+        code = function.__code__
+        cells = zip(code.co_freevars, function.__closure__ or (), strict=True)
+        found = {name: cell.cell_contents for name, cell in cells if cell != CellType()}
+        found |= {name: function.__globals__[name] for name in code.co_names if name in function.__globals__}
+        for name, value in found.items():
+            if isinstance(value, torch.nn.Module) and value not in holder._modules.values():
+                holder._modules[name] = value
+                holder.training = value.training
+    return holder
+
+
+def eager_error(model: Any, root: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Exception | None:
     """What the model itself raises on these inputs; it is left as it was."""
-    modules = {} if root is None else {module: path for path, module in root.named_modules()}
+    modules = {module: path for path, module in root.named_modules()}
     state, surroundings = ModelState(modules), Surroundings(modules)
     for module in modules:
         state.watch(module)

@@ -10,11 +10,11 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from torchgraft.cli import demo, doctor
+from torchgraft.cli import demo, doctor, run_passes
 from torchgraft.errors import GraftError
 from torchgraft.version import __version__
 
-COMMANDS = (demo, doctor)
+COMMANDS = (demo, doctor, run_passes)
 
 FAILED = 1
 WRONG_USAGE = 2

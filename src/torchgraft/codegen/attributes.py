@@ -22,23 +22,24 @@ class Adoption:
         # For each path the module there in the model, and the one that stands for it (None if it came along whole).
         self._containers: dict[str, tuple[Any, torch.nn.Module | None]] = {"": (source, destination)}
 
-    def adopt(self, path: str) -> None:
-        """Make the attribute at `path` available under the same path."""
+    def adopt(self, path: str) -> bool:
+        """Make the attribute at `path` available under the same path; whether it is a plain tensor, no buffer of the model."""
         prefix, _, name = path.rpartition(".")
         original, holder = self._containers.get(prefix) or self._container(prefix, path)
         if holder is None:
-            return  # a module of the model was adopted whole, and everything in it came along
+            return False  # a module of the model was adopted whole, and everything in it came along
         if isinstance(original, torch.nn.Module):
             module = original._modules.get(name)
             if module is not None and not hasattr(type(holder), name):
                 holder._modules[name] = module
                 self._containers[path] = (module, None)
-                return
+                return False
         value = getattr(original, name, _MISSING)
         if value is _MISSING:
             self._refuse(path)
         persistent = isinstance(original, torch.nn.Module) and _is_persistent_buffer(original, name)
         place_attribute(holder, name, value, persistent)
+        return is_plain_tensor(value) and name not in getattr(original, "_buffers", ())
 
     def _container(self, prefix: str, path: str) -> tuple[Any, torch.nn.Module | None]:
         outer, _, name = prefix.rpartition(".")
@@ -79,13 +80,17 @@ def assign_attribute(destination: torch.nn.Module, path: str, value: Any) -> Non
 
 def place_attribute(holder: Any, name: str, value: Any, persistent: bool) -> None:
     """Set one attribute; a tensor becomes a buffer, so that it follows the module to other devices."""
-    is_plain_tensor = isinstance(value, torch.Tensor) and not isinstance(value, torch.nn.Parameter)
-    if is_plain_tensor and isinstance(holder, torch.nn.Module) and getattr(holder, name, None) is not value:
+    if is_plain_tensor(value) and isinstance(holder, torch.nn.Module) and getattr(holder, name, None) is not value:
         if hasattr(holder, name):
             delattr(holder, name)
         holder.register_buffer(name, value, persistent=persistent)
     else:
         setattr(holder, name, value)
+
+
+def is_plain_tensor(value: Any) -> bool:
+    """Whether a value is a tensor and no parameter."""
+    return isinstance(value, torch.Tensor) and not isinstance(value, torch.nn.Parameter)
 
 
 def _is_persistent_buffer(module: torch.nn.Module, name: str) -> bool:

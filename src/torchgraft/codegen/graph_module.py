@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from torchgraft.codegen.attributes import Adoption, assign_attribute, place_attribute
+from torchgraft.codegen.attributes import Adoption, assign_attribute, is_plain_tensor, place_attribute
 from torchgraft.codegen.source import PythonCode, PyTreeCodeGen
 from torchgraft.errors import GraphError
-from torchgraft.ir.graph import EditHooks, Graph
+from torchgraft.ir.graph import EditHooks, Graph, SharedHooks
 from torchgraft.ir.guards import Guard, explanation, find_guards
 from torchgraft.ir.leaf_functions import GENERATED
 from torchgraft.ir.node import Node
@@ -69,6 +69,7 @@ class GraphModule(torch.nn.Module):
         _deepcopy_hooks: list[Callable[[GraphModule], Any]]
     _instance: Any = staticmethod(lambda: None)
     _python_code: Any = None
+    _plain_tensors: Any = ()
     # TorchScript compiles every property it is not told to leave alone.
     __jit_unused_properties__ = ["code", "graph", "guards"]  # noqa: RUF012 (TorchScript looks for a list)
 
@@ -102,11 +103,17 @@ class GraphModule(torch.nn.Module):
         constants = graph._constants
         _refuse_own_names(graph)
         adoption = Adoption(root, self)
+        plain = list(root._plain_tensors) if isinstance(root, GraphModule) else []
         for path in _referenced_paths(graph):
             if path in constants and not hasattr(root, path):
                 place_attribute(self, path, constants[path], persistent=False)
+                is_plain = is_plain_tensor(constants[path])
             else:
-                adoption.adopt(path)
+                is_plain = adoption.adopt(path)
+            if is_plain:
+                plain.append(path)
+        if plain:
+            self._plain_tensors = tuple(plain)
 
     def _adopt_values(self, root: dict[str, Any], graph: Graph) -> None:
         values = {**graph._constants, **root}
@@ -131,13 +138,13 @@ class GraphModule(torch.nn.Module):
     @graph.setter
     def graph(self, graph: Graph) -> None:
         if not isinstance(graph, Graph):
-            raise GraphError(f"Expected a Graph instance, but got {type(graph).__name__}")
+            raise GraphError(f"Expected a Graph instance, but got {type(graph).__name__}; give a torchgraft.Graph")
         previous = self.__dict__.get("_graph")
         if previous is not None and previous is not graph:
             previous._remove_owner(self)
         self.__dict__["_graph"] = graph
         graph._add_owner(self)
-        graph._hooks = self._edit_hooks
+        graph._hooks = self._edit_hooks if len(graph._owners) == 1 else SharedHooks(graph)
         self._graph_changed()
 
     def _graph_changed(self) -> None:
@@ -220,6 +227,15 @@ class GraphModule(torch.nn.Module):
 
         write_folder(self, folder, module_name)
 
+    def _repr_svg_(self) -> str | None:
+        """A drawing for notebooks; a large program is drawn with its modules closed, a huge one only printed."""
+        from torchgraft.view.drawing import draw
+
+        count = len(self.graph.nodes)
+        if count > 3000:
+            return None
+        return draw(self).svg if count <= 300 else draw(self, depth=2, fold=True).svg
+
     # ---- submodules ----
 
     def add_submodule(self, target: str, m: torch.nn.Module) -> bool:
@@ -263,6 +279,21 @@ class GraphModule(torch.nn.Module):
                 used.update(f"{node._target}.{name}" for name, _ in module.named_modules() if name)
         for name in [name for name, _ in self.named_modules() if name and name not in used]:
             self.delete_submodule(name)
+
+    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> GraphModule:
+        """Tensors that are no buffers of the model follow the program to other devices, but keep their type as they do there."""
+        before = []
+        for path in self._plain_tensors:
+            container, _, name = path.rpartition(".")
+            with contextlib.suppress(AttributeError):  # an edit may have taken it away
+                holder = self.get_submodule(container)
+                before.append((holder, name, holder._buffers.get(name)))
+        super()._apply(fn, recurse)
+        for holder, name, tensor in before:
+            now = holder._buffers.get(name)
+            if tensor is not None and now is not None and now.dtype != tensor.dtype:
+                holder._buffers[name] = tensor.to(now.device)
+        return self
 
     # ---- hooks on edits ----
 
@@ -370,7 +401,7 @@ def _referenced_paths(graph: Graph) -> list[str]:
 
 
 _OWN_NAMES = frozenset(dir(GraphModule)) - frozenset(dir(torch.nn.Module)) | {
-    "meta", "_graph", "_edit_hooks", "_deepcopy_hooks", "_in_spec", "_out_spec",
+    "meta", "_graph", "_edit_hooks", "_deepcopy_hooks", "_plain_tensors", "_in_spec", "_out_spec",
 }  # fmt: skip
 
 

@@ -19,7 +19,8 @@ from torchgraft.ir.contexts import enter_context, exit_context
 from torchgraft.ir.leaf_functions import wrap
 from torchgraft.ir.names import Namespace
 from torchgraft.ir.node import Node
-from torchgraft.ir.printing import known_value, tensor_text
+from torchgraft.ir.origin import user_source_line
+from torchgraft.ir.printing import known_value, value_text
 from torchgraft.ir.pytree import tree_flatten_spec
 
 if TYPE_CHECKING:
@@ -142,30 +143,24 @@ class _Comments:
         return f"\033[2m{text}\033[0m" if self.colored else text
 
     def above(self, node: Node) -> str | None:
-        trace = node.stack_trace
-        if not trace or node._op in ("placeholder", "output"):
+        line = user_source_line(node.stack_trace) if node._op not in ("placeholder", "output") else None
+        if line is None:
             return None
-        lines = [line.strip() for line in trace.strip().splitlines()]
-        heads = [index for index, line in enumerate(lines) if line.startswith("File ")]
-        if not heads:
-            return None
-        where = (
-            lines[heads[-1]]
-            .removeprefix("File ")
-            .replace('"', "", 2)
-            .replace(", line ", ":", 1)
-            .replace(", in ", " in ", 1)
-        )
-        text = lines[heads[-1] + 1] if heads[-1] + 1 < len(lines) else ""
-        comment = self.paint(f"# {where}: {text}")
+        function = f" in {line.function}" if line.function else ""
+        comment = self.paint(f"# {line.file}:{line.line}{function}: {line.text}")
         if comment == self._previous:
             return None
         self._previous = comment
         return comment
 
     def behind(self, node: Node) -> str:
-        text = tensor_text(known_value(node), self.include_stride, self.include_device)
+        text = value_text(known_value(node), self.include_stride, self.include_device)
         return f"  {self.paint('# ' + text)}" if text else ""
+
+    def input(self, node: Node) -> str | None:
+        """A line of its own for an input, which has no statement to stand behind."""
+        text = value_text(known_value(node), self.include_stride, self.include_device)
+        return self.paint(f"# {node._name}: {text}") if text else None
 
 
 class _Function:
@@ -237,6 +232,12 @@ class _Function:
                 body.append(f"\n    {indent}{comment}\n" if body else f"{indent}{comment}\n")
                 owners.append(index)
             text = self._statement(node)
+            if text is None and comments is not None:
+                text = comments.input(node)
+                if text is not None:
+                    body.append(f"{text}\n")
+                    owners.append(index)
+                    continue
             if text is None:
                 continue
             if node._target is enter_context and node._op == "call_function":

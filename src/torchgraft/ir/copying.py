@@ -16,6 +16,7 @@ from torchgraft.errors import GraphError
 from torchgraft.ir.arguments import EMPTY_DICT, map_aggregate
 from torchgraft.ir.node import _LEAVES, Node, map_arg
 from torchgraft.ir.printing import qualified_name
+from torchgraft.ir.verify import lint
 
 if TYPE_CHECKING:
     from torchgraft.ir.graph import Graph
@@ -28,6 +29,19 @@ def copy_graph(source: Graph, memo: dict[int, Any]) -> Graph:
     memo[id(source)] = result
     result._graph_namespace = source._graph_namespace.copy()
     result._constants = dict(source._constants)
+    try:
+        _copy_nodes(source, result, memo)
+    except KeyError:
+        lint(source)  # which says which node uses one that comes later, or is none of the graph's
+        raise
+    result._length = source._length
+    result._order_is_stale = source._order_is_stale
+    if source._code_generator is not None:
+        result._code_generator = copy.deepcopy(source._code_generator, memo)
+    return result
+
+
+def _copy_nodes(source: Graph, result: Graph, memo: dict[int, Any]) -> None:
     copies: dict[Node, Node] = {}
     lookup = copies.__getitem__
     root = previous = result._root
@@ -55,11 +69,6 @@ def copy_graph(source: Graph, memo: dict[int, Any]) -> Graph:
         previous = clone
     previous._next = root
     root._prev = previous
-    result._length = source._length
-    result._order_is_stale = source._order_is_stale
-    if source._code_generator is not None:
-        result._code_generator = copy.deepcopy(source._code_generator, memo)
-    return result
 
 
 class _NodeReference(NamedTuple):

@@ -44,6 +44,23 @@ class EditHooks:
         self.replace: list[Callable[..., Any]] = []
 
 
+class SharedHooks:
+    """The hooks of all the modules that run one graph."""
+
+    __slots__ = ("_graph",)
+
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
+
+    def _of_all(self, kind: str) -> list[Callable[..., Any]]:
+        owners = [reference() for reference in self._graph._owners]
+        return [hook for owner in owners if hasattr(owner, "_edit_hooks") for hook in getattr(owner._edit_hooks, kind)]
+
+    create = property(lambda self: self._of_all("create"))
+    erase = property(lambda self: self._of_all("erase"))
+    replace = property(lambda self: self._of_all("replace"))
+
+
 class NodeList:
     """The nodes of a graph in order; may be walked while the graph is edited."""
 
@@ -128,7 +145,7 @@ class Graph:
         self._after = False
         self._graph_namespace = Namespace()
         self._owners: list[weakref.ref[torch.nn.Module]] = []
-        self._hooks: EditHooks | None = None
+        self._hooks: EditHooks | SharedHooks | None = None
         self._tracer_cls = tracer_cls
         self._tracer_extras = tracer_extras
         self._code_generator: CodeGen | None = None
@@ -162,6 +179,7 @@ class Graph:
 
     def _remove_owner(self, module: torch.nn.Module) -> None:
         self._owners = [reference for reference in self._owners if reference() not in (module, None)]
+        self._hooks = SharedHooks(self) if self._owners else None
 
     def _invalidate(self) -> None:
         self._fresh = False
@@ -214,11 +232,13 @@ class Graph:
         if args is None:
             args = ()
         elif not isinstance(args, tuple):
-            raise GraphError(f"cannot create a {op} node: args must be a tuple, not {type(args).__name__}")
+            raise GraphError(f"cannot create a {op} node: args must be a tuple, not {type(args).__name__}; make it one")
         if kwargs is None:
             kwargs = EMPTY_DICT
         elif not isinstance(kwargs, dict):
-            raise GraphError(f"cannot create a {op} node: kwargs must be a dict, not {type(kwargs).__name__}")
+            raise GraphError(
+                f"cannot create a {op} node: kwargs must be a dict, not {type(kwargs).__name__}; make it one"
+            )
         return self._make_node(op, target, args, kwargs, name or self._target_to_str(target), type_expr)
 
     def _make_node(
@@ -499,11 +519,11 @@ class Graph:
 
         return eliminate_dead_code(self, is_impure_node)
 
-    def print_tabular(self) -> None:
-        """Print the nodes as a table."""
+    def print_tabular(self, source: bool = False) -> None:
+        """Print the nodes as a table; with `source`, also the user's line that each was made from."""
         from torchgraft.ir.printing import tabular_text
 
-        print(tabular_text(self))  # noqa: T201 (printing is what the method is asked for)
+        print(tabular_text(self, source))  # noqa: T201 (printing is what the method is asked for)
 
     def __str__(self) -> str:
         from torchgraft.ir.printing import graph_text

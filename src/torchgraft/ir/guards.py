@@ -144,6 +144,18 @@ def check_length(found: Any, expected: int, condition: str, where: str) -> None:
 check_length.__torchgraft_effect__ = True  # type: ignore[attr-defined]
 
 
+def check_kind(found: Any, expected: type, name: str, where: str) -> None:
+    """Raise unless a value is of the kind that the model was told when it asked."""
+    if not isinstance(found, expected):
+        raise GuardError(
+            f"the program was captured for a {expected.__name__} as '{name}', and now it is a {type(found).__name__}: the model "
+            f"asks what it is at {where}; fix the value with concrete_args, or name its type in the signature"
+        )
+
+
+check_kind.__torchgraft_effect__ = True  # type: ignore[attr-defined]
+
+
 @dataclass(frozen=True)
 class Guard:
     """Something the program was captured for: it raises GuardError where it is not so."""
@@ -170,6 +182,9 @@ def find_guards(graph: Graph) -> list[Guard]:
         elif node._target is check_given:
             _, name, where = node._args
             guards.append(Guard(f"'{name}' is given", True, where, node))
+        elif node._target is check_kind:
+            _, kind, name, where = node._args
+            guards.append(Guard(f"'{name}' is a {kind.__name__}", True, where, node))
         elif node._target is check_training:
             found, expected, where = node._args
             guards.append(Guard(str(getattr(found, "target", "training")), expected, where, node))

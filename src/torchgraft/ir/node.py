@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from torchgraft.errors import GraphError
+from torchgraft.errors import GraphError, UnknownArgumentError
 from torchgraft.ir.arguments import EMPTY_DICT, immutable_dict, immutable_list, map_aggregate, rebuild_tuple
 from torchgraft.ir.names import is_legal_name
 from torchgraft.ir.origin import Origin, metadata
@@ -299,6 +299,11 @@ class Node:
     def update_arg(self, idx: int, arg: Argument) -> None:
         """Put `arg` in the place of positional argument `idx`."""
         args = list(self._args)
+        if not -len(args) <= idx < len(args):
+            raise UnknownArgumentError(
+                f"cannot replace argument {idx} of node '{self._name}': it has {len(args)} positional arguments; "
+                "give an index below that, or use insert_arg or update_kwarg"
+            )
         args[idx] = arg
         self.args = args
 

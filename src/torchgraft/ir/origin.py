@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import linecache
 import os
+import re
 import sys
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
@@ -47,12 +48,15 @@ def is_user_code(code: CodeType) -> bool:
     """Whether code belongs neither to torch nor to torchgraft."""
     known = _is_user_code.get(id(code))
     if known is None:
-        name = code.co_filename
-        internal = name.startswith(_INTERNAL_FOLDERS) and not name.startswith(_USER_FOLDERS)
         if len(_is_user_code) > 100_000:
             _is_user_code.clear()
-        known = _is_user_code[id(code)] = code, not internal and not name.startswith("<frozen ")
+        known = _is_user_code[id(code)] = code, _is_user_file(code.co_filename)
     return known[1]
+
+
+def _is_user_file(name: str) -> bool:
+    internal = name.startswith(_INTERNAL_FOLDERS) and not name.startswith(_USER_FOLDERS)
+    return not internal and not name.startswith("<frozen ")
 
 
 def user_instruction(depth: int = 1) -> tuple[CodeType | None, int]:
@@ -72,6 +76,19 @@ def source_line(code: CodeType | None, instruction: int) -> SourceLine | None:
     """The file, line and text of an instruction, or None where there is no user code."""
     if code is None:
         return None
+    known = _lines.get((id(code), instruction))
+    if known is None:
+        if len(_lines) > 100_000:
+            _lines.clear()
+        known = _lines[id(code), instruction] = code, _find_line(code, instruction)
+    return known[1]
+
+
+# As `_is_user_code`: finding a line means walking through all instructions before it, and guards ask for it right away.
+_lines: dict[tuple[int, int], tuple[CodeType, SourceLine]] = {}
+
+
+def _find_line(code: CodeType, instruction: int) -> SourceLine:
     position = next(itertools.islice(code.co_positions(), max(instruction, 0) // 2, None), None)
     line = (position[0] if position else None) or code.co_firstlineno
     return SourceLine(code.co_filename, line, code.co_name, linecache.getline(code.co_filename, line).strip())
@@ -88,6 +105,29 @@ def stack_trace_text(origin: Origin) -> str | None:
     if line is None:
         return None
     return f'  File "{line.file}", line {line.line}, in {line.function}\n    {line.text}\n'
+
+
+_TRACE_ENTRY = re.compile(r'^\s*File "(.+)", line (\d+)(?:, in (.+))?$')
+
+
+def user_source_line(trace: str | None) -> SourceLine | None:
+    """The innermost line of a traceback text that is the user's own; where none is, the innermost of all.
+
+    >>> print(user_source_line('  File "model.py", line 8, in forward\\n    y = self.relu(x)\\n'))
+    model.py:8 "y = self.relu(x)"
+    """
+    if not trace:
+        return None
+    lines = trace.splitlines()
+    entries = []
+    for number, line in enumerate(lines):
+        found = _TRACE_ENTRY.match(line)
+        if found is not None:
+            text = lines[number + 1].strip() if number + 1 < len(lines) else ""
+            is_text = text and not _TRACE_ENTRY.match(text)
+            entries.append(SourceLine(found[1], int(found[2]), found[3] or "", text if is_text else ""))
+    own = [entry for entry in entries if _is_user_file(entry.file)] or entries
+    return own[-1] if own else None
 
 
 def module_stack(scope: Scope | None) -> dict[str, tuple[str, type]]:

@@ -16,6 +16,7 @@ import torch
 
 from torchgraft.errors import GraphError
 from torchgraft.ir.node import Node
+from torchgraft.ir.origin import user_source_line
 
 if TYPE_CHECKING:
     from torchgraft.ir.graph import Graph
@@ -150,6 +151,23 @@ def tensor_text(value: Any, stride: bool = False, device: bool = False) -> str |
     return text
 
 
+def value_text(value: Any, stride: bool = False, device: bool = False) -> str | None:
+    """`tensor_text`, also for a tuple or list of tensors: `(f32[2, 3], i64[2])`; None where there is no tensor in it.
+
+    >>> value_text((torch.ones(2, 3), [torch.arange(2)], 7))
+    '(f32[2, 3], [i64[2]], 7)'
+    """
+    if isinstance(value, (tuple, list)) and not hasattr(value, "dtype"):
+        parts = [value_text(item, stride, device) for item in value]
+        if all(part is None for part in parts):
+            return None
+        texts = [str(item) if part is None else part for part, item in zip(parts, value, strict=True)]
+        opening, closing = ("[", "]") if isinstance(value, list) else ("(", ")")
+        comma = "," if len(texts) == 1 and closing == ")" else ""
+        return f"{opening}{', '.join(texts)}{comma}{closing}"
+    return tensor_text(value, stride, device)
+
+
 def known_value(node: Node) -> Any:
     """What a pass noted about the value of a node: a tensor, its metadata, or None."""
     meta = node.meta
@@ -191,10 +209,17 @@ def graph_text(graph: Graph) -> str:
     return "\n    ".join(["graph():", *[str(format_node(node)) for node in graph.nodes]])
 
 
-def tabular_text(graph: Graph) -> str:
-    """The nodes as a table with a column each for opcode, name, target, args and kwargs."""
-    rows = [("opcode", "name", "target", "args", "kwargs")]
-    rows += [(n._op, n._name, target_text(n._target), str(n._args), str(dict(n._kwargs))) for n in graph.nodes]
-    widths = [max(len(row[column]) for row in rows) for column in range(5)]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    return "\n".join([lines[0], "  ".join("-" * width for width in widths), *lines[1:]])
+def tabular_text(graph: Graph, source: bool = False) -> str:
+    """The nodes as a table: opcode, name, target, args and kwargs; the result where it is known; the source line if wanted."""
+    rows = [["opcode", "name", "target", "args", "kwargs"]]
+    rows += [[n._op, n._name, target_text(n._target), str(n._args), str(dict(n._kwargs))] for n in graph.nodes]
+    results = [value_text(known_value(node)) or "" for node in graph.nodes]
+    if any(results):
+        rows = [[*row, text] for row, text in zip(rows, ["result", *results], strict=True)]
+    if source:
+        lines = [user_source_line(node.stack_trace) for node in graph.nodes]
+        texts = [f"{line.file}:{line.line}  {line.text}" if line else "" for line in lines]
+        rows = [[*row, text] for row, text in zip(rows, ["source", *texts], strict=True)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    table = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return "\n".join([table[0], "  ".join("-" * width for width in widths), *table[1:]])

@@ -68,12 +68,14 @@ def find_problems(graph: Graph) -> list[str]:
                 problems.append(_input_problem(graph, node, source))
         if op == "call_function":
             if not callable(node._target):
-                problems.append(f"node '{node._name}' calls {node._target!r}, which is not callable")
+                problems.append(f"node '{node._name}' calls {node._target!r}, which is not callable; give a function")
             elif node._target is enter_context or node._target is exit_context:
                 has_regions = True
         elif op == "call_method":
             if not isinstance(node._target, str) or not node._args:
-                problems.append(f"node '{node._name}' must name a method and have the object as its first argument")
+                problems.append(
+                    f"node '{node._name}' must name a method and have the object as its first argument; give it both"
+                )
         else:
             if op == "placeholder":
                 inputs.append(node._target)
@@ -87,13 +89,17 @@ def find_problems(graph: Graph) -> list[str]:
     if count != graph._length:
         problems.append(f"the graph counts {graph._length} nodes but has {count}; report this as a bug")
     if outputs > 1:
-        problems.append(f"there are {outputs} outputs; a program returns once")
+        problems.append(f"there are {outputs} outputs; a program returns once, so keep one of them")
     if len(set(inputs)) != len(inputs):
         problems += [
-            f"there is more than one input '{name}'" for name in dict.fromkeys(inputs) if inputs.count(name) > 1
+            f"there is more than one input '{name}'; give each a name of its own"
+            for name in dict.fromkeys(inputs)
+            if inputs.count(name) > 1
         ]
     if last is not None and last._op != "output" and outputs:
-        problems.append(f"the output is not the last node: '{last._name}' comes after it")
+        problems.append(
+            f"the output is not the last node: '{last._name}' comes after it; move it with output.prepend()"
+        )
     if has_regions:
         problems.extend(_region_problems(graph))
     return problems
@@ -101,11 +107,13 @@ def find_problems(graph: Graph) -> list[str]:
 
 def _input_problem(graph: Graph, node: Node, source: Node) -> str:
     if source._erased:
-        return f"node '{node._name}' uses '{source._name}', which was erased"
+        return f"node '{node._name}' uses '{source._name}', which was erased; give it another argument"
     if source.graph is not graph:
-        return f"node '{node._name}' uses '{source._name}', which belongs to another graph"
+        return (
+            f"node '{node._name}' uses '{source._name}', which belongs to another graph; copy it with graph.node_copy()"
+        )
     if source is node:
-        return f"node '{node._name}' uses itself"
+        return f"node '{node._name}' uses itself; give it another argument"
     if source._order >= node._order:
         return (
             f"node '{node._name}' uses '{source._name}' before it has been defined! "
@@ -136,22 +144,29 @@ def _check_other(node: Node, attributes: _Attributes, last: Node | None) -> tupl
         return ()
     owner = attributes.owner
     if op not in OPCODES:
-        return [f"node '{node._name}' has the unknown opcode {op!r}"]
+        return [f"node '{node._name}' has the unknown opcode {op!r}; use one of {', '.join(OPCODES)}"]
     if not isinstance(node._target, str):
-        return [f"node '{node._name}' has opcode {op}, so its target must be a string, not {node._target!r}"]
+        return [
+            f"node '{node._name}' has opcode {op}, so its target must be a string, not {node._target!r}; give a name"
+        ]
     problems = []
     if op == "placeholder":
         if len(node._args) > 1:
-            problems.append(f"input '{node._name}' has {len(node._args)} arguments; only a default value is allowed")
+            problems.append(
+                f"input '{node._name}' has {len(node._args)} arguments; only a default value is allowed, so remove the others"
+            )
     elif op == "output":
         if node.users:
-            problems.append(f"the output is used by {', '.join(user._name for user in node.users)}")
+            users = ", ".join(user._name for user in node.users)
+            problems.append(f"the output is used by {users}; give them the value that is returned")
         if len(node._args) != 1:
-            problems.append(f"the output must have exactly one argument, not {len(node._args)}")
+            problems.append(f"the output must have exactly one argument, not {len(node._args)}; make it a tuple")
     elif owner is not None:
         value, reason = find_attribute(owner, node._target)
         if reason is not None:
-            problems.append(f"node '{node._name}' refers to '{node._target}', but {reason}")
+            problems.append(
+                f"node '{node._name}' refers to '{node._target}', but {reason}; add it to the module, or name another target"
+            )
         elif op == "call_module" and not isinstance(value, torch.nn.Module):
             problems.append(
                 f"node '{node._name}' calls '{node._target}' as a module, but it is a {type(value).__name__}; use get_attr"
@@ -179,8 +194,10 @@ def _region_problems(graph: Graph) -> list[str]:
             opened.append(node)
         elif node._target is exit_context:
             if not opened or not node._args or opened[-1] is not node._args[0]:
-                problems.append(f"node '{node._name}' does not close the innermost open context")
+                problems.append(f"node '{node._name}' does not close the innermost open context; move it")
             else:
                 opened.pop()
-    problems.extend(f"the context opened by '{node._name}' is never closed" for node in opened)
+    problems.extend(
+        f"the context opened by '{node._name}' is never closed; close it with a call of exit_context" for node in opened
+    )
     return problems

@@ -1,3 +1,78 @@
-"""Edits of a program, one file each. What they need to know about it is answered in `analysis/`; edits that match a
-pattern are in `rewriting/`.
+"""Edits of a program, one file each, and the pipeline that runs them by name. What they need to know about a program is
+answered in `analysis/`; edits that match a pattern are in `rewriting/`.
 """
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torchgraft.passes.definition import Pass, PassReport
+    from torchgraft.passes.fold_constants import FoldConstants
+    from torchgraft.passes.functionalize import Functionalize
+    from torchgraft.passes.fuse_activations import FuseActivations
+    from torchgraft.passes.fuse_conv_norm import FuseConvNorm
+    from torchgraft.passes.merge_common import MergeCommon
+    from torchgraft.passes.normalize_arguments import NormalizeArguments
+    from torchgraft.passes.pipeline import Pipeline, PipelineReport, Step
+    from torchgraft.passes.propagate_shapes import PropagateShapes
+    from torchgraft.passes.registry import find, names, register
+    from torchgraft.passes.remove_dead_code import RemoveDeadCode
+    from torchgraft.passes.remove_no_ops import RemoveNoOps
+    from torchgraft.passes.reorder_for_memory import ReorderForMemory
+    from torchgraft.passes.replace_module import ReplaceModule
+
+# Imported when they are first used: `graph.eliminate_dead_code()` reaches into this folder and needs only one file of it.
+_HOMES = {
+    "definition": ("Pass", "PassReport"),
+    "fold_constants": ("FoldConstants",),
+    "functionalize": ("Functionalize",),
+    "fuse_activations": ("FuseActivations",),
+    "fuse_conv_norm": ("FuseConvNorm",),
+    "merge_common": ("MergeCommon",),
+    "normalize_arguments": ("NormalizeArguments",),
+    "pipeline": ("Pipeline", "PipelineReport", "Step"),
+    "propagate_shapes": ("PropagateShapes",),
+    "registry": ("find", "names", "register"),
+    "remove_dead_code": ("RemoveDeadCode",),
+    "remove_no_ops": ("RemoveNoOps",),
+    "reorder_for_memory": ("ReorderForMemory",),
+    "replace_module": ("ReplaceModule",),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = [
+    "FoldConstants",
+    "Functionalize",
+    "FuseActivations",
+    "FuseConvNorm",
+    "MergeCommon",
+    "NormalizeArguments",
+    "Pass",
+    "PassReport",
+    "Pipeline",
+    "PipelineReport",
+    "PropagateShapes",
+    "RemoveDeadCode",
+    "RemoveNoOps",
+    "ReorderForMemory",
+    "ReplaceModule",
+    "Step",
+    "find",
+    "names",
+    "register",
+]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOME_OF.get(name)
+    if home is None:
+        raise AttributeError(f"module 'torchgraft.passes' has no attribute '{name}'")
+    value = getattr(importlib.import_module(f"torchgraft.passes.{home}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*__all__, *globals()})

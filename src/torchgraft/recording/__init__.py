@@ -1,3 +1,4 @@
-"""What is written down about programs by running them: whether they do what the model does, and what a capture fixed.
-The public functions are `verify` (`verify.py`) and `doctor` (`doctor.py`); nothing here changes a program.
+"""What is written down about programs by running them: their calls, their values, where two part, and whether they are right.
+The public functions are `log_calls` (`calls.py`), `record`, `compare` (`program_comparison.py`), `verify` and `doctor`; nothing
+here changes a program.
 """

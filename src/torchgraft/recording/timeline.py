@@ -5,10 +5,12 @@ A value is kept as a fingerprint, so that looking for one costs no memory; who l
 from __future__ import annotations
 
 import contextlib
+import functools
+import inspect
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
 import torch
@@ -216,7 +218,21 @@ def _is_inside_autograd_function() -> bool:
         code = frame.f_code
         if code.co_name == "apply" and code.co_filename == torch.autograd.function.__file__:
             return True
+        if code.co_name == "forward" and _is_forward_of_function(code):  # from torch 2.15 on `apply` has no frame
+            return True
         frame = frame.f_back
+    return False
+
+
+@functools.cache
+def _is_forward_of_function(code: CodeType) -> bool:
+    pending: list[type] = [torch.autograd.Function]
+    while pending:
+        cls = pending.pop()
+        pending += type(cls).__subclasses__(cls)
+        forward = inspect.unwrap(getattr(cls.__dict__.get("forward"), "__func__", None))  # type: ignore[arg-type]
+        if getattr(forward, "__code__", None) is code:
+            return True
     return False
 
 

@@ -24,6 +24,11 @@ class Adoption:
         self._constant_names: dict[int, str] = {}
         self._kept_alive: list[Any] = []
 
+    def keep(self, module: torch.nn.Module) -> None:
+        """Bring this module over itself, where others are copied."""
+        self._memo[id(module)] = module
+        self._kept_alive.append(module)
+
     def check(self, replacement: Program) -> None:
         """Raise where a target is found neither here nor in the replacement."""
         for node, target in replacement.attribute_targets():

@@ -16,9 +16,9 @@ from torchgraft.ir.node import Node
 
 # A piece of memory is named by the node that made it, by a path of module state, or by one of these: what lies
 # outside of the program, what the caller passed in (which may be one tensor under two names), and any piece at all.
-_OUTSIDE = "<outside>"
+OUTSIDE = "<outside>"
 _INPUTS = "<inputs>"
-_ANYTHING = "<anything>"
+ANYTHING = "<anything>"
 
 # A value that may share more pieces than these is taken to share any; keeps long chains of "perhaps" linear.
 _PIECES_TOLD_APART = 64
@@ -46,8 +46,8 @@ class Interference:
         crossed = [node for node in map(self._nodes.__getitem__, others) if node not in inside and _is_call(node)]
         if not crossed:
             return False
-        written, touched = self._written(region), self._touched(region)
-        return any(_meet(self._written([node]), touched) or _meet(written, self._touched([node])) for node in crossed)
+        written, touched = self.written(region), self.touched(region)
+        return any(_meet(self.written([node]), touched) or _meet(written, self.touched([node])) for node in crossed)
 
     def writes(self, region: list[Node]) -> bool:
         """Whether the region does more than compute."""
@@ -73,20 +73,20 @@ class Interference:
 
     # ---- pieces of memory ----
 
-    def _written(self, nodes: Iterable[Node]) -> Pieces:
+    def written(self, nodes: Iterable[Node]) -> Pieces:
         """The pieces that the nodes may write."""
         written: set[Any] = set()
         for node in nodes:
             effects = self._effects_of(node) if _is_call(node) else None
             if effects is None or not _writes(effects):
                 continue
-            if effects.unknown or _OUTSIDE in effects.writes:
-                return {_ANYTHING}
+            if effects.unknown or OUTSIDE in effects.writes:
+                return {ANYTHING}
             for place in effects.writes:
                 written |= self._pieces_at(place)
         return self._joined(written)
 
-    def _touched(self, nodes: Iterable[Node]) -> Pieces:
+    def touched(self, nodes: Iterable[Node]) -> Pieces:
         """The pieces that the nodes may read or write."""
         touched: set[Any] = set()
         for node in nodes:
@@ -111,8 +111,8 @@ class Interference:
             shared: set[Any] = {node}
             for place in self._effects_of(node).shares:
                 shared |= pieces[place] if isinstance(place, Node) else {place}
-            too_many = len(shared) > _PIECES_TOLD_APART or _ANYTHING in shared
-            pieces[node] = frozenset((_ANYTHING,)) if too_many else shared
+            too_many = len(shared) > _PIECES_TOLD_APART or ANYTHING in shared
+            pieces[node] = frozenset((ANYTHING,)) if too_many else shared
         return pieces
 
     # ---- pieces that became one ----
@@ -153,7 +153,7 @@ class Interference:
 
 
 def _meet(first: Pieces, second: Pieces) -> bool:
-    if _ANYTHING in first or _ANYTHING in second:
+    if ANYTHING in first or ANYTHING in second:
         return bool(first) and bool(second)
     return not first.isdisjoint(second)
 

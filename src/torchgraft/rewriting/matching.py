@@ -97,19 +97,31 @@ class SubgraphMatcher:
         sink = self.pattern.sinks[0]
         matches = []
         for node in candidates[0]:
-            binding = None if node in self._claimed else self._match_cone(sink, node)
-            if binding is None:
+            if node in self._claimed:
                 continue
-            for complete in self._completions(binding, parts) if parts else (binding,):
-                region = [complete[index] for index in self._operation_indices]
+            for complete in self._complete_bindings(sink, node, parts):
+                region = [value for index in self._operation_indices if type(value := complete[index]) is Node]
                 if not self._is_sound(complete, region):
                     continue
-                match = InternalMatch(self.pattern, dict(zip(self.pattern.nodes, complete, strict=True)))
+                match = InternalMatch(self.pattern, dict(zip(self.pattern.nodes, complete, strict=False)))
                 if accept(match, region):
                     self._claimed.update(region)
                     matches.append(match)
                     break
         return matches
+
+    def _complete_bindings(self, sink: Operation, node: Node, parts: list[PartIndex]) -> Iterator[Binding]:
+        for binding in self._bindings(sink, node):
+            if parts:
+                yield from self._completions(binding, parts)
+            else:
+                yield binding
+
+    def _bindings(self, sink: Operation, node: Node) -> Iterator[Binding]:
+        """Every way in which the part of the pattern above one sink can be found at a node; here at most one."""
+        binding = self._match_cone(sink, node)
+        if binding is not None:
+            yield binding
 
     def _candidates(self, nodes: Iterable[Node], node_name_match: str) -> list[list[Node]]:
         """For each sink, the nodes that could be it, found in one walk over the program."""
@@ -235,8 +247,7 @@ class SubgraphMatcher:
         shared = [index for index in pattern.cones[number] if index in earlier]
         parts: dict[Any, deque[Binding]] = {}
         for node in candidates:
-            part = self._match_cone(pattern.sinks[number], node)
-            if part is not None:
+            for part in self._bindings(pattern.sinks[number], node):
                 parts.setdefault(_join_key(part, shared), deque()).append(part)
         return shared, parts
 

@@ -19,6 +19,7 @@ from torchgraft.ir.graph import Graph
 from torchgraft.ir.node import Node, map_arg
 from torchgraft.rewriting.attributes import Adoption
 from torchgraft.rewriting.matching import InternalMatch, SubgraphMatcher, same_value
+from torchgraft.rewriting.modules import State
 from torchgraft.rewriting.pattern import Pattern
 from torchgraft.rewriting.placement import Placement
 from torchgraft.rewriting.program import Program, ProgramLike
@@ -104,7 +105,7 @@ def _rewrite(
     ignore_literals: bool = False,
     replacement_callback: ReplacementCallback | None = None,
     node_name_match: str = "",
-) -> list[_Edit]:
+) -> list[Edit]:
     if not isinstance(gm, GraphModule):
         raise GraphError(
             f"cannot rewrite a {type(gm).__name__}: patterns are replaced in a GraphModule; capture the model first, "
@@ -117,8 +118,9 @@ def _rewrite(
         )
     compiled = Pattern(Program.of(pattern, "pattern"))
     common = None if replacement is None else Replacement(Program.of(replacement, "replacement"), compiled)
-    rewrite = _Rewrite(Program(gm.graph, gm), compiled)
-    edits = rewrite.find(match_filters, ignore_literals, node_name_match)
+    program = Program(gm.graph, gm)
+    rewrite = Rewrite(program, SubgraphMatcher(compiled, program, ignore_literals))
+    edits = rewrite.find(match_filters, node_name_match)
     rewrite.choose(edits, common, replacement_callback)
     rewrite.apply(edits)
     if edits and isinstance(replacement, torch.nn.Module):
@@ -190,7 +192,7 @@ class Replacement:
         return list(pairs.items())
 
 
-class _Edit:
+class Edit:
     """One match on its way to being replaced."""
 
     __slots__ = ("before", "match", "new_nodes", "region", "replacement")
@@ -204,19 +206,21 @@ class _Edit:
         self.before = before
 
 
-class _Rewrite:
+class Rewrite:
     """All matches of one call, found together, then replaced one after the other."""
 
-    def __init__(self, program: Program, pattern: Pattern) -> None:
+    def __init__(self, program: Program, matcher: SubgraphMatcher) -> None:
         self._program = program
         self._graph = program.graph
-        self._pattern = pattern
+        self._matcher = matcher
+        self._pattern = matcher.pattern
+        self.adoption = Adoption(program)
         # What returned nodes of replaced regions have become; an input of a later match may be one of them.
         self._became: dict[Node, Any] = {}
 
-    def find(self, filters: Sequence[MatchFilter], ignore_literals: bool, node_name_match: str) -> list[_Edit]:
+    def find(self, filters: Sequence[MatchFilter], node_name_match: str = "") -> list[Edit]:
         placement = Placement(self._graph, self._pattern)
-        edits: list[_Edit] = []
+        edits: list[Edit] = []
 
         def accept(match: InternalMatch, region: list[Node]) -> bool:
             before = placement.find(match, region)
@@ -226,13 +230,13 @@ class _Rewrite:
                 if not match_filter(match, self._graph, self._pattern.program.graph):
                     return False
             placement.accept(region, before)
-            edits.append(_Edit(match, region, before))
+            edits.append(Edit(match, region, before))
             return True
 
-        SubgraphMatcher(self._pattern, self._program, ignore_literals).match(accept, node_name_match)
+        self._matcher.match(accept, node_name_match)
         return edits
 
-    def choose(self, edits: list[_Edit], common: Replacement | None, callback: ReplacementCallback | None) -> None:
+    def choose(self, edits: list[Edit], common: Replacement | None, callback: ReplacementCallback | None) -> None:
         """Decide what each match is replaced by, then bring over the attributes that this needs."""
         replacements: dict[int, Replacement] = {}
         for edit in edits:
@@ -242,13 +246,12 @@ class _Rewrite:
                 chosen = callback(edit.match, self._graph, self._pattern.program.graph)
                 edit.replacement = Replacement(Program.of(chosen, "replacement"), self._pattern)
             replacements[id(edit.replacement)] = edit.replacement
-        adoption = Adoption(self._program)
         for replacement in replacements.values():
-            adoption.check(replacement.program)
+            self.adoption.check(replacement.program)
         for replacement in replacements.values():
-            replacement.renamed = adoption.adopt(replacement.program)
+            replacement.renamed = self.adoption.adopt(replacement.program)
 
-    def apply(self, edits: list[_Edit]) -> None:
+    def apply(self, edits: list[Edit]) -> None:
         """Put every replacement in, then lead every user over to them once, then take every region out.
 
         One after the other for each match would touch a node with many replaced inputs as many times.
@@ -262,13 +265,13 @@ class _Rewrite:
         for edit in edits:
             self._update_inputs(edit.match)
 
-    def _insert(self, edit: _Edit) -> None:
+    def _insert(self, edit: Edit) -> None:
         replacement = edit.replacement
         nodes_map = self._update_inputs(edit.match)
-        values = {new: nodes_map[old] for new, old in replacement.inputs}
         source = nodes_map[self._pattern.anchors[0]]
         edit.new_nodes = []
         with self._graph.inserting_before(edit.before):
+            values = {new: self._fetched(nodes_map[old], new) for new, old in replacement.inputs}
             for node in replacement.body:
                 new = values[node] = self._graph.node_copy(node, values.__getitem__)
                 if replacement.renamed and node.op in ("get_attr", "call_module"):
@@ -277,6 +280,12 @@ class _Rewrite:
                 edit.new_nodes.append(new)
         for pattern_node, result in replacement.outputs:
             self._became[nodes_map[pattern_node]] = values[result] if isinstance(result, Node) else result
+
+    def _fetched(self, value: Any, user: Node) -> Any:
+        """A weight that a matched module holds, fetched; anything else as it is."""
+        if not isinstance(value, State):
+            return value
+        return self._graph.create_node("get_attr", value.path) if user.users else None
 
     def _rewire(self, regions: set[Node]) -> None:
         """Let everything outside the regions use what the returned nodes have become."""

@@ -3,5 +3,6 @@ The answer is read off operator schemas and off the source of Python functions a
 """
 
 from torchgraft.analysis.effects.nodes import Effects, effects_of, is_impure
+from torchgraft.analysis.effects.report import NodeEffects, ProgramEffects, effects
 
-__all__ = ["Effects", "effects_of", "is_impure"]
+__all__ = ["Effects", "NodeEffects", "ProgramEffects", "effects", "effects_of", "is_impure"]

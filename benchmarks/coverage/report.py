@@ -1,0 +1,233 @@
+"""How rows are shown: a line for a terminal, a summary of counts and medians, and the page docs/coverage.md.
+What the words in them mean is in `rows`.
+"""
+
+from __future__ import annotations
+
+import re
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+
+from benchmarks.coverage.rows import EQUAL, FAILS, REFUSED, SITUATIONS, UNDEFINED, WRONG, Attempt, Row
+from benchmarks.report import Environment
+
+MODULE, FUNCTION, SYMBOLIC, EXPORT = "capture", "capture, functions", "torch.fx", "torch.export"
+LARGE = "large"
+
+
+def is_settled(row: Row) -> bool:
+    """Whether there is nothing to look at: the model does not run in eager, or every capture of it is good."""
+    return bool(row.eager) or all(attempt.is_good for way, attempt in row.attempts.items() if way in (MODULE, FUNCTION))
+
+
+def line(row: Row) -> str:
+    """One model in one line."""
+    if row.eager:
+        return f"-    {row.collection} {row.name}: does not run in eager: {_clean(row.eager)[:200]}"
+    texts = [f"{way}: {_outcome(row, way)}" for way in row.attempts]
+    notes = [row.note, f"{row.seconds:.1f} s"]
+    return f"{'ok  ' if is_settled(row) else 'LOOK'} {row.collection} {row.name}: {'; '.join([*texts, *filter(None, notes)])}"
+
+
+def _outcome(row: Row, way: str) -> str:
+    attempt = row.attempt(way)
+    if not attempt.captured:
+        return "not captured"
+    by_verdict: dict[str, list[str]] = {}
+    for situation, verdict in attempt.verdicts.items():
+        by_verdict.setdefault(verdict, []).append(situation)
+    words = [f"{verdict} on {', '.join(situations)}" for verdict, situations in by_verdict.items()]
+    ratio = row.ratio(way)
+    words += [f"{ratio:.1f} eager runs"] if ratio else []
+    words += [f"TOUCHED {attempt.reasons['untouched']}"] if "untouched" in attempt.reasons else []
+    return " and ".join(words)
+
+
+# The summary
+
+
+def summary(rows: Sequence[Row]) -> str:
+    """The counts and medians as a table that reads well in a terminal and in Markdown."""
+    groups = _by_collection(rows)
+    if not groups:
+        return "\n".join(_large_models(rows))
+    lines = [_cells(["", *groups]), _cells(["---", *["---:"] * len(groups)])]
+    for title, count in _MEASURES:
+        lines.append(_cells([title, *[count(group) for group in groups.values()]]))
+    return "\n".join(lines)
+
+
+def _by_collection(rows: Iterable[Row]) -> dict[str, list[Row]]:
+    groups: dict[str, list[Row]] = {}
+    for row in rows:
+        if row.collection != LARGE:
+            groups.setdefault(row.collection, []).append(row)
+    return groups
+
+
+def _running(rows: Sequence[Row]) -> list[Row]:
+    return [row for row in rows if not row.eager]
+
+
+def _captured(way: str) -> Callable[[Sequence[Row]], str]:
+    def count(rows: Sequence[Row]) -> str:
+        attempts = [row.attempt(way) for row in _running(rows) if way in row.attempts]
+        if not attempts:
+            return "not tried"
+        captured = [attempt for attempt in attempts if attempt.captured]
+        other = [attempt for attempt in captured if attempt.verdicts.get("example") != EQUAL]
+        text = f"{len(captured)} of {len(attempts)}"
+        return text + (f", {len(other)} not equal on the example" if other else "")
+
+    return count
+
+
+def _verdicts(situation: str) -> Callable[[Sequence[Row]], str]:
+    def count(rows: Sequence[Row]) -> str:
+        found = [row.attempt(MODULE).verdicts.get(situation) for row in _running(rows)]
+        texts = [
+            f"{found.count(verdict)} {verdict}" for verdict in (EQUAL, REFUSED, FAILS, WRONG) if found.count(verdict)
+        ]
+        return ", ".join(texts)
+
+    return count
+
+
+def _wrong(rows: Sequence[Row]) -> str:
+    return str(sum(row.attempt(way).is_wrong for row in _running(rows) for way in (MODULE, FUNCTION)))
+
+
+def _touched(rows: Sequence[Row]) -> str:
+    return str(sum("untouched" in row.attempt(way).reasons for row in _running(rows) for way in (MODULE, FUNCTION)))
+
+
+def _ratios(way: str, to: str = "eager") -> Callable[[Sequence[Row]], str]:
+    def text(rows: Sequence[Row]) -> str:
+        ratios = [ratio for row in _running(rows) if (ratio := row.ratio(way, to)) is not None]
+        if not ratios:
+            return ""
+        return f"{statistics.median(ratios):.3g} ({min(ratios):.2g} to {max(ratios):.3g})"
+
+    return text
+
+
+_MEASURES: list[tuple[str, Callable[[Sequence[Row]], str]]] = [
+    ("models", lambda rows: str(len(rows))),
+    ("run in eager", lambda rows: str(len(_running(rows)))),
+    ("captured by torch.fx", _captured(SYMBOLIC)),
+    ("captured by torch.export", _captured(EXPORT)),
+    ("captured by torchgraft, modules", _captured(MODULE)),
+    ("captured by torchgraft, functions", _captured(FUNCTION)),
+    ("same program, other values", _verdicts("values")),
+    ("another batch size", _verdicts("batch")),
+    ("another size of picture or text", _verdicts("size")),
+    ("switched to training, with gradients", _verdicts("training")),
+    ("**programs that answered wrongly**", _wrong),
+    ("captures that changed the model or the random state", _touched),
+    ("capture in eager runs: median (least to most)", _ratios(MODULE)),
+    ("capture of functions in eager runs", _ratios(FUNCTION)),
+    ("torch.export in eager runs", _ratios(EXPORT)),
+    ("torch.export in captures", _ratios(EXPORT, MODULE)),
+]
+
+
+# The page
+
+
+NOTES = """\
+Each model is built with random weights at a small size and captured once with `torchgraft.capture` at the level of modules, and
+once at the level of functions, before it has ever run. Then the program is compared with the model: on the inputs it was captured
+with, on other values, at another batch size, at another size of picture or text, and switched to training mode (results,
+gradients and buffers, with dropout drawing the same numbers). *Equal* means every part of the result: tensors (to 1e-4 of the
+largest value; mostly bit for bit), caches, numbers, what was done to the inputs, and where the random numbers were left.
+*Refused* means a GuardError that names the line; *undefined* that the model itself does not take such inputs. Times are of the
+process, with one torch thread; eager runs and captures are taken in turn, and a ratio is of their medians. torch.fx may fix every
+argument that is not given; torch.export is asked for the sizes of the example only, and calculates nothing, while a capture is a
+run of the model."""
+
+
+def markdown(rows: Sequence[Row], environment: Environment, command: str) -> str:
+    """The page docs/coverage.md."""
+    parts = ["# Which models are captured", "", f"Made by `{command}`. Do not edit by hand.", ""]
+    parts += [f"Taken with {environment}.", "", NOTES, "", summary(rows), ""]
+    parts += _large_models([row for row in rows if row.collection == LARGE])
+    for collection, group in _by_collection(rows).items():
+        parts += [f"## {collection}", "", *_table(_running(group)), ""]
+        idle = [row for row in group if row.eager]
+        if idle:
+            parts += [f"{len(idle)} do not run in eager here, and are not counted:", ""]
+            parts += [f"- {row.name}: {_clean(row.eager)[:240]}" for row in idle] + [""]
+    return "\n".join(parts)
+
+
+def _large_models(rows: Sequence[Row]) -> list[str]:
+    if not rows:
+        return []
+    lines = ["## Without compute or memory", "", "Weights and inputs on the meta device, so nothing is calculated.", ""]
+    lines += ["| model | parameters | seconds | memory | nodes | guards |", "|---|---:|---:|---:|---:|---:|"]
+    for row in rows:
+        attempt = row.attempt(MODULE)
+        memory = "" if row.peak_bytes is None else f"{row.peak_bytes / 2**20:.0f} MiB"
+        seconds = "" if attempt.seconds is None else f"{attempt.seconds:.2f}"
+        lines.append(
+            _cells([row.name, f"{row.parameters:,}", seconds, memory, str(attempt.nodes), str(attempt.guards)])
+        )
+    return [*lines, ""]
+
+
+def _table(rows: Sequence[Row]) -> list[str]:
+    situations = [name for name in SITUATIONS if any(name in row.attempt(MODULE).verdicts for row in rows)]
+    head = [
+        "model",
+        "nodes",
+        "guards",
+        *situations,
+        "functions",
+        "eager runs",
+        "torch.fx",
+        "torch.export",
+        "export ÷ capture",
+    ]
+    lines = [_cells(head), _cells(["---"] * len(head))]
+    for row in rows:
+        attempt = row.attempt(MODULE)
+        verdicts = [attempt.verdicts.get(name, "") for name in situations]
+        lines.append(
+            _cells(
+                [
+                    row.name + (f" ({row.note})" if row.note else ""),
+                    str(attempt.nodes) if attempt.captured else "not captured",
+                    str(attempt.guards),
+                    *verdicts,
+                    _in_short(row.attempt(FUNCTION), attempt),
+                    _number(row.ratio(MODULE)),
+                    _in_short(row.attempt(SYMBOLIC)),
+                    _in_short(row.attempt(EXPORT)),
+                    _number(row.ratio(EXPORT, MODULE)),
+                ]
+            )
+        )
+    return lines
+
+
+def _in_short(attempt: Attempt, other: Attempt | None = None) -> str:
+    """A word about an attempt; "same" where it went as another did."""
+    if not attempt.captured:
+        return "no" if attempt.reasons else ""
+    if other is not None and attempt.verdicts == other.verdicts:
+        return "same"
+    kinds = [verdict for verdict in (WRONG, FAILS, REFUSED, EQUAL, UNDEFINED) if verdict in attempt.verdicts.values()]
+    return kinds[0] if kinds else "yes"
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.3g}"
+
+
+def _cells(texts: Iterable[str]) -> str:
+    return "| " + " | ".join(text.replace("|", "\\|") for text in texts) + " |"
+
+
+def _clean(text: str) -> str:
+    """A reason in one line, without the folders of this machine."""
+    return re.sub(r"\S*site-packages/", "", " ".join(text.split()))

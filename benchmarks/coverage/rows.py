@@ -1,0 +1,94 @@
+"""A row: what was found out about one model, and the file of rows that lets a sweep go on where it stopped.
+How rows are found is in `examination`, how they are shown in `report`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+# The situations a program is tried in, in the order of the table.
+SITUATIONS = ("example", "values", "batch", "size", "training")
+EQUAL, REFUSED, WRONG, FAILS, UNDEFINED = "equal", "refused", "WRONG", "fails", "undefined"
+
+
+@dataclass
+class Attempt:
+    """What one way of capturing made of one model: a program with a verdict a situation, or the reason there is none."""
+
+    captured: bool = False
+    nodes: int = 0
+    guards: int = 0
+    seconds: float | None = None
+    verdicts: dict[str, str] = field(default_factory=dict)
+    reasons: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def is_wrong(self) -> bool:
+        return WRONG in self.verdicts.values()
+
+    @property
+    def is_good(self) -> bool:
+        """Captured, equal on the example, and never anything but equal or refused."""
+        allowed = (EQUAL, REFUSED, UNDEFINED)
+        return (
+            self.captured
+            and self.verdicts.get("example") == EQUAL
+            and all(verdict in allowed for verdict in self.verdicts.values())
+            and "untouched" not in self.reasons
+        )
+
+
+@dataclass
+class Row:
+    """One model. Where `eager` is not empty the model does not run at all, and that says why."""
+
+    collection: str
+    name: str
+    eager: str = ""
+    parameters: int = 0
+    eager_seconds: float | None = None
+    attempts: dict[str, Attempt] = field(default_factory=dict)
+    note: str = ""
+    seconds: float = 0.0
+    peak_bytes: int | None = None
+
+    def attempt(self, way: str) -> Attempt:
+        return self.attempts.get(way, Attempt())
+
+    def ratio(self, way: str, to: str = "eager") -> float | None:
+        """How many times longer one way took than another."""
+        longer = self.attempt(way).seconds
+        shorter = self.eager_seconds if to == "eager" else self.attempt(to).seconds
+        return longer / shorter if longer and shorter else None
+
+
+def to_json(row: Row) -> str:
+    return json.dumps(dataclasses.asdict(row))
+
+
+def from_json(line: str) -> Row:
+    data: dict[str, Any] = json.loads(line)
+    data["attempts"] = {way: Attempt(**attempt) for way, attempt in data["attempts"].items()}
+    return Row(**data)
+
+
+def read(file: Path) -> list[Row]:
+    """The rows of a file; of several about one model the last counts, so that a model can be examined anew."""
+    if not file.exists():
+        return []
+    rows: dict[tuple[str, str], Row] = {}
+    for line in file.read_text().splitlines():
+        row = from_json(line)
+        rows[row.collection, row.name] = row
+    return list(rows.values())
+
+
+def append(file: Path, rows: Iterable[Row]) -> None:
+    with file.open("a") as stream:
+        for row in rows:
+            stream.write(to_json(row) + "\n")

@@ -1,0 +1,249 @@
+"""The measures of passes: the paper's fusion of convolutions and norms on ResNet-50, and the time of each pass by itself.
+Where torch.fx has a counterpart it is measured beside ours; the other passes show their own time and how it grows.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from functools import cache, partial
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+
+from benchmarks.measure import Arm, Experiment, Fresh, Row, Run
+from benchmarks.models import MixedChain, traced_chain, zoo_model
+
+
+def experiments(theirs: ModuleType, ours: ModuleType) -> list[Experiment]:
+    """Every experiment about passes, in the order of the table."""
+    return [*fusion_time(theirs), *fused_networks(theirs), *counterparts(theirs, ours), *growth(ours)]
+
+
+# ---- appendix C of the paper ----
+
+
+@cache
+def network(name: str) -> nn.Module:
+    """A network in evaluation mode; not the one that tracing is measured on, which trains."""
+    return copy.deepcopy(zoo_model(name)).eval()
+
+
+def fusion_time(theirs: ModuleType) -> Iterator[Experiment]:
+    """The whole transform, capture included, as the paper timed it."""
+    for key, title in (("resnet50", "ResNet-50"), ("resnet152", "ResNet-152")):
+        name = f"fuse-conv-norm with capture, {title}"
+        arms = (Arm("torch.fx", partial(fuse_theirs, key)), Arm("ours", partial(fuse_ours, key)))
+        yield Experiment(name, arms, (Row(name, 1.0),))
+
+
+def fuse_theirs(key: str) -> Fresh:
+    from torch.fx.experimental.optimization import fuse
+
+    model = network(key)
+    return lambda: lambda: fuse(model)
+
+
+def fuse_ours(key: str) -> Fresh:
+    import torchgraft
+    from torchgraft.passes import FuseConvNorm
+
+    model = network(key)
+
+    def run() -> Any:
+        program = torchgraft.symbolic_trace(model)
+        FuseConvNorm()(program)
+        return program
+
+    return lambda: run
+
+
+def fused_networks(theirs: ModuleType) -> Iterator[Experiment]:
+    """ResNet-50 on one image, unfused, fused by torch.fx and fused by us; with all threads only by the clock on the wall."""
+    settings = [
+        (threads, layout)
+        for threads in dict.fromkeys((1, torch.get_num_threads()))
+        for layout in ("", ", channels-last")
+    ]
+    for threads, layout in settings:
+        name = f"fused ResNet-50, {threads} {'thread' if threads == 1 else 'threads'}{layout}"
+        ways = {"unfused": "eager", "torch.fx": "theirs", "ours": "ours"}
+        arms = tuple([Arm(label, partial(run_network, way, threads, bool(layout))) for label, way in ways.items()])
+        rows = (Row(name, 1.0), Row(f"{name}, against unfused", None, "unfused"))
+        yield Experiment(name, arms, rows, rounds=9)
+
+
+@cache
+def fused_network(way: str) -> nn.Module:
+    model = network("resnet50")
+    if way == "eager":
+        return model
+    return (fuse_theirs if way == "theirs" else fuse_ours)("resnet50")()()
+
+
+def run_network(way: str, threads: int, channels_last: bool) -> Fresh:
+    model = fused_network(way)
+    image = torch.randn(1, 3, 224, 224, generator=torch.Generator().manual_seed(0))
+    if channels_last:
+        model = copy.deepcopy(model).to(memory_format=torch.channels_last)
+        image = image.to(memory_format=torch.channels_last)
+
+    def run() -> None:
+        torch.set_num_threads(threads)
+        with torch.no_grad():
+            model(image)
+        torch.set_num_threads(1)  # as every other measure has it
+
+    return lambda: run
+
+
+# ---- each pass beside torch.fx's ----
+
+
+class Repeating(nn.Module):
+    """`length` operations, every second of which repeats the one before it."""
+
+    def __init__(self, length: int) -> None:
+        super().__init__()
+        self.length = length
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for _ in range(self.length // 3):
+            x = torch.sin(x) + torch.sin(x)
+        return x
+
+
+class OfConstants(nn.Module):
+    """`length` operations, most of them on a buffer."""
+
+    def __init__(self, length: int) -> None:
+        super().__init__()
+        self.length = length
+        self.register_buffer("table", torch.ones(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for _ in range(self.length // 4):
+            x = x + torch.neg(torch.abs(self.table))
+        return x
+
+
+def of_network(key: str) -> Callable[[ModuleType], Any]:
+    @cache
+    def traced(library: ModuleType) -> Any:
+        return library.symbolic_trace(network(key))
+
+    return traced
+
+
+def of_chain(kind: type[nn.Module], length: int) -> Callable[[ModuleType], Any]:
+    return lambda library: traced_chain(kind, length, library)
+
+
+def counterparts(theirs: ModuleType, ours: ModuleType) -> Iterator[Experiment]:
+    small, large = ("ResNet-152", of_network("resnet152")), ("20,000 nodes", of_chain(MixedChain, 20_000))
+    repeating = ("20,000 nodes, a third repeated", of_chain(Repeating, 20_000))
+    constant = ("20,000 nodes, most constant", of_chain(OfConstants, 20_000))
+    for name, subjects in (
+        ("remove-dead-code", (small, large)),
+        ("merge-common", (small, large, repeating)),
+        ("fold-constants{freeze=true}", (small, large, constant)),
+        ("normalize-arguments", (small, large)),
+    ):
+        for title, source in subjects:
+            label = f"{name}, {title}"
+            arms = (
+                Arm(
+                    "torch.fx",
+                    partial(run_theirs, name, source, theirs),
+                    slow="normalize" in name and source is large[1],
+                ),
+                Arm("ours", partial(run_ours, name, source, ours), long=True),
+            )
+            yield Experiment(label, arms, (Row(label, 3.0),), rounds=3)
+
+
+def run_ours(name: str, source: Callable[[ModuleType], Any], library: ModuleType) -> Fresh:
+    (edit,) = library.passes.Pipeline(name).passes
+    original = source(library)
+
+    def fresh() -> Run:
+        module = library.GraphModule(original, copy.deepcopy(original.graph))
+        return lambda: edit.run(module)
+
+    return fresh
+
+
+def run_theirs(name: str, source: Callable[[ModuleType], Any], library: ModuleType) -> Fresh:
+    original = source(library)
+    transform = _theirs(name)
+
+    def fresh() -> Run:
+        module = library.GraphModule(original, copy.deepcopy(original.graph))
+        return lambda: transform(module)
+
+    return fresh
+
+
+def _theirs(name: str) -> Callable[[Any], Any]:
+    from torch.fx.experimental.const_fold import split_const_subgraphs
+    from torch.fx.experimental.normalize import NormalizeArgs
+    from torch.fx.passes.dialect.common.cse_pass import CSEPass
+
+    transforms: dict[str, Callable[[Any], Any]] = {
+        "remove-dead-code": lambda module: module.graph.eliminate_dead_code(),
+        "merge-common": CSEPass(),
+        "fold-constants{freeze=true}": split_const_subgraphs,
+        "normalize-arguments": lambda module: NormalizeArgs(module).transform(),
+    }
+    return transforms[name]
+
+
+# ---- growth ----
+
+# A chain in which every pass finds something to look at closely.
+GROWING = (
+    *("remove-dead-code", "merge-common", "fold-constants", "normalize-arguments", "remove-no-ops", "functionalize"),
+    *("fuse-conv-norm", "fuse-activations", "reorder-for-memory"),
+)
+
+
+class Varied(nn.Module):
+    """Chains with repetitions, copies, writes and constants."""
+
+    def __init__(self, length: int) -> None:
+        super().__init__()
+        self.length = length
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for _ in range(self.length // 10):
+            y = torch.sin(x) + torch.sin(x)
+            x = torch.relu(y.clone()).mul_(0.5) * torch.ones(2).neg()
+        return x
+
+
+def growth(ours: ModuleType) -> Iterator[Experiment]:
+    """The cost of a node at 20,000 and at 200,000 nodes, in one pass over a program that gives every pass work."""
+    for name in GROWING:
+        label = f"{name}, per node"
+        arms = tuple(
+            [
+                Arm(f"ours {length}", partial(run_ours, name, partial(varied, name, length), ours), length, long=True)
+                for length in (20_000, 200_000)
+            ]
+        )
+        rows = (
+            Row(f"{label}, 200,000 nodes", None, "torch.fx", "ours 200000"),
+            Row(f"{label}, 200,000 over 20,000", 1.5, "torch.fx", "ours 200000", "torch.fx", "ours 20000"),
+        )
+        yield Experiment(label, arms, rows, rounds=2)
+
+
+@cache
+def varied(name: str, length: int, library: ModuleType) -> Any:
+    program = traced_chain(Varied, length, library)
+    if name == "reorder-for-memory":
+        for node in program.graph.nodes:
+            node.meta["tensor_meta"] = torch.ones(2, device="meta")
+    return program

@@ -1,0 +1,45 @@
+"""Makes the pictures of this folder again: the MLP, a Transformer block and ResNet-50 at each level, and a few options.
+Run it from anywhere: `python docs/pictures/draw_them.py`. The same code gives the same bytes.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import torch
+
+import torchgraft
+from torchgraft import zoo
+
+FOLDER = Path(__file__).parent
+LEVELS = ("module", "function", "aten", "core_aten", "joint")
+MODELS = {"mlp": ("mlp", {}), "transformer_block": ("transformer", {"layers": 1}), "resnet50": ("resnet50", {})}
+
+
+def main() -> None:
+    torch.manual_seed(0)
+    for title, (name, options) in MODELS.items():
+        model, inputs = zoo.create(name, **options).eval(), zoo.example_inputs(name)
+        for level in LEVELS:
+            program = torchgraft.capture(model, inputs, level=level)
+            # The lower levels come with shapes; the upper two are run once to see them.
+            args = inputs if level in ("module", "function") else None
+            keep(f"{title}_{level}", torchgraft.draw(program, args=args, theme="light"))
+    model, inputs = zoo.create("resnet50").eval(), zoo.example_inputs("resnet50")
+    program = torchgraft.capture(model, inputs)
+    keep("resnet50_depth_1", torchgraft.draw(program, args=inputs, depth=1, theme="light"))
+    keep("resnet50_folded", torchgraft.draw(program, args=inputs, fold=True, theme="light"))
+    model, inputs = zoo.create("transformer").eval(), zoo.example_inputs("transformer")
+    program = torchgraft.capture(model, inputs)
+    keep("transformer_folded_dark", torchgraft.draw(program, args=inputs, fold=True, theme="dark"))
+    keep("transformer_depth_1_right", torchgraft.draw(program, args=inputs, depth=1, direction="right", theme="light"))
+
+
+def keep(name: str, drawing: torchgraft.Drawing) -> None:
+    path = drawing.save(FOLDER / f"{name}.svg")
+    sys.stdout.write(f"{path.name}: {drawing.width} × {drawing.height}, {drawing.boxes} boxes\n")
+
+
+if __name__ == "__main__":
+    main()

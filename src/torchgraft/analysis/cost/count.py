@@ -1,0 +1,188 @@
+"""`cost`: runs a program on fake tensors and adds up what each operator does, for the node that it runs for.
+What an operator does is said in `formulas.py`, `elementwise.py` and `traffic.py`.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from torchgraft.analysis.cost import elementwise
+from torchgraft.analysis.cost.registry import formula_of_call
+from torchgraft.analysis.cost.report import Cost, ModuleCost, NodeCost, Work
+from torchgraft.analysis.cost.traffic import traffic
+from torchgraft.analysis.dry_run import DryRun, program_of
+from torchgraft.codegen.graph_module import GraphModule
+from torchgraft.ir.node import Node
+from torchgraft.ir.printing import target_text
+from torchgraft.ir.verify import find_attribute
+
+
+def cost(
+    program: Any,
+    *args: Any,
+    kwargs: dict[str, Any] | None = None,
+    backward: bool = True,
+    causal_aware: bool = True,
+    compute: bool = False,
+) -> Cost:
+    """What running a program on such inputs costs, forward and backward, without computing anything.
+
+    A model that is no program yet is captured first, on fake tensors; tensors on the meta device will do as inputs. FLOPs count
+    two for a multiply-add and one for any other arithmetic on an element; MACs count multiply-adds. Operators without a formula
+    are listed in `unknown`. Causal attention counts the pairs that are not masked, unless `causal_aware` is False. `compute` runs
+    it on copies of the real tensors instead, for a program whose shapes depend on values.
+
+    >>> result = cost(torch.nn.Linear(100, 10), torch.empty(8, 100, device="meta"))
+    >>> result.forward.flops, result.forward.macs, result.parameters
+    (16000, 8000, 1010)
+    """
+    with torch.set_grad_enabled(backward):
+        subject = program_of(program, args, kwargs, compute)
+        counter = _Counter(subject, args, kwargs, causal_aware, compute)
+        counter.run.forward()
+        if backward:
+            counter.run.backward()
+    return counter.result()
+
+
+class _Counter:
+    """Adds up the work of operators by node and phase."""
+
+    def __init__(
+        self,
+        program: GraphModule,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any] | None,
+        causal_aware: bool,
+        compute: bool,
+    ) -> None:
+        self.program = program
+        self.run = DryRun(program, args, kwargs, self.operator, self.node_done, compute)
+        self.place = self.run.place
+        self.causal_aware = causal_aware
+        self.work: dict[tuple[Node | None, bool], Work] = defaultdict(Work)
+        self.operators: dict[tuple[Node | None, bool], dict[str, Work]] = defaultdict(lambda: defaultdict(Work))
+        self.unknown: dict[Node | None, list[str]] = defaultdict(list)
+        self.shapes: dict[Node, Any] = {}
+        # Nodes whose target has a formula of its own: their operators count bytes only.
+        self.whole = {node for node in program.graph.nodes if self._formula(node) is not None}
+
+    def _formula(self, node: Node) -> Any:
+        target = node._target
+        if node._op == "call_module":
+            target = type(find_attribute(self.program, target)[0])
+        return formula_of_call(node._op, target)
+
+    def operator(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        node, backward = self.place.node, self.place.backward
+        name = str(getattr(func, "overloadpacket", func))
+        work: tuple[int, int] | None = (0, 0)
+        if node not in self.whole or backward:
+            work = elementwise.work_of(func, args, kwargs, result, self.causal_aware)
+        if work is None:
+            self.unknown[node].append(name)
+            work = 0, 0
+        self._add(name, Work(*work, *traffic(func, args, kwargs, result)))
+
+    def _add(self, name: str, work: Work) -> None:
+        key = self.place.node, self.place.backward
+        self.work[key] += work
+        self.operators[key][name] += work
+
+    def node_done(self, node: Node, result: Any) -> None:
+        self.shapes[node] = pytree.tree_map(_shape, result) if node._op != "get_attr" else _shape(result)
+        if node in self.whole:
+            args, kwargs = self.run.fetch_args_kwargs_from_env(node)
+            work = elementwise.counted(self._formula(node), args, kwargs, result)
+            self._add(target_text(node._target), Work(*work))
+
+    # ---- the answer ----
+
+    def result(self) -> Cost:
+        nodes = tuple(self._node_cost(node) for node in self.program.graph.nodes)
+        forward = sum((self.work[key] for key in list(self.work) if not key[1]), Work())
+        backward = sum((self.work[key] for key in list(self.work) if key[1]), Work())
+        unknown: dict[str, list[str]] = defaultdict(list)
+        for node, names in self.unknown.items():
+            for name in names:
+                unknown[name].append("(between nodes)" if node is None else node.name)
+        whole = _count({id(parameter): parameter for parameter in self.program.parameters()}.values())
+        return Cost(
+            type(self.program).__name__,
+            nodes,
+            self._module_costs(),
+            whole,
+            forward,
+            backward,
+            {name: tuple(places) for name, places in unknown.items()},
+        )
+
+    def _node_cost(self, node: Node) -> NodeCost:
+        operators = {}
+        for name in {**self.operators[node, False], **self.operators[node, True]}:
+            operators[name] = self.operators[node, False][name], self.operators[node, True][name]
+        stack = _module_paths(node)
+        return NodeCost(
+            node.name,
+            node.op,
+            target_text(node.target),
+            stack[-1] if stack else "",
+            self.shapes.get(node),
+            _count(self._parameters_of(node)),
+            self.work[node, False],
+            self.work[node, True],
+            operators,
+            tuple(dict.fromkeys(self.unknown.get(node, ()))),
+        )
+
+    def _parameters_of(self, node: Node) -> list[torch.nn.Parameter]:
+        if node._op not in ("call_module", "get_attr"):
+            return []
+        value, _ = find_attribute(self.program, node._target)
+        if isinstance(value, torch.nn.Module):
+            return list(value.parameters())
+        return [value] if isinstance(value, torch.nn.Parameter) else []
+
+    def _module_costs(self) -> dict[str, ModuleCost]:
+        types: dict[str, str] = {"": type(self.program).__name__}
+        members: dict[str, list[Node]] = {"": []}
+        for node in self.program.graph.nodes:
+            stack = node.meta.get("nn_module_stack") or {}
+            types |= {path: getattr(kind, "__name__", str(kind)) for path, kind in stack.values() if path}
+            for path in dict.fromkeys(["", *_module_paths(node)]):
+                members.setdefault(path, []).append(node)
+        return {path: self._module_cost(path, types.get(path, ""), nodes) for path, nodes in members.items()}
+
+    def _module_cost(self, path: str, kind: str, nodes: list[Node]) -> ModuleCost:
+        parameters = {id(item): item for node in nodes for item in self._parameters_of(node)}
+        if not path:
+            parameters = {id(item): item for item in self.program.parameters()}
+        if not kind and path:
+            kind = type(find_attribute(self.program, path)[0]).__name__
+        forward = sum((self.work[node, False] for node in nodes), Work())
+        backward = sum((self.work[node, True] for node in nodes), Work())
+        if not path:
+            forward, backward = forward + self.work[None, False], backward + self.work[None, True]
+        return ModuleCost(path, kind, _count(parameters.values()), forward, backward, len(nodes))
+
+
+def _module_paths(node: Node) -> list[str]:
+    """The modules around a node, outermost first, with the one that it calls."""
+    stack = node.meta.get("nn_module_stack") or {}
+    paths = [path for path, _ in stack.values() if path]
+    if node._op == "call_module" and node._target not in paths:
+        paths.append(node._target)
+    return paths
+
+
+def _shape(value: Any) -> Any:
+    return list(value.shape) if isinstance(value, torch.Tensor) else None
+
+
+def _count(parameters: Iterable[Any]) -> int:
+    return sum(parameter.numel() for parameter in parameters)

@@ -1,0 +1,277 @@
+"""Running a program without computing: node by node on fake tensors, forward and backward, telling a watcher every operator.
+What is counted is the watcher's business (`cost/`, `memory/`); what fake tensors are is in `fake.py`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from torchgraft.analysis.fake import (
+    NeedsValues,
+    copied_inputs,
+    copied_module,
+    fake_inputs,
+    fake_mode_of,
+    fake_module,
+    is_fake,
+)
+from torchgraft.capturing.program import capture
+from torchgraft.codegen.graph_module import GraphModule
+from torchgraft.codegen.source import CodeGen
+from torchgraft.errors import GraftError
+from torchgraft.interpreter import Interpreter
+from torchgraft.ir import guards
+from torchgraft.ir.graph import Graph
+from torchgraft.ir.node import Node
+from torchgraft.ir.origin import source_line
+
+OperatorWatch = Callable[[Any, tuple[Any, ...], dict[str, Any], Any], None]
+_SKIPPED: Any = object()
+
+
+class Place:
+    """Where a dry run is: which node, and whether its own work or its gradient is at hand."""
+
+    def __init__(self) -> None:
+        self.node: Node | None = None
+        self.backward = False
+
+
+class DryRun(Interpreter):
+    """Runs a program on fake tensors. Its inputs are those of a call, or given for each placeholder.
+
+    `watch` is told each operator after it ran, while `place` says for which node. `backward` runs the gradients of everything
+    that the program returned. Guards that would need values are taken to hold: the program was captured for that. With `compute`
+    it is no dry run after all: copies of the real tensors are worked on, for programs whose shapes depend on values.
+
+    >>> import torchgraft
+    >>> run = DryRun(torchgraft.symbolic_trace(torch.nn.Linear(3, 4)), (torch.ones(2, 3),))
+    >>> run.forward().shape
+    torch.Size([2, 4])
+    """
+
+    def __init__(
+        self,
+        program: GraphModule,
+        args: tuple[Any, ...] | dict[Node, Any],
+        kwargs: dict[str, Any] | None = None,
+        watch: OperatorWatch | None = None,
+        node_done: Callable[[Node, Any], None] | None = None,
+        compute: bool = False,
+    ) -> None:
+        given = args if isinstance(args, dict) else inputs_of(program, args, kwargs)
+        self.computes = compute
+        self.mode: Any = contextlib.nullcontext()
+        module = _contents(program)
+        if compute:
+            module, self.inputs = copied_module(module), copied_inputs(given)
+        else:
+            self.mode = fake_mode_of(given, program)
+            module, self.inputs = fake_module(module, self.mode), fake_inputs(given, program, self.mode)
+        super().__init__(module, graph=program.graph)
+        self.place = Place()
+        self.operators = _Operators(watch)
+        self.node_done = node_done
+        self.result: Any = None
+        self._key = f"torchgraft.dry_run.{id(self)}"
+        self._for_guards = _only_for_guards(self.graph)
+
+    def forward(self) -> Any:
+        """Run the program."""
+        for node, value in self.inputs.items():
+            if self.node_done is not None:
+                self.node_done(node, value)
+        with torch.random.fork_rng(devices=[]), self.mode, self.operators:
+            result = self.run(initial_env=dict(self.inputs), enable_io_processing=False)
+            self.result = self.graph.process_outputs(result)
+        self.place.node = None
+        return self.result
+
+    def backward(self, accumulate: bool = False) -> bool:
+        """Run the gradients of all results with respect to parameters and inputs; False where there are none to run.
+
+        With `accumulate` they are put into `.grad` of the fakes, as a training step does.
+        """
+        results = [leaf for leaf in pytree.tree_leaves(self.result) if _has_gradient(leaf)]
+        sources = [*self.module.parameters(), *pytree.tree_leaves(self.inputs)]
+        sources = [tensor for tensor in sources if isinstance(tensor, torch.Tensor) and tensor.requires_grad]
+        if not results or not sources:
+            return False
+        self.place.backward = True
+        with self.mode, torch.autograd.set_multithreading_enabled(False):
+            gradients = [torch.ones_like(result) for result in results]
+            with self.operators:
+                if accumulate:
+                    torch.autograd.backward(results, gradients)
+                else:
+                    torch.autograd.grad(results, sources, gradients, allow_unused=True)
+        self.place.backward, self.place.node = False, None
+        return True
+
+    # ---- one node ----
+
+    def run_node(self, n: Node) -> Any:
+        self.place.node = n
+        if any(self.env.get(source) is _SKIPPED for source in n._inputs):
+            return None if _is_guard(n._target) else _SKIPPED
+        try:
+            result = super().run_node(n)
+        except NeedsValues as error:
+            if n in self._for_guards:
+                return _SKIPPED
+            raise GraftError(
+                f"cannot run node '{n.name}' without computing: its result depends on the values of a tensor "
+                f"({type(error).__name__}: {error}); at {where(n)}; give compute=True to run on real tensors"
+            ) from error
+        except Exception as error:
+            if not self.computes:
+                error.add_note("this was on tensors without data; if the program runs on real ones, give compute=True")
+            raise
+        if torch.is_grad_enabled():
+            self._mark_history(n, result)
+        if self.node_done is not None:
+            self.node_done(n, result)
+        return result
+
+    def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if _is_guard(target):
+            # Asking a symbolic truth value is what makes it a condition; comparing it is not.
+            args = tuple([bool(value) if isinstance(value, torch.SymBool) else value for value in args])
+        return super().call_function(target, args, kwargs)
+
+    def _mark_history(self, node: Node, result: Any) -> None:
+        """Let every gradient that belongs to `node` say so when it runs.
+
+        The mark is kept by autograd itself: holding its objects here would keep alive what they saved.
+        """
+        place, key = self.place, self._key
+
+        def enter(gradients: Any) -> None:
+            place.node = node
+
+        values = [self.env.get(source) for source in node._inputs]
+        pending = [leaf.grad_fn for leaf in pytree.tree_leaves([result, values]) if _has_gradient(leaf)]
+        while pending:
+            function = pending.pop()
+            if function is None or key in function.metadata:
+                continue
+            function.metadata[key] = True
+            function.register_prehook(enter)
+            pending += [following for following, _ in function.next_functions]
+
+
+class _Operators(TorchDispatchMode):
+    """Tells every operator to a watcher, taken apart where torch defines it by others; one on programs (`cond`) stays whole."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self, watch: OperatorWatch | None) -> None:
+        super().__init__()
+        self.watch = watch
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if self.watch is None or getattr(func, "namespace", "") == "prim":
+            return func(*args, **kwargs)
+        if isinstance(func, torch._ops.OpOverload) and _is_composite(func):
+            # Inference mode leaves them whole.
+            with self:
+                result = func.decompose(*args, **kwargs)
+            if result is not NotImplemented:
+                return result
+        result = func(*args, **kwargs)
+        self.watch(func, args, kwargs, result)
+        return result
+
+
+def _is_guard(target: Any) -> bool:
+    return getattr(target, "__module__", None) == guards.__name__
+
+
+def _is_composite(func: torch._ops.OpOverload) -> bool:
+    return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
+
+
+def _has_gradient(leaf: Any) -> bool:
+    return isinstance(leaf, torch.Tensor) and leaf.requires_grad and leaf.grad_fn is not None
+
+
+def _contents(program: GraphModule) -> torch.nn.Module:
+    """A plain module with the parameters, submodules and constants of a program, so that its graph is not copied."""
+    holder = torch.nn.Module()
+    own = ("_graph", "_edit_hooks", "_deepcopy_hooks", "_edits", "meta")
+    holder.__dict__.update({name: value for name, value in program.__dict__.items() if name not in own})
+    return holder
+
+
+def _only_for_guards(graph: Graph) -> set[Node]:
+    """The nodes whose value nothing but guards looks at."""
+    found: set[Node] = set()
+    for node in reversed(graph.nodes):
+        if _is_guard(node._target) or (node.users and all(user in found for user in node.users)):
+            found.add(node)
+    return found
+
+
+# ---- programs and their inputs ----
+
+
+def program_of(
+    model: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None, compute: bool = False
+) -> GraphModule:
+    """A program as it is; anything else captured, on fakes where that is possible, so that nothing is computed.
+
+    >>> program_of(torch.nn.Linear(3, 4), (torch.ones(2, 3),)).graph.output_node().op
+    'output'
+    """
+    if isinstance(model, GraphModule):
+        return model
+    if compute:
+        return capture(model, args, kwargs)
+    mode = fake_mode_of(args, kwargs, *([model] if isinstance(model, torch.nn.Module) else []))
+    try:
+        subject = fake_module(model, mode) if isinstance(model, torch.nn.Module) else model
+        with mode:
+            return capture(subject, fake_inputs(args, model, mode), fake_inputs(kwargs, model, mode))
+    except Exception:
+        # Python reads values, or an operator has no fake kernel: only a real run can tell which way the model goes.
+        if any(_is_bare(leaf) for leaf in pytree.tree_leaves((args, kwargs))):
+            raise
+        return capture(model, args, kwargs)
+
+
+def _is_bare(leaf: Any) -> bool:
+    return isinstance(leaf, torch.Tensor) and (leaf.device.type == "meta" or is_fake(leaf))
+
+
+def inputs_of(program: GraphModule, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> dict[Node, Any]:
+    """The value of each placeholder for a call with these arguments.
+
+    >>> import torchgraft
+    >>> inputs_of(torchgraft.symbolic_trace(lambda x, y, scale=2: (x + y) * scale), (1,), {"y": 5})
+    {x: 1, y: 5, scale: 2}
+    """
+    nodes = [node for node in program.graph.nodes if node._op == "placeholder"]
+    bound = inspect.signature(program.forward).bind(*args, **(kwargs or {}))
+    bound.apply_defaults()
+    values = list(bound.arguments.values())
+    if type(program.graph._codegen).process_inputs is not CodeGen.process_inputs:
+        values = list(program.graph.process_inputs(*values))
+    return dict(zip(nodes, values, strict=True))
+
+
+def where(node: Node) -> str:
+    """The user's line that made a node, as errors say it."""
+    origin = node._origin
+    line = source_line(origin[0], origin[1]) if origin is not None else None
+    if line is not None:
+        return str(line)
+    trace = (node.stack_trace or "").strip().splitlines()
+    return trace[-1].strip() if trace else f"node '{node.name}' (no source line is known)"

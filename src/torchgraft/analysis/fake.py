@@ -1,0 +1,136 @@
+"""Tensors without data: fake copies of inputs and modules, on which torch works out shapes, dtypes and strides only.
+This is the one place outside `bridge/` that knows torch's FakeTensorMode, which is private; running on fakes is in `dry_run.py`.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch._guards import detect_fake_mode  # private as well
+from torch._subclasses.fake_tensor import (  # private: `tests/analysis/test_fake.py` holds what we rely on
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+)
+from torch.utils import _pytree as pytree
+
+from torchgraft.errors import GraftError
+
+# What torch raises when a result depends on values that a fake tensor has not.
+NeedsValues = (DataDependentOutputException, DynamicOutputShapeException)
+
+
+def active_fake_mode() -> FakeTensorMode | None:
+    """The mode that fake tensors are being made under right now."""
+    return detect_fake_mode()
+
+
+def fake_mode_of(*trees: Any) -> FakeTensorMode:
+    """The mode of the fake tensors in the trees or modules, or a new one where there are none."""
+    for tensor in _tensors(trees):
+        if isinstance(tensor, FakeTensor):
+            return tensor.fake_mode
+    # Constants in functions and closures are met on the way; they are read as fakes too.
+    return FakeTensorMode(allow_non_fake_inputs=True)
+
+
+def is_fake(value: Any) -> bool:
+    """Whether a value is a fake tensor."""
+    return isinstance(value, FakeTensor)
+
+
+def fake_tree(tree: Any, mode: FakeTensorMode) -> Any:
+    """A tree of values with a fake in the place of every tensor; `requires_grad` is kept, history is not.
+
+    >>> x = torch.ones(2, 3)
+    >>> fake = fake_tree((x, 1), fake_mode_of(x))
+    >>> type(fake[0]).__name__, fake[0].shape, fake[1]
+    ('FakeTensor', torch.Size([2, 3]), 1)
+    """
+    return pytree.tree_map_only(torch.Tensor, lambda tensor: fake_tensor(tensor, mode), tree)
+
+
+def fake_tensor(tensor: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
+    """A fake of one tensor; the same one for the same tensor, and sharing memory where the originals do."""
+    if isinstance(tensor, FakeTensor):
+        return tensor if tensor.fake_mode is mode else _fake_like(tensor, mode)
+    if tensor.grad_fn is not None:
+        # A fake with a history would carry gradients out of the program that is looked at.
+        return mode.from_tensor(tensor.detach(), static_shapes=True).requires_grad_(tensor.requires_grad)
+    return mode.from_tensor(tensor, static_shapes=True)
+
+
+def _fake_like(tensor: torch.Tensor, mode: FakeTensorMode, device: torch.device | None = None) -> torch.Tensor:
+    """A new fake that looks the same."""
+    with mode:
+        fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device or tensor.device)
+        if isinstance(tensor, torch.nn.Parameter):
+            return torch.nn.Parameter(fake, tensor.requires_grad)
+    return fake.requires_grad_(tensor.requires_grad)
+
+
+def fake_inputs(tree: Any, model: Any, mode: FakeTensorMode) -> Any:
+    """Inputs as fakes; those on the meta device stand for inputs on the device that the model is on."""
+    first = next(_tensors((model,)), None) if isinstance(model, torch.nn.Module) else None
+
+    def convert(tensor: torch.Tensor) -> torch.Tensor:
+        if first is None or tensor.device.type != "meta" or first.device.type == "meta":
+            return fake_tensor(tensor, mode)
+        return _fake_like(tensor, mode, first.device)
+
+    return pytree.tree_map_only(torch.Tensor, convert, tree)
+
+
+def fake_module(module: torch.nn.Module, mode: FakeTensorMode) -> torch.nn.Module:
+    """A copy of a module whose tensors are fakes; the original is not touched by anything that the copy does."""
+    return _copy_with(module, {id(tensor): fake_tensor(tensor, mode) for tensor in _tensors((module,))})
+
+
+def meta_module(module: torch.nn.Module) -> torch.nn.Module:
+    """A copy of a module whose tensors are on the meta device: no data either, and torch is quiet when something does not fit."""
+    memo: dict[int, Any] = {}
+    for tensor in _tensors((module,)):
+        if id(tensor) not in memo:
+            bare = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+            is_parameter = isinstance(tensor, torch.nn.Parameter)
+            memo[id(tensor)] = torch.nn.Parameter(bare, tensor.requires_grad) if is_parameter else bare
+    return _copy_with(module, memo)
+
+
+def copied_module(module: torch.nn.Module) -> torch.nn.Module:
+    """A copy of a module on real tensors, for what can only be found by computing."""
+    memo = {}
+    for tensor in _tensors((module,)):
+        if tensor.grad_fn is not None:  # deepcopy takes leaves only
+            memo[id(tensor)] = tensor.detach().clone().requires_grad_(tensor.requires_grad)
+    return _copy_with(module, memo)
+
+
+def copied_inputs(tree: Any) -> Any:
+    """Inputs as copies without a history."""
+    return pytree.tree_map_only(torch.Tensor, lambda t: t.detach().clone().requires_grad_(t.requires_grad), tree)
+
+
+def _copy_with(module: torch.nn.Module, memo: dict[int, Any]) -> torch.nn.Module:
+    try:
+        return copy.deepcopy(module, memo)
+    except Exception as error:
+        raise GraftError(
+            f"cannot look at {type(module).__name__} without touching it: a copy of it could not be "
+            f"made ({type(error).__name__}: {error}); make it copyable with copy.deepcopy"
+        ) from error
+
+
+def _tensors(trees: Iterable[Any]) -> Iterator[torch.Tensor]:
+    """Every tensor in trees of values and in the attributes of modules."""
+    for leaf in pytree.tree_leaves(tuple(trees)):
+        if isinstance(leaf, torch.Tensor):
+            yield leaf
+        elif isinstance(leaf, torch.nn.Module):
+            for module in leaf.modules():
+                attributes = [value for name, value in module.__dict__.items() if name != "_modules"]
+                yield from (value for value in pytree.tree_leaves(attributes) if isinstance(value, torch.Tensor))

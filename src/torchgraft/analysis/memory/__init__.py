@@ -1,0 +1,9 @@
+"""How long values live, and how much memory a run or a training step needs at its fullest.
+`liveness.py` reads the program; `peak.py` runs it on fake tensors, `storages.py` keeps the books, `report.py` is the answer.
+"""
+
+from torchgraft.analysis.memory.liveness import Lifetime, liveness
+from torchgraft.analysis.memory.peak import memory
+from torchgraft.analysis.memory.report import Memory
+
+__all__ = ["Lifetime", "Memory", "liveness", "memory"]

@@ -1,0 +1,50 @@
+"""`shapes`: the metadata of every value of a program for given inputs, on fake tensors or on real ones.
+The program is not edited; the pass that notes the same in `node.meta` is `passes/shape_prop.py`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torchgraft.analysis.dry_run import DryRun, program_of
+from torchgraft.analysis.shapes.metadata import tree_metadata
+from torchgraft.ir.node import Node
+from torchgraft.ir.printing import tensor_text
+
+
+class Shapes(dict[str, Any]):
+    """Metadata by the names of nodes; a tuple or list where the value is one. Values that hold no tensor are left out."""
+
+    def __str__(self) -> str:
+        width = max(map(len, self), default=0)
+        return "\n".join(f"{name.ljust(width)}  {_text(value)}" for name, value in self.items())
+
+
+def shapes(program: Any, *args: Any, kwargs: dict[str, Any] | None = None, compute: bool = False) -> Shapes:
+    """What every value of a program looks like when it runs on such inputs.
+
+    Nothing is computed unless `compute` says so, which a program needs whose shapes depend on values (`nonzero`).
+
+    >>> import torch
+    >>> print(shapes(torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU()), torch.ones(2, 3)))
+    input...  f32[2, 3]
+    ...       f32[2, 4]
+    ...       f32[2, 4]
+    output    f32[2, 4]
+    """
+    subject = program_of(program, args, kwargs, compute)
+    found = Shapes()
+
+    def note(node: Node, value: Any) -> None:
+        metadata = tree_metadata(value)
+        if metadata is not None:
+            found[node.name] = metadata
+
+    DryRun(subject, args, kwargs, node_done=note, compute=compute).forward()
+    return found
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, (tuple, list)) and tensor_text(value) is None:
+        return f"({', '.join(map(_text, value))})"
+    return tensor_text(value) or str(value)

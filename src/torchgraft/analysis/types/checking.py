@@ -1,0 +1,245 @@
+"""`check_types`: whether the shapes that inputs are annotated with can agree with what the program does, node by node.
+What is left open agrees with anything, so a program without annotations is never refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from torchgraft.analysis.dry_run import where
+from torchgraft.analysis.fake import meta_module
+from torchgraft.analysis.types.tensor_type import Dyn, TensorType, is_consistent, meet
+from torchgraft.analysis.types.trials import Holes, Shaped, UnknownNumber, abstract, join
+from torchgraft.codegen.graph_module import GraphModule
+from torchgraft.errors import GraftError, ShapeError
+from torchgraft.interpreter import Interpreter
+from torchgraft.ir.node import Node, map_arg
+from torchgraft.ir.printing import known_value, target_text
+
+# What torch raises when shapes do not fit. Anything else says nothing about shapes, and the value stays open.
+_MISFIT = (RuntimeError, ValueError, IndexError)
+_DTYPES = (torch.float32, torch.int64, torch.bool)
+
+
+class Types(dict[str, Any]):
+    """What is known of every value, by the names of nodes: a TensorType, Dyn, or a structure of them."""
+
+    def __str__(self) -> str:
+        width = max(map(len, self), default=0)
+        return "\n".join(f"{name.ljust(width)}  {kind}" for name, kind in self.items())
+
+
+def check_types(program: GraphModule, annotations: Mapping[str, Any] | None = None) -> Types:
+    """Follow the types of the inputs through a program, and raise ShapeError where two shapes cannot agree.
+
+    Inputs are typed by `annotations`, by their annotation in `forward`, or by what shape propagation noted; others are Dyn. A
+    node may be annotated too (`node.type`): its type must agree and makes what follows more precise. Each call is tried on meta
+    tensors with many sizes for what is open; it is refused if none of them fits.
+
+    >>> import torchgraft
+    >>> program = torchgraft.symbolic_trace(torch.nn.Conv2d(3, 8, 3))
+    >>> print(check_types(program, {"input": TensorType((Dyn, 3, 224, Dyn))})["output"])
+    TensorType[(Dyn, 8, 222, Dyn)]
+    """
+    unknown = (
+        set(annotations or {}) - {str(n.target) for n in program.graph.nodes} - {n.name for n in program.graph.nodes}
+    )
+    if unknown:
+        raise GraftError(
+            f"annotations are for {', '.join(sorted(unknown))}, and no node has that name; use names of inputs"
+        )
+    checker = _Checker(program, annotations or {})
+    with torch.device("meta"), torch.no_grad():
+        for node in program.graph.nodes:
+            checker.values[node] = checker.refined(node, checker.value(node))
+    return Types({node.name: _type(value) for node, value in checker.values.items()})
+
+
+class _Checker:
+    """Keeps what is known of each value while walking through a program."""
+
+    def __init__(self, program: GraphModule, annotations: Mapping[str, Any]) -> None:
+        self.annotations = annotations
+        self.runner = Interpreter(meta_module(program), graph=program.graph)
+        self.values: dict[Node, Any] = {}
+        # Models repeat themselves: the same call on the same types has the same answer.
+        self.answers: dict[Any, Any] = {}
+        self.reshaping: set[Node] = set()
+
+    def value(self, node: Node) -> Any:
+        if node._op == "placeholder":
+            return self._input(node)
+        if node._op == "get_attr":
+            return abstract(self.runner.fetch_attr(node._target))
+        arguments = map_arg((node._args, node._kwargs), self.values.__getitem__)
+        if node._op == "output":
+            return arguments[0][0]
+        module = self.runner.fetch_attr(node._target) if node._op == "call_module" else None
+        holes = Holes.of(_plain_containers(arguments), [] if module is None else module.parameters())
+        if holes.has_unknown_object:
+            return Dyn
+        key = _call_key(node, module, holes)
+        if key in self.answers:
+            return self.answers[key]
+        answer = self._tried(node, holes)
+        if node not in self.reshaping:
+            self.answers[key] = answer
+        return answer
+
+    def _input(self, node: Node) -> Any:
+        found = self.annotations.get(node.name, self.annotations.get(str(node._target), node._type))
+        known = known_value(node)
+        if isinstance(found, TensorType):
+            return Shaped(tuple(found.dims), getattr(known, "dtype", None))
+        if hasattr(known, "shape") and hasattr(known, "dtype"):
+            return Shaped(tuple(known.shape), known.dtype)
+        return Dyn
+
+    def refined(self, node: Node, value: Any) -> Any:
+        """The value with what the node's own annotation adds to it."""
+        wanted = self.annotations.get(node.name, node._type)
+        if not isinstance(wanted, TensorType) or node._op in ("placeholder", "output"):
+            return value
+        found = _type(value)
+        if not is_consistent(found, wanted):
+            raise ShapeError(
+                f"shapes cannot agree: node '{node.name}' is annotated {wanted} and makes {found}; at {where(node)}; "
+                "change the annotation or the program"
+            )
+        both = meet(found, wanted)
+        return Shaped(tuple(both.dims), getattr(value, "dtype", None))
+
+    def _tried(self, node: Node, holes: Holes) -> Any:
+        """What is true of all results of the call, over the sizes that fit."""
+        trials = _Trials(node, holes, self._run)
+        for dtype in _DTYPES if holes.has_unknown_dtype else _DTYPES[:1]:
+            trials.attempt_all(holes.fillings(), dtype)
+            if trials.fits:
+                return self._with_sure_dtypes(trials, dtype) if holes.has_unknown_dtype else trials.result
+        trials.attempt_all(holes.last_fillings(), torch.float32)
+        if trials.fits:
+            return trials.result
+        if trials.failed_otherwise:
+            return Dyn
+        if holes.has_unknown_number:
+            # A number that was read from an open size belongs with it, and trying them apart proves nothing.
+            return Dyn
+        module = self.runner.fetch_attr(node._target) if node._op == "call_module" else None
+        raise ShapeError(_disagreement(node, module, holes, trials)) from trials.misfit
+
+    def _with_sure_dtypes(self, trials: _Trials, guessed: torch.dtype) -> Any:
+        """The result without the dtypes that rest on the guess for an open one: those that another guess changes."""
+        result = trials.result
+        for dtype in _DTYPES:
+            if dtype is not guessed:
+                trials.attempt(trials.fitting, dtype)
+        for leaf, other in zip(pytree.tree_leaves(result), pytree.tree_leaves(trials.result), strict=False):
+            if isinstance(leaf, Shaped):
+                leaf.dtype = getattr(other, "dtype", None)
+        return result
+
+    def _run(self, node: Node, args: Any, kwargs: Any) -> Any:
+        before = [(leaf, leaf.shape) for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        result = getattr(self.runner, node._op)(node._target, args, kwargs)
+        if any(leaf.shape != shape for leaf, shape in before):
+            # A shape that changes in place changes under everything that holds the tensor.
+            self.reshaping.add(node)
+            for source in node._inputs:
+                self.values[source] = Dyn
+        return result
+
+
+def _call_key(node: Node, module: torch.nn.Module | None, holes: Holes) -> Any:
+    """The same for calls with the same answer; the node itself where that cannot be said."""
+    called = node._target
+    if module is not None:
+        if not type(module).__module__.startswith("torch.nn."):
+            return node
+        called = type(module), repr(module), module.training
+    leaves, structure = pytree.tree_flatten(holes.tree)
+    parts = [(leaf.dims, leaf.dtype) if isinstance(leaf, Shaped) else (type(leaf), repr(leaf)) for leaf in leaves]
+    try:
+        hash(called)
+    except TypeError:
+        return node
+    return node._op, called, tuple(parts), str(structure)
+
+
+class _Trials:
+    """The runs of one call, and what is true of all that fitted."""
+
+    def __init__(self, node: Node, holes: Holes, run: Callable[[Node, Any, Any], Any]) -> None:
+        self.node = node
+        self.holes = holes
+        self.run = run
+        self.result: Any = None
+        self.fits = self.tried = 0
+        self.fitting: list[int] = []
+        self.misfit: BaseException | None = None
+        self.failed_otherwise = False
+
+    def attempt_all(self, fillings: Iterable[list[int]], dtype: torch.dtype) -> None:
+        """Run the call on each, until one fails for another reason than shapes before any has fitted."""
+        for filling in fillings:
+            self.attempt(filling, dtype)
+            if self.failed_otherwise and not self.fits:
+                return
+
+    def attempt(self, filling: list[int], dtype: torch.dtype) -> None:
+        """Run the call once on tensors of these sizes."""
+        self.tried += 1
+        args, kwargs = self.holes.filled(filling, dtype)
+        try:
+            made = abstract(self.run(self.node, args, kwargs))
+        except Exception as error:
+            if isinstance(error, _MISFIT) and not isinstance(error, NotImplementedError):
+                self.misfit = self.misfit or error
+            elif dtype is not torch.bool:  # so much is not defined for truth values that it says nothing
+                self.failed_otherwise = True
+            return
+        self.result = join(self.result, made) if self.fits else made
+        self.fits += 1
+        if self.fits == 1:
+            self.fitting = filling
+
+
+def _disagreement(node: Node, module: Any, holes: Holes, trials: _Trials) -> str:
+    found = [str(_type(leaf)) for leaf in pytree.tree_leaves(holes.tree) if isinstance(leaf, (Shaped, UnknownNumber))]
+    called = target_text(node._target)
+    if module is not None and "\n" not in repr(module):
+        called = f"{called} = {module!r}"
+    open_sizes = f" (none of {trials.tried} ways to fill the open sizes fits)" if holes.count else ""
+    reason = (str(trials.misfit) or type(trials.misfit).__name__).splitlines()[0]
+    return (
+        f"shapes cannot agree: node '{node.name}' calls {called} with {', '.join(found)}{open_sizes}: {reason}; "
+        f"at {where(node)}; change the annotation or the program"
+    )
+
+
+def _type(value: Any) -> Any:
+    """A value as a type: a TensorType for a tensor, Dyn for what is open."""
+    if isinstance(value, Shaped):
+        return value.type
+    if isinstance(value, (tuple, list)):
+        return type(value)([_type(item) for item in value])
+    if isinstance(value, dict):
+        return {key: _type(item) for key, item in value.items()}
+    return Dyn if isinstance(value, UnknownNumber) else value
+
+
+def _plain_containers(tree: Any) -> Any:
+    """Immutable lists and dicts of a graph as those of Python, which trees can be mapped over."""
+    if isinstance(tree, dict):
+        return {key: _plain_containers(value) for key, value in tree.items()}
+    if isinstance(tree, list):
+        return [_plain_containers(value) for value in tree]
+    if type(tree) is tuple:
+        return tuple([_plain_containers(value) for value in tree])
+    if isinstance(tree, slice):
+        parts = (tree.start, tree.stop, tree.step)
+        return Dyn if any(isinstance(part, (UnknownNumber, Shaped, type(Dyn))) for part in parts) else tree
+    return tree

@@ -1,0 +1,181 @@
+"""torch.fx's const_fold: what depends on parameters and constants alone is put aside and computed once, before the first run.
+Folding for good, in place, is `torchgraft.passes.FoldConstants`.
+"""
+
+from __future__ import annotations
+
+import copy
+import operator
+import re
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from torchgraft.analysis.effects import effects_of
+from torchgraft.capturing.tracer import symbolic_trace
+from torchgraft.codegen.graph_module import GraphModule
+from torchgraft.errors import GraphError
+from torchgraft.ir.graph import Graph
+from torchgraft.ir.node import Node
+
+
+class FoldedGraphModule(GraphModule):
+    """A program whose constant part, `const_subgraph_module`, runs once before the first call."""
+
+    def __init__(
+        self,
+        root: torch.nn.Module,
+        graph: Graph,
+        const_subgraph: Graph | None = None,
+        fx_const_folded_attrs_name: str | None = None,
+        device_for_folded_attrs: str = "cuda",
+    ) -> None:
+        super().__init__(root, graph)
+        self.const_subgraph_module = None if const_subgraph is None else GraphModule(root, const_subgraph)
+        self.has_folding_been_run = False
+        self.fx_const_folded_attrs_name = fx_const_folded_attrs_name
+        self.device_for_folded_attrs = device_for_folded_attrs
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if not self.has_folding_been_run:
+            self.run_folding()
+        return super().__call__(*args, **kwargs)
+
+    def run_folding(self) -> None:
+        """Compute the constant part and keep its results as parameters."""
+        if self.const_subgraph_module is None or self.fx_const_folded_attrs_name is None:
+            return
+        if self.has_folding_been_run:
+            raise GraphError("cannot fold twice: Folding has already been run; its results are in the program")
+        self.has_folding_been_run = True
+        found = self.const_subgraph_module()
+        folded: Any
+        if isinstance(found, tuple):
+            folded = torch.nn.ParameterList([self._parameter(value) for value in found])
+        else:
+            folded = self._parameter(found)
+        setattr(self, self.fx_const_folded_attrs_name, folded)
+
+    def _parameter(self, value: Any) -> torch.nn.Parameter:
+        if isinstance(value, torch.Tensor):
+            return torch.nn.Parameter(value.detach().clone(), requires_grad=value.requires_grad)
+        made = torch.tensor([float(value)], device=self.device_for_folded_attrs)
+        return torch.nn.Parameter(made, requires_grad=False)
+
+
+def get_unique_attr_name_in_module(mod_traced: torch.nn.Module, name: str) -> str:
+    """A name like this one that the module does not have."""
+    name = re.sub("[^0-9a-zA-Z_]+", "_", name)
+    name = f"_{name}" if name[0].isdigit() else name
+    wish, number = re.sub(r"_\d+$", "", name), 0
+    while hasattr(mod_traced, name):
+        number += 1
+        name = f"{wish}_{number}"
+    return name
+
+
+def split_const_subgraphs(
+    module: torch.nn.Module,
+    skip_folding_node_fn: Callable[[Node], bool] | None = None,
+    device_for_folded_attrs: str = "cpu",
+) -> FoldedGraphModule:
+    """A module that computes its constant part once. What draws, writes or reads written state is no constant.
+
+    >>> import torchgraft
+    >>> class Model(torch.nn.Module):
+    ...     def __init__(self):
+    ...         super().__init__()
+    ...         self.weight = torch.nn.Parameter(torch.ones(2, 3))
+    ...     def forward(self, x):
+    ...         return x @ self.weight.t()
+    >>> print(split_const_subgraphs(Model()).code.strip())
+    def forward(self, x):
+        _fx_const_folded_attrs = self._FX_CONST_FOLDED_ATTRS
+        matmul = x @ _fx_const_folded_attrs;  x = _fx_const_folded_attrs = None
+        return matmul
+    """
+    traced = module if isinstance(module, GraphModule) else symbolic_trace(module)
+    graph = copy.deepcopy(traced.graph)
+    main = GraphModule(traced, graph)
+    constant = _constant_nodes(graph, skip_folding_node_fn)
+    results = [node for node in constant if node.op != "get_attr" and any(user not in constant for user in node.users)]
+    if not results:
+        return FoldedGraphModule(traced, traced.graph)
+    name = get_unique_attr_name_in_module(traced, "_FX_CONST_FOLDED_ATTRS")
+    aside = Graph()
+    copies: dict[Node, Node] = {}
+    for node in constant:
+        copies[node] = aside.node_copy(node, copies.__getitem__)
+    aside.output(copies[results[0]] if len(results) == 1 else tuple([copies[node] for node in results]))
+    aside.eliminate_dead_code()
+    setattr(main, name, torch.nn.Parameter() if len(results) == 1 else torch.nn.ParameterList())
+    with graph.inserting_before(next(node for node in graph.nodes if node.op != "placeholder")):
+        fetched = graph.create_node("get_attr", name)
+        values = (
+            [fetched]
+            if len(results) == 1
+            else [graph.call_function(operator.getitem, (fetched, i)) for i in range(len(results))]
+        )
+    for node, value in zip(results, values, strict=True):
+        node.replace_all_uses_with(value)
+    for node in reversed(constant):
+        if not node.users:
+            graph.erase_node(node)
+    for path in {node.target for node in aside.nodes if node.op in ("get_attr", "call_module")}:
+        _bring(traced, main, path)
+    return FoldedGraphModule(main, graph, aside, name, device_for_folded_attrs)
+
+
+def _bring(source: torch.nn.Module, destination: GraphModule, path: str) -> None:
+    from torchgraft.codegen.attributes import Adoption
+
+    Adoption(source, destination).adopt(path)
+
+
+def _constant_nodes(graph: Graph, skip: Callable[[Node], bool] | None) -> list[Node]:
+    written = _written_state(graph)
+    found: dict[Node, None] = {}
+    for node in graph.nodes:
+        if node.op in ("placeholder", "output") or (skip is not None and skip(node)):
+            continue
+        if node.op == "get_attr":
+            if not isinstance(_attribute(graph, node.target), torch.Tensor) or node.target in written:
+                continue
+        elif not all(source in found for source in node.all_input_nodes) or node.is_impure():
+            continue
+        found[node] = None
+    return list(found)
+
+
+def _attribute(graph: Graph, path: str) -> Any:
+    value: Any = graph.owning_module
+    for part in path.split("."):
+        value = getattr(value, part, None)
+    return value
+
+
+def _written_state(graph: Graph) -> set[Any]:
+    """Paths of tensors that some node of the program may write."""
+    written: set[Any] = set()
+    everything = {node.target for node in graph.nodes if node.op == "get_attr"}
+    for node in graph.nodes:
+        if node.op not in ("placeholder", "output", "get_attr") and node.is_impure(impure_random=False):
+            effects = effects_of(node)
+            if effects.unknown:
+                return everything
+            for place in effects.writes:
+                # A write through a view reaches what the view was made of.
+                written |= {place} if isinstance(place, str) else {source.target for source in _origins(place)}
+    return written
+
+
+def _origins(node: Node) -> list[Node]:
+    seen: set[Node] = set()
+    pending = [node]
+    while pending:
+        current = pending.pop()
+        if current not in seen:
+            seen.add(current)
+            pending += current.all_input_nodes
+    return [each for each in seen if each.op == "get_attr"]

@@ -1,0 +1,235 @@
+"""torch.fx's net_min_base: find the nodes for which two ways to run a program differ, to be subclassed for a backend.
+`run_a` and `run_b` are given a piece of the program as a module, and inputs; the pieces are cut by `splitting/fusing.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from torchgraft.codegen.graph_module import GraphModule
+from torchgraft.errors import GraftError
+from torchgraft.fx_passes.tools import CALLABLE_NODE_OPS, FxNetAccFusionsFinder
+from torchgraft.interpreter import Interpreter
+from torchgraft.ir.node import Node
+from torchgraft.passes.shape_prop import ShapeProp
+from torchgraft.splitting.fusing import fuse_as_graphmodule
+
+
+class FxNetMinimizerBadModuleError(GraftError):
+    """A piece of the program cannot be made a module."""
+
+
+class FxNetMinimizerRunFuncError(GraftError):
+    """`run_a` or `run_b` raised."""
+
+
+class FxNetMinimizerResultMismatchError(GraftError):
+    """The two results differ."""
+
+
+@dataclass
+class _MinimizerSettingBase:
+    """Options: whether a piece is given what the pieces before it computed (`accumulate_error`); how to search
+    ("sequential", "binary", "accumulate", "skip" or "defined"); whether to go on after the first find."""
+
+    accumulate_error: bool = False
+    traverse_method: str = "sequential"
+    find_all: bool = False
+    return_intermediate: bool = False
+    all_outputs: bool = False
+
+    def __str__(self) -> str:
+        return "FX Minimizer Settings:\n" + "".join(f"\t{name}: {value}\n" for name, value in vars(self).items())
+
+
+class _MinimizerBase:
+    """Looks for culprits. `compare_fn(a, b, names)` returns a number and whether the results agree; `reports` keeps the tries."""
+
+    def __init__(
+        self,
+        module: GraphModule,
+        sample_input: Sequence[Any],
+        compare_fn: Callable[[Any, Any, list[str]], tuple[float, bool]],
+        settings: _MinimizerSettingBase,
+        module_exporter: Callable[[Any, GraphModule, str], None] | None = None,
+        exclusion_fn: Callable[[list[Node], int, int], None] | None = None,
+    ) -> None:
+        self.module = module
+        self.sample_input = sample_input
+        self.compare_fn = compare_fn
+        self.settings = settings
+        self.module_exporter = module_exporter
+        self.exclusion_fn = exclusion_fn
+        self.results: dict[Any, Any] = {}
+        self.reports: list[list[str]] = []
+        self.run_shape_prop()
+        self.fusions = FxNetAccFusionsFinder(
+            module, {node for node in module.graph.nodes if node.op in CALLABLE_NODE_OPS}
+        )()
+        names = [node.name for node in module.graph.nodes if node.op == "placeholder"]
+        if len(names) != len(sample_input):
+            raise FxNetMinimizerBadModuleError(
+                f"the program has {len(names)} inputs and {len(sample_input)} samples were given; give one for each"
+            )
+        self.a_outputs: dict[str, Any] = dict(zip(names, sample_input, strict=True))
+        self.b_outputs: dict[str, Any] = dict(self.a_outputs)
+        self._true_values = _values(module, sample_input)
+
+    def run_shape_prop(self) -> None:
+        """Note shapes in the program's metadata."""
+        ShapeProp(self.module).propagate(*self.sample_input)
+
+    def run_a(self, mod: GraphModule, inputs: Any, report_idx: int = -1) -> Any:
+        """Run a piece in the trusted way."""
+        raise RuntimeError("run_a() is not implemented.")
+
+    def run_b(self, mod: GraphModule, inputs: Any, report_idx: int = -1) -> Any:
+        """Run a piece in the way that is questioned."""
+        raise RuntimeError("run_b() is not implemented.")
+
+    def minimize(
+        self,
+        start: str | None = None,
+        end: str | None = None,
+        skip_nodes: list[str] | None = None,
+        find_last_node: bool | None = None,
+    ) -> set[Node]:
+        """The nodes between `start` and `end` (names, included) for which the two ways differ or fail."""
+        nodes = self._collect_nodes(start, end)
+        method = self.settings.traverse_method
+        if method == "sequential":
+            return self._first_or_all([[node] for node in nodes])
+        if method == "binary":
+            return self._binary(nodes)
+        if method == "accumulate":
+            return self._accumulate(nodes)
+        if method == "defined":
+            return set() if self._agrees(nodes) else set(nodes)
+        if method == "skip":
+            if skip_nodes is None:
+                raise RuntimeError("'skip_nodes' can't be None when 'traverse_method' is 'skip'.")
+            return self._first_or_all(_pieces_without(nodes, set(skip_nodes)))
+        raise RuntimeError(f"Unknown traverse method {method}!")
+
+    def run_nodes(self, start: str | None = None, end: str | None = None) -> None:
+        """Run one piece both ways and compare; what came out is in `reports`."""
+        self._agrees(self._collect_nodes(start, end))
+
+    def print_report(self, report: list[str]) -> None:
+        """Print one report."""
+        print("\n . ".join(report))  # noqa: T201 (printing is what the method is asked for)
+
+    def print_reports(self) -> None:
+        """Print all reports."""
+        for report in self.reports:
+            self.print_report(report)
+
+    def _collect_nodes(self, start: str | None, end: str | None) -> list[Node]:
+        nodes = [node for node in self.module.graph.nodes if node.op in CALLABLE_NODE_OPS]
+        names = [node.name for node in nodes]
+        for name in (start, end):
+            if name is not None and name not in names:
+                raise FxNetMinimizerBadModuleError(f"the program has no call '{name}'; it has {', '.join(names)}")
+        first = 0 if start is None else names.index(start)
+        last = len(names) - 1 if end is None else names.index(end)
+        return nodes[first : last + 1]
+
+    def _agrees(self, nodes: list[Node]) -> bool:
+        try:
+            self._run_and_compare(nodes)
+        except (FxNetMinimizerRunFuncError, FxNetMinimizerResultMismatchError):
+            return False
+        return True
+
+    def _run_and_compare(self, nodes: list[Node]) -> None:
+        report = [f"Run and compare {nodes[0].name} to {nodes[-1].name}, {len(nodes)} nodes"]
+        self.reports.append(report)
+        nodes = self._with_groups(nodes)
+        piece, inputs, outputs = fuse_as_graphmodule(self.module, nodes, "Minimized")
+        names = [node.name for node in outputs]
+        if not outputs:
+            return
+        a_inputs, b_inputs = [self._inputs(inputs, stored) for stored in (self.a_outputs, self.b_outputs)]
+        try:
+            a_result, b_result = self.run_a(piece, a_inputs), self.run_b(piece, b_inputs)
+        except Exception as error:
+            report.append(f"Exception raised when running: {error}")
+            raise FxNetMinimizerRunFuncError(f"Exception raised when running {names}: {error}") from error
+        for name, a_value, b_value in zip(names, _as_list(a_result, names), _as_list(b_result, names), strict=True):
+            self.a_outputs[name], self.b_outputs[name] = a_value, b_value
+        number, agrees = self.compare_fn(a_result, b_result, names)
+        self.results[tuple(names)] = number
+        report.append(f"Numerical accuracy = {number}")
+        if agrees:
+            return
+        report.append(f"Result mismatch for {names}")
+        if self.module_exporter is not None:
+            self.module_exporter(a_inputs, piece, f"{names[0]}_cpu")
+            self.module_exporter(b_inputs, piece, f"{names[0]}_acc")
+        raise FxNetMinimizerResultMismatchError(f"Result mismatch for {names}")
+
+    def _with_groups(self, nodes: list[Node]) -> list[Node]:
+        wanted = {member for node in nodes for member in self.fusions.get(node, {node})}
+        return [node for node in self.module.graph.nodes if node in wanted]
+
+    def _inputs(self, nodes: Sequence[Node], stored: dict[str, Any]) -> tuple[Any, ...]:
+        if not self.settings.accumulate_error:
+            return tuple([self._true_values[node.name] for node in nodes])
+        return tuple([stored.get(node.name, self._true_values[node.name]) for node in nodes])
+
+    def _first_or_all(self, pieces: list[list[Node]]) -> set[Node]:
+        culprits: set[Node] = set()
+        for number, piece in enumerate(pieces):
+            if self.exclusion_fn is not None:
+                self.exclusion_fn(piece, number, number + 1)
+            if piece and not self._agrees(piece):
+                culprits.update(piece)
+                if not self.settings.find_all:
+                    break
+        return culprits
+
+    def _binary(self, nodes: list[Node]) -> set[Node]:
+        if not nodes or self._agrees(nodes):
+            return set()
+        if len(nodes) == 1:
+            return set(nodes)
+        middle = len(nodes) // 2
+        culprits = self._binary(nodes[:middle])
+        if culprits and not self.settings.find_all:
+            return culprits
+        return culprits | self._binary(nodes[middle:])
+
+    def _accumulate(self, nodes: list[Node]) -> set[Node]:
+        culprits: set[Node] = set()
+        for end in range(1, len(nodes) + 1):
+            if not self._agrees(nodes[:end]):
+                culprits.add(nodes[end - 1])
+                if not self.settings.find_all:
+                    break
+        return culprits
+
+
+def _values(module: GraphModule, inputs: Sequence[Any]) -> dict[str, Any]:
+    """What every node computes."""
+    interpreter = Interpreter(module, garbage_collect_values=False)
+    with torch.no_grad():
+        interpreter.run(*inputs)
+    return {node.name: value for node, value in interpreter.env.items()}
+
+
+def _as_list(result: Any, names: list[str]) -> list[Any]:
+    return [result] if len(names) == 1 else list(result)
+
+
+def _pieces_without(nodes: list[Node], skipped: set[str]) -> list[list[Node]]:
+    pieces: list[list[Node]] = [[]]
+    for node in nodes:
+        if node.name in skipped:
+            pieces.append([])
+        else:
+            pieces[-1].append(node)
+    return [piece for piece in pieces if piece]

@@ -1,0 +1,62 @@
+"""torch.fx's experimental.normalize: arguments by name, and one spelling of operators. Both give a new module.
+The work of the first is `torchgraft.passes.NormalizeArguments`.
+"""
+
+from __future__ import annotations
+
+import copy
+import operator
+from typing import Any
+
+import torch
+
+from torchgraft.codegen.graph_module import GraphModule
+from torchgraft.interpreter import Transformer
+from torchgraft.passes.normalize_arguments import NormalizeArguments
+
+_OPERATORS: dict[Any, Any] = {
+    torch.add: operator.add, torch.mul: operator.mul, torch.sub: operator.sub, torch.div: operator.truediv,
+    torch.floor_divide: operator.floordiv, torch.remainder: operator.mod, torch.eq: operator.eq, torch.ne: operator.ne,
+    torch.lt: operator.lt, torch.le: operator.le, torch.gt: operator.gt, torch.ge: operator.ge,
+}  # fmt: skip
+
+
+class NormalizeArgs(Transformer):
+    """`NormalizeArgs(module).transform()`: a copy in which every argument has its name and the defaults are written.
+
+    >>> import torchgraft
+    >>> module = torchgraft.symbolic_trace(lambda x: torch.nn.functional.relu(x))
+    >>> print(NormalizeArgs(module).transform().code.strip())
+    def forward(self, x):
+        relu = torch.nn.functional.relu(input = x, inplace = False);  x = None
+        return relu
+    """
+
+    def __init__(self, module: GraphModule, normalize_to_only_use_kwargs: bool = True) -> None:
+        super().__init__(module)
+        self.normalize_to_only_use_kwargs = normalize_to_only_use_kwargs
+
+    def transform(self) -> GraphModule:
+        result = GraphModule(self.module, copy.deepcopy(self.module.graph))  # type: ignore[arg-type]
+        NormalizeArguments(keywords=self.normalize_to_only_use_kwargs).run(result)
+        return result
+
+
+class NormalizeOperators(Transformer):
+    """`NormalizeOperators(module).transform()`: a copy in which `torch.add(x, y)` and its like are `x + y`.
+
+    >>> import torchgraft
+    >>> module = torchgraft.symbolic_trace(lambda x: torch.add(x, torch.mul(x, 2)))
+    >>> print(NormalizeOperators(module).transform().code.strip())
+    def forward(self, x):
+        mul = x * 2
+        add = x + mul;  x = mul = None
+        return add
+    """
+
+    def transform(self) -> GraphModule:
+        result = GraphModule(self.module, copy.deepcopy(self.module.graph))  # type: ignore[arg-type]
+        for node in result.graph.nodes:
+            if node.op == "call_function" and len(node.args) == 2 and not node.kwargs and node.target in _OPERATORS:
+                node.target = _OPERATORS[node.target]
+        return result

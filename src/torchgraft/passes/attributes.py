@@ -1,0 +1,121 @@
+"""Putting modules and tensors of a pass's own making into a program, and taking out what nothing refers to any more.
+Programs share modules with the model they were captured from, so nothing here writes into what may be the model's.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from torchgraft.codegen.attributes import place_attribute
+from torchgraft.ir.verify import find_attribute
+
+if TYPE_CHECKING:
+    from torchgraft.codegen.graph_module import GraphModule
+
+_NOTHING: Any = object()
+
+
+class References:
+    """Which nodes of a program refer to which paths; kept right by whoever edits."""
+
+    def __init__(self, module: GraphModule) -> None:
+        self.module = module
+        self._count: dict[str, int] = {}
+        # How many references lie at or below a path.
+        self._below: dict[str, int] = {}
+        for node in module.graph.nodes:
+            if node._op in ("call_module", "get_attr"):
+                self.change(node._target, 1)
+
+    def change(self, path: str, amount: int) -> None:
+        """Note that there is one reference more or fewer."""
+        self._count[path] = self._count.get(path, 0) + amount
+        part = path
+        while part:
+            self._below[part] = self._below.get(part, 0) + amount
+            part = part.rpartition(".")[0]
+
+    def count(self, path: str) -> int:
+        """How many nodes refer to exactly this path."""
+        return self._count.get(path, 0)
+
+    def is_only_use(self, path: str) -> bool:
+        """Whether one node alone refers to this path, to anything below it, or to a module around it."""
+        around = path.rpartition(".")[0]
+        while around:
+            if self._count.get(around, 0):
+                return False
+            around = around.rpartition(".")[0]
+        return self._below.get(path, 0) <= 1
+
+    def put(self, path: str, value: Any) -> str:
+        """Place a value at `path` if that concerns nobody else, or else at a free path like it; return the path."""
+        holder, name = self._holder(path)
+        if holder is None or not self.is_only_use(path):
+            holder, name, path = self._free_place(path)
+        _set(holder, name, value)
+        return path
+
+    def put_for_all(self, path: str, value: Any) -> str:
+        """Place a value for every node that refers to `path`, or at a free path like it where the place is the model's."""
+        holder, name = self._holder(path)
+        if holder is None or self._below.get(path, 0) != self._count.get(path, 0):
+            holder, name, path = self._free_place(path)
+        _set(holder, name, value)
+        return path
+
+    def put_new(self, path: str, value: Any) -> str:
+        """Place a value where nothing is yet, as close to `path` as possible."""
+        holder, name = self._holder(path)
+        if holder is None or getattr(holder, name, None) is not None:
+            holder, name, path = self._free_place(path)
+        _set(holder, name, value)
+        return path
+
+    def drop_unused(self, path: str) -> None:
+        """Remove what is at a path if no node refers to it, and the containers that are empty then."""
+        while path and not self._below.get(path, 0):
+            holder, name = self._holder(path)
+            if holder is None or not hasattr(holder, name):
+                return
+            delattr(holder, name)
+            path = path.rpartition(".")[0]
+            container = find_attribute(self.module, path)[0] if path else None
+            if container is None or not is_own_container(container) or _is_not_empty(container):
+                return
+
+    def _holder(self, path: str) -> tuple[Any, str]:
+        """The container at the end of a path, and the name in it; None where the container may be the model's own."""
+        prefix, _, name = path.rpartition(".")
+        holder: Any = self.module if not prefix else find_attribute(self.module, prefix)[0]
+        is_own = holder is self.module or (holder is not None and is_own_container(holder))
+        return (holder if is_own else None), name
+
+    def _free_place(self, path: str) -> tuple[Any, str, str]:
+        wish = path.replace(".", "_")
+        number = 0
+        name = wish
+        while getattr(self.module, name, _NOTHING) is not _NOTHING:
+            number += 1
+            name = f"{wish}_{number}"
+        return self.module, name, name
+
+
+def is_own_container(module: Any) -> bool:
+    """Whether a module is one of the empty ones that a program makes on the way to what it refers to."""
+    return type(module) is torch.nn.Module
+
+
+def _is_not_empty(module: torch.nn.Module) -> bool:
+    return bool(module._modules or module._parameters or module._buffers)
+
+
+def _set(holder: torch.nn.Module, name: str, value: Any) -> None:
+    if isinstance(value, torch.nn.Module):
+        holder._modules[name] = value
+    elif isinstance(value, torch.nn.Parameter):
+        holder.register_parameter(name, value)
+    else:
+        place_attribute(holder, name, value, persistent=False)

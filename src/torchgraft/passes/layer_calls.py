@@ -1,0 +1,282 @@
+"""Reading convolutions, linear layers and batch norms out of a program, whether they are modules or functions.
+What is done with them is the business of the passes; nothing is edited here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from torchgraft.ir.node import Node
+from torchgraft.ir.verify import find_attribute
+
+_CONVOLUTION = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
+_TRANSPOSED = ("input", "weight", "bias", "stride", "padding", "output_padding", "groups", "dilation")
+# (number of spatial dimensions, transposed)
+_MODULES: dict[type, tuple[int, bool]] = {
+    nn.Conv1d: (1, False),
+    nn.Conv2d: (2, False),
+    nn.Conv3d: (3, False),
+    nn.ConvTranspose1d: (1, True),
+    nn.ConvTranspose2d: (2, True),
+    nn.ConvTranspose3d: (3, True),
+    nn.Linear: (0, False),
+}
+_FUNCTIONS: dict[Any, tuple[int, bool]] = {
+    functional.conv1d: (1, False),
+    functional.conv2d: (2, False),
+    functional.conv3d: (3, False),
+    functional.conv_transpose1d: (1, True),
+    functional.conv_transpose2d: (2, True),
+    functional.conv_transpose3d: (3, True),
+    functional.linear: (0, False),
+}
+_NORM_FUNCTIONS = {
+    functional.batch_norm: (
+        *("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps"),
+    ),
+    torch.batch_norm: (
+        *("input", "weight", "bias", "running_mean", "running_var", "training", "momentum", "eps", "cudnn_enabled"),
+    ),
+}
+_NORM_MODULES = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+_METADATA_METHODS = frozenset({"size", "dim", "ndimension", "numel", "nelement"})
+_METADATA_ATTRIBUTES = frozenset({"shape", "ndim", "dtype", "device", "is_cuda", "layout"})
+
+
+@dataclass
+class Layer:
+    """A call of a convolution (`dimensions` spatial ones) or of a linear layer (none)."""
+
+    node: Node
+    source: Node
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+    dimensions: int
+    transposed: bool
+    groups: int
+    pads_with_zeros: bool
+    kernel_is_one: bool
+    module: nn.Module | None = None
+
+    @property
+    def outputs(self) -> int:
+        """The number of channels that come out."""
+        return self.weight.shape[1] * self.groups if self.transposed else self.weight.shape[0]
+
+    @property
+    def inputs(self) -> int:
+        """The number of channels that go in."""
+        return self.weight.shape[0] if self.transposed else self.weight.shape[1] * self.groups
+
+
+@dataclass
+class Norm:
+    """A call of a batch norm that uses its running statistics."""
+
+    node: Node
+    source: Node
+    mean: torch.Tensor
+    variance: torch.Tensor
+    weight: torch.Tensor | None
+    bias: torch.Tensor | None
+    epsilon: float
+    paths: tuple[str, ...]
+    module: nn.Module | None = None
+
+    def scale_and_shift(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The norm as `x * scale + shift`, in double precision."""
+        scale = torch.rsqrt(self.variance.detach().double() + self.epsilon)
+        if self.weight is not None:
+            scale = scale * self.weight.detach().double()
+        shift = -self.mean.detach().double() * scale
+        if self.bias is not None:
+            shift = shift + self.bias.detach().double()
+        return scale, shift
+
+
+def is_norm(node: Node, root: nn.Module) -> bool:
+    """Whether a node calls a batch norm of any kind."""
+    if node._op == "call_module":
+        return isinstance(find_attribute(root, node._target)[0], nn.modules.batchnorm._BatchNorm)
+    return node._op == "call_function" and _lookup(_NORM_FUNCTIONS, node._target) is not None
+
+
+def is_layer(node: Node, root: nn.Module) -> bool:
+    """Whether a node calls a convolution or linear layer of any kind."""
+    if node._op == "call_module":
+        module = find_attribute(root, node._target)[0]
+        return isinstance(module, (nn.modules.conv._ConvNd, nn.Linear))
+    return node._op == "call_function" and _lookup(_FUNCTIONS, node._target) is not None
+
+
+def read_layer(node: Node, root: nn.Module) -> Layer | str:
+    """A convolution or linear layer, or the reason why this one cannot be reckoned with."""
+    if node._op == "call_module":
+        module: Any = find_attribute(root, node._target)[0]
+        reason = _plain_module(module, _MODULES) or _one_input(node)
+        if reason is not None:
+            return reason
+        dimensions, transposed = _MODULES[type(module)]
+        padding = getattr(module, "padding", 0)
+        pads = getattr(module, "padding_mode", "zeros") == "zeros" and _is_padding(padding, module.weight)
+        return _layer(node, node._inputs[0], module.weight, module.bias, dimensions, transposed, module, pads)
+    found = _lookup(_FUNCTIONS, node._target)
+    if found is None:
+        return "it is no convolution"
+    names = ("input", "weight", "bias") if found[0] == 0 else _TRANSPOSED if found[1] else _CONVOLUTION
+    arguments = bound(node, names)
+    weight = parameter_of(arguments.get("weight"), root)
+    bias = parameter_of(arguments.get("bias"), root)
+    if weight is None or (bias is None and arguments.get("bias") is not None):
+        return "its weights are computed by the program"
+    if not isinstance(arguments["input"], Node) or any(isinstance(arguments.get(name), Node) for name in names[3:]):
+        return "its options are computed by the program"
+    pads = _is_padding(arguments.get("padding", 0), weight)
+    dimensions, transposed = found
+    groups = arguments.get("groups", 1)
+    return _layer(node, arguments["input"], weight, bias, dimensions, transposed, None, pads, groups)
+
+
+def _layer(
+    node: Node,
+    source: Node,
+    weight: Any,
+    bias: Any,
+    dimensions: int,
+    transposed: bool,
+    module: Any,
+    pads: bool,
+    groups: int | None = None,
+) -> Layer | str:
+    if not weight.is_floating_point():
+        return f"its weights are of type {weight.dtype}"
+    if groups is None:
+        groups = getattr(module, "groups", 1)
+    kernel_is_one = all(size == 1 for size in weight.shape[2:])
+    return Layer(node, source, weight, bias, dimensions, transposed, groups, pads, kernel_is_one, module)
+
+
+def read_norm(node: Node, root: nn.Module) -> Norm | str:
+    """A batch norm that does the same to every batch, or the reason why this one does not."""
+    if node._op == "call_module":
+        module: Any = find_attribute(root, node._target)[0]
+        if module.training:
+            return "it is in training mode and normalises by the statistics of the batch; call .eval() first"
+        reason = _plain_module(module, _NORM_MODULES) or _one_input(node)
+        if reason is not None:
+            return reason
+        if module.running_mean is None or module.running_var is None:
+            return "it keeps no running statistics and normalises by those of the batch"
+        state = (module.running_mean, module.running_var, module.weight, module.bias)
+        return Norm(node, node._inputs[0], *state, module.eps, (node._target,), module)
+    arguments = bound(node, _NORM_FUNCTIONS[node._target])
+    training = arguments.get("training", False)
+    if isinstance(training, Node):
+        training = find_attribute(root, training._target)[0] if training._op == "get_attr" else None
+    if training is not False:
+        return (
+            "it is in training mode and normalises by the statistics of the batch; capture the model in evaluation mode"
+        )
+    names = ("running_mean", "running_var", "weight", "bias")
+    nodes = [arguments.get(name) for name in names]
+    tensors = [parameter_of(item, root) for item in nodes]
+    if not isinstance(arguments["input"], Node) or any(
+        a is not None and b is None for a, b in zip(nodes, tensors, strict=True)
+    ):
+        return "its statistics are computed by the program"
+    mean, variance, weight, bias = tensors
+    if mean is None or variance is None:
+        return "it keeps no running statistics and normalises by those of the batch"
+    paths = tuple([item._target for item in nodes if isinstance(item, Node)])
+    return Norm(node, arguments["input"], mean, variance, weight, bias, arguments.get("eps", 1e-5), paths)
+
+
+def bound(node: Node, names: tuple[str, ...]) -> dict[str, Any]:
+    """The arguments of a call by their names."""
+    return {**dict(zip(names, node._args, strict=False)), **node._kwargs}
+
+
+def layer_arguments(node: Node) -> tuple[str, ...]:
+    """The names of the arguments of a convolution or linear function, in order."""
+    dimensions, transposed = _FUNCTIONS[node._target]
+    return ("input", "weight", "bias") if dimensions == 0 else _TRANSPOSED if transposed else _CONVOLUTION
+
+
+def uses_of_values(node: Node) -> list[Node]:
+    """The users that look at the elements of a value, and not only at its shape or type."""
+    return [user for user in node.users if not is_metadata_read(user)]
+
+
+def is_metadata_read(node: Node) -> bool:
+    """Whether a node asks for the shape, type or device of a tensor, and so cannot tell two tensors alike apart."""
+    if node._op == "call_method":
+        return node._target in _METADATA_METHODS
+    return node._op == "call_function" and node._target is getattr and node._args[1] in _METADATA_ATTRIBUTES
+
+
+def weights_of_calls(nodes: Iterator[Node] | Any, root: nn.Module) -> dict[int, int]:
+    """How often each weight and each running mean is used by a layer or norm, by the identity of the tensor."""
+    result: dict[int, int] = {}
+    for node in nodes:
+        if node._op == "call_module":
+            module = find_attribute(root, node._target)[0]
+            tensor = getattr(module, "running_mean", None) if is_norm(node, root) else getattr(module, "weight", None)
+        elif node._op == "call_function" and (is_norm(node, root) or is_layer(node, root)):
+            names = _lookup(_NORM_FUNCTIONS, node._target)
+            key = "weight" if names is None else "running_mean"
+            tensor = parameter_of(bound(node, names or layer_arguments(node)).get(key), root)
+        else:
+            continue
+        if isinstance(tensor, torch.Tensor):
+            result[id(tensor)] = result.get(id(tensor), 0) + 1
+    return result
+
+
+def parameter_of(value: Any, root: nn.Module) -> torch.Tensor | None:
+    """The tensor that a get_attr node fetches."""
+    if not isinstance(value, Node) or value._op != "get_attr":
+        return None
+    tensor = find_attribute(root, value._target)[0]
+    return tensor if isinstance(tensor, torch.Tensor) else None
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Whether somebody is called when the module is."""
+    tables = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    return any(module.__dict__.get(name) for name in tables)
+
+
+def _plain_module(module: Any, classes: Any) -> str | None:
+    if type(module) not in classes:
+        return f"it is a {type(module).__name__}, which may compute something else"
+    if has_hooks(module):
+        return "it has hooks, which would see other values"
+    if "forward" in module.__dict__ or "parametrizations" in module._modules:
+        return "its forward or its weights were replaced"
+    return None
+
+
+def _one_input(node: Node) -> str | None:
+    is_plain = len(node._args) + len(node._kwargs) == 1 and len(node._inputs) == 1
+    return None if is_plain else "it is called with more than its input"
+
+
+def _is_padding(padding: Any, weight: torch.Tensor) -> bool:
+    if padding == "same":
+        return any(size != 1 for size in weight.shape[2:])
+    if isinstance(padding, str):
+        return padding != "valid"
+    return any(padding) if isinstance(padding, (tuple, list)) else bool(padding)
+
+
+def _lookup(table: dict[Any, Any], target: Any) -> Any:
+    try:
+        return table.get(target)
+    except TypeError:  # a callable object that cannot be a key
+        return None

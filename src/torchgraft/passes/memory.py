@@ -1,0 +1,445 @@
+"""Which values of a program may share memory, where that memory is written, and which values outlive the run.
+What a single node does is known to `analysis/effects`; here it is put together for a whole program, in linear time.
+
+Memory is told apart in classes: values that may share anything are in one class. A class that is never written can be
+read whenever one likes. Questions are answered from the program as it was when `Memory` was made.
+"""
+
+from __future__ import annotations
+
+import bisect
+import operator
+import types
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from torchgraft.analysis.effects import Effects, effects_of, is_impure
+from torchgraft.analysis.effects.operators import (
+    Operator,
+    operator_of_function,
+    operator_of_method,
+    operator_of_overload,
+    operator_of_packet,
+)
+from torchgraft.ir import guards
+from torchgraft.ir.contexts import enter_context, exit_context
+from torchgraft.ir.graph import Graph
+from torchgraft.ir.node import Node
+from torchgraft.ir.verify import find_attribute
+from torchgraft.passes.plain_calls import is_plain_module, makes_new_memory, returns_new_memory
+
+# Whatever checks what a program was captured for; it raises or does nothing.
+GUARDS = frozenset(value for name, value in vars(guards).items() if name.startswith("check_") and callable(value))
+REGION_ENDS = frozenset({enter_context, exit_context})
+_OUTSIDE = "<outside>"
+_INPUTS = "<inputs>"
+_INTERFACE = ("placeholder", "output")
+# With a tensor among their operands these compute a new one; two lists, which they also take, would hand on what they hold.
+_ARITHMETIC = frozenset(
+    {operator.add, operator.sub, operator.mul, operator.truediv, operator.floordiv, operator.mod, operator.pow}
+    | {operator.matmul, operator.neg, operator.abs, operator.invert, operator.and_, operator.or_, operator.xor}
+    | {operator.lt, operator.le, operator.eq, operator.ne, operator.gt, operator.ge}
+)
+
+_CASTS = frozenset({"half", "float", "double", "bfloat16", "long", "int", "bool", "cpu", "cuda"})
+_SEVERAL_TENSORS = frozenset(
+    {"unbind", "chunk", "split", "tensor_split", "topk", "sort", "var_mean", "std_mean", "split_with_sizes", "hsplit"}
+)
+
+
+class Memory:
+    """Facts about the memory of one program."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.root = graph.owning_module
+        self._shares: dict[Node, frozenset[Any]] = {}
+        self._fresh: dict[Any, bool] = {}
+        self._parents: dict[Any, Any] = {}
+        self._operators: dict[Any, Operator | None] = {}
+
+    @cached_property
+    def position(self) -> dict[Node, int]:
+        """The number of each node."""
+        return {node: number for number, node in enumerate(self.graph.nodes)}
+
+    @cached_property
+    def region(self) -> dict[Node, Node | None]:
+        """The innermost region (no_grad, autocast, …) that a node stands in, named by the node that opens it."""
+        opened: list[Node | None] = [None]
+        region: dict[Node, Node | None] = {}
+        for node in self.graph.nodes:
+            target = node._target
+            if target is exit_context:
+                opened.pop()
+            region[node] = opened[-1]
+            if target is enter_context:
+                opened.append(node)
+        return region
+
+    def is_in(self, node: Node, context: Any) -> bool:
+        """Whether a node stands in a region of this kind, such as torch.autocast."""
+        region = self.region[node]
+        while region is not None:
+            if region._args[0] is context:
+                return True
+            region = self.region[region]
+        return False
+
+    @cached_property
+    def effects(self) -> dict[Node, Effects]:
+        """What does more than return a value; guards and the ends of regions write nothing and are not among them."""
+        return {node: effects_of(node) for node in self.graph.nodes if self._does_more(node)}
+
+    def _does_more(self, node: Node) -> bool:
+        if node._op in _INTERFACE or is_fixed(node):
+            return False
+        if node._op == "call_module" and is_plain_module(self._module(node)):
+            return False
+        return is_impure(node)
+
+    # ---- single nodes ----
+
+    def is_pure(self, node: Node) -> bool:
+        """Whether the node only returns a value, the same for the same arguments."""
+        return node._op not in _INTERFACE and not is_fixed(node) and not self._does_more(node)
+
+    def is_fresh(self, node: Node) -> bool:
+        """Whether the value surely shares no memory with anything that was there before."""
+        return node._op in ("call_function", "call_method", "call_module") and not self.shares(node)
+
+    def shares(self, node: Node) -> frozenset[Any]:
+        """What the value of a node may share memory with: input nodes, paths of state, or what lies outside."""
+        result = self._shares.get(node)
+        if result is None:
+            result = self._shares[node] = frozenset() if self._makes_new_memory(node) else effects_of(node).shares
+        return result
+
+    def _makes_new_memory(self, node: Node) -> bool:
+        """The quick answer for operators that always return new memory."""
+        if node._op == "call_module":
+            return makes_new_memory(self._module(node))
+        if node._op not in ("call_function", "call_method") or "out" in node._kwargs:
+            return False
+        if node._op == "call_function" and getattr(node._target, "__module__", None) == "_operator":
+            if node._target not in _ARITHMETIC:
+                return False
+            return _has_number(node) or not self._tensors.isdisjoint(node._inputs)
+        try:
+            known = self._fresh.get(node._target)
+        except TypeError:  # a callable object that cannot be a key
+            return False
+        if known is None:
+            found = self._operator(node)
+            known = self._fresh[node._target] = returns_new_memory(node._op, node._target) or (
+                found is not None
+                and bool(found.signatures)
+                and all(
+                    signature.is_plain
+                    and not signature.passes_through
+                    and not any(p.shared for p in signature.parameters if not p.keyword_only)
+                    for signature in found.signatures
+                )
+            )
+        return known
+
+    def is_tensor(self, node: Node) -> bool:
+        """Whether the value of a node is surely one tensor: by the schema of the operator, by the annotation of a module
+        of torch, or by what a pass has noted.
+        """
+        return node in self._tensors
+
+    @cached_property
+    def _tensors(self) -> set[Node]:
+        result = self._used_as_tensors()
+        for node in self.graph.nodes:
+            target = node._target
+            if node._op == "call_module":
+                is_one = _is_annotated(getattr(type(self._module(node)), "forward", None), "torch.nn.")
+            elif node._op == "placeholder":
+                is_one = node._type is torch.Tensor
+            elif target is operator.getitem:
+                is_one = _is_item_of_tensors(node, result)
+            elif node._op == "call_function" and _hashable(target) and target in _ARITHMETIC:
+                is_one = not result.isdisjoint(node._inputs)
+            else:
+                is_one = self._returns_tensor(node)
+            if is_one:
+                result.add(node)
+        return result
+
+    def _used_as_tensors(self) -> set[Node]:
+        """The values that operators take for tensors; a program in which they are none raises, whatever a pass does."""
+        result: set[Node] = set()
+        for node in self.graph.nodes:
+            first = node._args[0] if node._args else None
+            if type(first) is Node and first not in result and node._op in ("call_function", "call_method"):
+                found = self._operator(node)
+                if found is not None and found.signatures:
+                    if all(s.parameters and s.parameters[0].kind == "Tensor" for s in found.signatures):
+                        result.add(first)
+        return result
+
+    def _returns_tensor(self, node: Node) -> bool:
+        if node._op == "call_method" and node._target in _CASTS:
+            return True
+        found = self._operator(node) if node._op in ("call_function", "call_method") else None
+        if found is not None and found.signatures:
+            return all(signature.returns == "tensor" for signature in found.signatures)
+        if node._op == "call_function" and _is_annotated(node._target, "torch.nn.functional"):
+            return True
+        meta = node._meta or {}
+        known = meta.get("tensor_meta", meta.get("val"))
+        return hasattr(known, "dtype") and hasattr(known, "shape")
+
+    def _operator(self, node: Node) -> Operator | None:
+        try:
+            return self._operators[node._op, node._target]
+        except KeyError:
+            found = self._operators[node._op, node._target] = _operator(node)
+            return found
+        except TypeError:  # a callable object that cannot be a key
+            return None
+
+    def _module(self, node: Node) -> Any:
+        return None if self.root is None else find_attribute(self.root, node._target)[0]
+
+    def _writes_only_numbers(self, node: Node) -> bool:
+        """Whether the node writes values of elements, and cannot make one value hold or share another, as a list can."""
+        target = node._target
+        if node._op == "call_method":
+            return target.endswith("_") and not target.endswith("__") and target != "set_"
+        if node._op == "call_module":
+            return type(self._module(node)).__module__.startswith("torch.nn.")
+        if getattr(target, "__module__", None) == "_operator":
+            return bool(node._args) and node._args[0] in self._tensors
+        return getattr(target, "__module__", None) == "torch.nn.functional" or self._operator(node) is not None
+
+    # ---- classes of memory ----
+
+    @cached_property
+    def has_writes(self) -> bool:
+        """Whether anything in the program writes memory."""
+        return any(effects.writes or effects.unknown for effects in self.effects.values())
+
+    def is_written(self, node: Node) -> bool:
+        """Whether the memory of a value may be written by any node of the program."""
+        return bool(self._anything) or self._class(node) in self._writes
+
+    def is_state_written(self, tensor: torch.Tensor, besides: Node | None = None) -> bool:
+        """Whether a tensor of the module may be written by any node of the program, one perhaps left out."""
+        positions = [*self._anything, *self._writes.get(self._class(_storage(tensor)), ())]
+        return any(position != self.position.get(besides, -1) for position in positions)  # type: ignore[arg-type]
+
+    def is_input_or_state(self, node: Node) -> bool:
+        """Whether the memory of a value may be that of an input, of the module's state, or of something outside."""
+        return self._class(node) in self.held_outside
+
+    def same_class(self, first: Any, second: Any) -> bool:
+        """Whether two values may share memory."""
+        return self._class(first) == self._class(second)
+
+    def class_of(self, node: Node) -> Any:
+        """The class of the memory of a value, comparable with those of others."""
+        return self._class(node)
+
+    def is_touched_between(self, node: Node, first: int, last: int) -> bool:
+        """Whether anything that the node reads or returns may be written at positions after `first` and before `last`."""
+        if _any_between(self._anything, first, last):
+            return True
+        return any(_any_between(self._writes.get(place, ()), first, last) for place in self.places_read(node))
+
+    def places_read(self, node: Node) -> set[Any]:
+        """The classes of everything that the node may read or return."""
+        places = {self._class(source) for source in node._inputs}
+        places.add(self._class(node))
+        if node._op == "call_module":
+            places.add(self._find(self._state(node._target)))
+        return places
+
+    def places_written(self, node: Node) -> set[Any] | None:
+        """The classes that the node may write; None where it may write anything."""
+        effects = self.effects.get(node)
+        if effects is None:
+            return set()
+        if effects.unknown or _OUTSIDE in effects.writes:
+            return None
+        self._classes  # noqa: B018 (classes are joined before one is looked up)
+        return {self._find(place if isinstance(place, Node) else self._state(place)) for place in effects.writes}
+
+    def outlives(self, node: Node) -> bool:
+        """Whether the memory of a value may still be seen, through this value, after the run."""
+        return node in self._outliving
+
+    def _class(self, node: Any) -> Any:
+        self._classes  # noqa: B018 (classes are joined before one is looked up)
+        return self._find(node)
+
+    @cached_property
+    def _classes(self) -> bool:
+        for node in self.graph.nodes:
+            if node._op == "placeholder":
+                # Two inputs may be one tensor.
+                self._join(node, _INPUTS)
+            elif node._op != "output":
+                for place in self.shares(node):
+                    self._join(node, place if isinstance(place, Node) else self._state(place))
+                if node._op == "call_module":
+                    self._state(node._target)  # joins what the module holds
+        for node, effects in self.effects.items():
+            for place in effects.writes:
+                if not isinstance(place, Node):
+                    self._state(place)
+            if effects.unknown or _OUTSIDE in effects.writes:
+                for source in node._inputs:
+                    self._join(source, _OUTSIDE)
+            elif effects.writes and not self._writes_only_numbers(node):
+                # A list can come to hold, and a module to keep, what it is given.
+                for place in (*node._inputs, *effects.writes):
+                    self._join(node, place if isinstance(place, Node) else self._state(place))
+        return True
+
+    @cached_property
+    def _anything(self) -> list[int]:
+        """The positions of nodes that may write anything."""
+        return [self.position[node] for node in self.effects if self.places_written(node) is None]
+
+    @cached_property
+    def _writes(self) -> dict[Any, list[int]]:
+        """For each class the positions of the nodes that write it, in order."""
+        result: dict[Any, list[int]] = {}
+        for node in self.effects:
+            for place in self.places_written(node) or ():
+                result.setdefault(place, []).append(self.position[node])
+        return result
+
+    @cached_property
+    def held_outside(self) -> set[Any]:
+        """The classes that inputs, the module's state and the world outside hold on to."""
+        self._classes  # noqa: B018 (joins the classes that are asked for)
+        places = [_INPUTS, _OUTSIDE, *[place for place in self._parents if not isinstance(place, Node)]]
+        return {self._find(place) for place in places}
+
+    @cached_property
+    def _outliving(self) -> set[Node]:
+        """Found backwards from the output, and from what is stored away."""
+        result: set[Node] = set()
+        for node in reversed(self.graph.nodes):
+            if node._op == "output" or self._stores(node):
+                result.update(node._inputs)
+            elif node in result:
+                result.update(place for place in self.shares(node) if isinstance(place, Node))
+        return result
+
+    def _stores(self, node: Node) -> bool:
+        """Whether the node may make something keep what it is given."""
+        effects = self.effects.get(node)
+        if effects is None or not (effects.unknown or effects.writes):
+            return False
+        return not self._writes_only_numbers(node)
+
+    # ---- union and find ----
+
+    def _find(self, place: Any) -> Any:
+        parents = self._parents
+        parent = parents.get(place, place)
+        while parent is not place and parent != place:
+            above = parents.get(parent, parent)
+            parents[place] = above
+            place, parent = parent, above
+        return place
+
+    def _join(self, first: Any, second: Any) -> None:
+        self._parents.setdefault(first, first)
+        self._parents.setdefault(second, second)
+        first, second = self._find(first), self._find(second)
+        if first != second:
+            self._parents[first] = second
+
+    def _state(self, path: str) -> Any:
+        """The key of module state: storages, so that tied weights under two paths are one; a module is all it holds."""
+        if path in (_OUTSIDE, _INPUTS) or self.root is None:
+            return path
+        value, problem = find_attribute(self.root, path)
+        if problem is not None:
+            return f"state {path}"
+        if isinstance(value, torch.Tensor):
+            return _storage(value)
+        key = f"module {id(value)}" if isinstance(value, torch.nn.Module) else f"state {path}"
+        if key not in self._parents:
+            self._parents[key] = key
+            if isinstance(value, torch.nn.Module):
+                for tensor in (*value.parameters(), *value.buffers()):
+                    self._join(key, _storage(tensor))
+                for inner in value.modules():
+                    if inner is not value:
+                        self._join(key, f"module {id(inner)}")
+            for parent in _parents(path):
+                owner = find_attribute(self.root, parent)[0]
+                if isinstance(owner, torch.nn.Module) and f"module {id(owner)}" in self._parents:
+                    self._join(key, f"module {id(owner)}")
+        return key
+
+
+def is_fixed(node: Node) -> bool:
+    """Whether a node is a guard or an end of a region: it stays, and it stays where it is."""
+    return node._op == "call_function" and (node._target in GUARDS or node._target in REGION_ENDS)
+
+
+def _operator(node: Node) -> Operator | None:
+    target = node._target
+    if node._op == "call_method":
+        return operator_of_method(target) if hasattr(torch._C.TensorBase, target) else None
+    if isinstance(target, torch._ops.OpOverload):
+        return operator_of_overload(target)
+    if isinstance(target, torch._ops.OpOverloadPacket):
+        return operator_of_packet(target)
+    return operator_of_function(target) if isinstance(target, types.BuiltinFunctionType) else None
+
+
+def _is_annotated(function: Any, home: str) -> bool:
+    """Whether a function of torch says that it returns a tensor."""
+    if not (getattr(function, "__module__", None) or "").startswith(home):
+        return False
+    return getattr(function, "__annotations__", {}).get("return") is torch.Tensor
+
+
+def _is_item_of_tensors(node: Node, tensors: set[Node]) -> bool:
+    """Whether an item is a tensor: that of a tensor, of several tensors, or one taken by several indices at once."""
+    source, index = node._args
+    if source in tensors or type(index) is tuple:
+        return True
+    name = getattr(source._target, "__name__", source._target) if isinstance(source, Node) else None
+    return type(index) is int and name in _SEVERAL_TENSORS
+
+
+def _has_number(node: Node) -> bool:
+    """Whether a number is among the operands, which a list takes only to be repeated."""
+    kinds = [type(value) for value in node._args]
+    return float in kinds or (int in kinds and node._target is not operator.mul)
+
+
+def _hashable(target: Any) -> bool:
+    return type(target).__hash__ is not None
+
+
+def _storage(tensor: torch.Tensor) -> Any:
+    try:
+        return "storage", tensor.untyped_storage()._cdata
+    except (RuntimeError, NotImplementedError):  # a sparse tensor, say, has no storage
+        return "tensor", id(tensor)
+
+
+def _parents(path: str) -> list[str]:
+    result = []
+    while "." in path:
+        path = path.rpartition(".")[0]
+        result.append(path)
+    return result
+
+
+def _any_between(positions: Any, first: int, last: int) -> bool:
+    index = bisect.bisect_right(positions, first)
+    return index < len(positions) and positions[index] < last

@@ -1,0 +1,72 @@
+"""Write every call in one form: each argument by the name of its parameter, with the defaults filled in.
+Which parameter an argument belongs to is known to `analysis/signatures.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from torchgraft.analysis.signatures import normalized_arguments
+from torchgraft.errors import GraphError
+from torchgraft.ir.node import Node
+from torchgraft.passes.definition import Pass
+from torchgraft.passes.memory import is_fixed
+
+if TYPE_CHECKING:
+    from torchgraft.codegen.graph_module import GraphModule
+
+
+@dataclass(frozen=True)
+class NormalizeArguments(Pass):
+    """Name every argument of calls of functions and modules and fill in the defaults, so that equal calls look equal.
+
+    With `keywords=False` arguments that were positional stay so. Calls that have no signature, take any number of
+    arguments, or fit several overloads stay as they are.
+
+    >>> import torch, torchgraft
+    >>> program = torchgraft.symbolic_trace(lambda x: torch.nn.functional.relu(x))
+    >>> NormalizeArguments()(program).changes, dict(program.graph.output_node().args[0].kwargs)
+    (1, {'input': x, 'inplace': False})
+    """
+
+    keywords: bool = True
+
+    def run(self, module: GraphModule) -> int:
+        """Normalize, and return how many calls were written otherwise before."""
+        changed = 0
+        for node in module.graph.nodes:
+            if node._op not in ("call_function", "call_module") or is_fixed(node):
+                continue
+            if node._op == "call_function" and getattr(node._target, "__module__", None) == "_operator":
+                continue  # Python's own operators take no names
+            try:
+                found = normalized_arguments(node, module, normalize_to_only_use_kwargs=self.keywords)
+            except GraphError:
+                continue
+            kwargs = None if found is None else _callable_form(found.kwargs)
+            if found is None or kwargs is None:
+                continue
+            if tuple(found.args) != node._args or not _same(kwargs, node._kwargs):
+                node._changing()
+                node._set_arguments(found.args, kwargs)
+                changed += 1
+        return changed
+
+
+def _same(first: dict[str, Any], second: dict[str, Any]) -> bool:
+    return list(first) == list(second) and all(
+        first[name] is second[name] or first[name] == second[name] for name in first
+    )
+
+
+def _callable_form(kwargs: dict[str, Any]) -> dict[str, Any] | None:
+    """The arguments as Python's binding of an operator takes them, which is not in all points what its schema says."""
+    size = kwargs.get("size")
+    if isinstance(size, Node):
+        return None  # one number, which goes without a name only, or a whole size
+    result = {**kwargs, "size": (size,)} if type(size) is int else kwargs
+    if type(result.get("dtype")) is int:
+        # A default that the schema writes as a number; leaving it out says the same.
+        result = {name: value for name, value in result.items() if name != "dtype"}
+    return result

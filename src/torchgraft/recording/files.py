@@ -1,0 +1,64 @@
+"""Files that are there whole or not at all: written under another name in the same folder, and renamed when they are complete.
+What is written into them is decided elsewhere.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+from collections.abc import Iterator
+from os import PathLike
+from pathlib import Path
+from typing import BinaryIO
+
+from torchgraft.errors import WriteError
+
+
+@contextlib.contextmanager
+def whole_file(path: str | PathLike[str]) -> Iterator[BinaryIO]:
+    """A file to write to, which gets its name when the block ends, and disappears when the block raises.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     with whole_file(f"{folder}/a.bin") as file:
+    ...         _ = file.write(b"abc"), os.path.exists(f"{folder}/a.bin")
+    ...     os.listdir(folder)
+    ['a.bin']
+    """
+    target = Path(path)
+    with named_errors(target):
+        if target.is_dir():
+            raise IsADirectoryError(0, "it is a folder")
+        temporary = target.with_name(f".{target.name[:100]}.{secrets.token_hex(8)}.part")
+        file = open(temporary, "x+b")  # noqa: SIM115 (closed below, whatever happens)
+    try:
+        with file:
+            yield file
+        with named_errors(target):
+            os.replace(temporary, target)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+
+
+def write_text(path: str | PathLike[str], text: str) -> None:
+    """Write a text file, whole or not at all."""
+    with whole_file(path) as file, named_errors(path):
+        file.write(text.encode())
+
+
+@contextlib.contextmanager
+def named_errors(path: str | PathLike[str]) -> Iterator[None]:
+    """Errors of the operating system, said with the path they are about and what to do."""
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise WriteError(
+            f"cannot write '{os.fspath(path)}': {reason}; give a path in a folder that exists and may be written to"
+        ) from error
+
+
+__all__ = ["named_errors", "whole_file", "write_text"]

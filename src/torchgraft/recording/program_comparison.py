@@ -1,0 +1,266 @@
+"""`compare`: runs two programs on the same inputs and names the first node that differs, with error measures for every pair.
+Which nodes belong together is found in `alignment.py`, how far apart their values are in `error_measures.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import torch
+
+from torchgraft.errors import RunError
+from torchgraft.ir.node import Node
+from torchgraft.ir.origin import source_line
+from torchgraft.recording.alignment import Pair, line_up
+from torchgraft.recording.comparison import Tolerance, compare_tensors, has_values
+from torchgraft.recording.error_measures import ErrorMeasures, error_measures
+from torchgraft.recording.record import as_program, recording_of
+from torchgraft.recording.recorded import Entry, Recording
+from torchgraft.recording.runs import Surroundings
+from torchgraft.recording.situations import Situation
+from torchgraft.recording.tables import Table, Tabular, number_text
+
+EQUAL, CLOSE, DIFFERENT, NOT_COMPARED = "equal", "close", "DIFFERENT", "-"
+
+
+class NodePair(NamedTuple):
+    """Two nodes that correspond: how they were matched, whether their values agree, the largest error, and what is to be said."""
+
+    first: str
+    second: str
+    matched_by: str
+    verdict: str
+    measures: ErrorMeasures | None
+    note: str
+    line: str
+
+    def __str__(self) -> str:
+        name = f"'{self.second}'" if self.first == self.second else f"'{self.first}' / '{self.second}'"
+        where = f" at {self.line}" if self.line else ""
+        errors = ""
+        if self.measures is not None:
+            errors = f", max abs {self.measures.max_abs:.4g}, SQNR {self.measures.sqnr:.1f} dB"
+        return f"node {name}{where}: {self.verdict}{errors}" + (f", {self.note}" if self.note else "")
+
+
+class ProgramComparison(Tabular):
+    """What `compare` found: the pairs in the order of the second program, and the nodes that have no partner."""
+
+    def __init__(self, pairs: list[NodePair], only_first: list[str], only_second: list[str]) -> None:
+        self.pairs = pairs
+        self.only_first = only_first
+        self.only_second = only_second
+
+    @property
+    def first_difference(self) -> NodePair | None:
+        """The first pair whose values are further apart than the tolerance."""
+        return next((pair for pair in self.pairs if pair.verdict == DIFFERENT), None)
+
+    @property
+    def ok(self) -> bool:
+        """Whether no pair differs."""
+        return self.first_difference is None
+
+    def __repr__(self) -> str:
+        return f"<ProgramComparison of {len(self.pairs)} pairs, {'no difference' if self.ok else 'DIFFERENT'}>"
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One dict for each pair."""
+        nothing = dict.fromkeys(ErrorMeasures._fields)
+        rows = []
+        for pair in self.pairs:
+            measures = nothing if pair.measures is None else pair.measures._asdict()
+            rows.append({**pair._asdict(), **measures})
+            del rows[-1]["measures"]
+        return rows
+
+    def to_dict(self) -> dict[str, Any]:
+        """The verdict, the pairs and what has no partner, as plain values."""
+        first = self.first_difference
+        return {
+            "ok": self.ok,
+            "first_difference": None if first is None else first.second,
+            "pairs": self.rows(),
+            "only_first": self.only_first,
+            "only_second": self.only_second,
+        }
+
+    def _table(self) -> Table:
+        cells = []
+        for pair in self.pairs:
+            measures = [None] * 4 if pair.measures is None else pair.measures[:4]
+            cells.append(
+                (pair.first, pair.second, pair.matched_by, pair.verdict, *map(number_text, measures), pair.note)
+            )
+        marked = frozenset([place for place, pair in enumerate(self.pairs) if pair.verdict == DIFFERENT])
+        columns = ("first", "second", "matched by", "verdict", "max abs", "max rel", "SQNR dB", "cosine", "note")
+        return Table(self._headline(), columns, cells, frozenset(columns[4:8]), marked, self._footer())
+
+    def _headline(self) -> str:
+        different = self.first_difference
+        if different is None:
+            return f"no difference in {len(self.pairs)} pairs of nodes"
+        return f"first difference: {different}"
+
+    def _footer(self) -> str:
+        sides = (("first", self.only_first), ("second", self.only_second))
+        return "\n".join([f"only in the {side}: {', '.join(names)}" for side, names in sides if names])
+
+
+def compare(
+    program_a: Any,
+    program_b: Any,
+    args: Iterable[Any] = (),
+    kwargs: dict[str, Any] | None = None,
+    *,
+    rtol: float | None = None,
+    atol: float | None = None,
+    level: str = "module",
+    seed: int = 0,
+) -> ProgramComparison:
+    """Run two programs on copies of the same inputs, from the same state and seed, and line up their nodes.
+
+    Programs are GraphModules, or models that are captured first at `level`. Nodes are matched by name, by what they call, by
+    value and by place, so programs of different levels can be compared. A pair differs if its values are further apart than a
+    small part of the largest element (1e-5 for float32; of two dtypes the shorter counts), or than `rtol` and `atol` allow.
+    Everything that the runs change is put back. The values of both are held in memory.
+
+    If a program raises, RunError is raised, with the comparison until then as `partial`.
+
+    >>> from torchgraft import symbolic_trace
+    >>> one = symbolic_trace(lambda x: torch.relu(x + 1) * 2)
+    >>> two = symbolic_trace(lambda x: torch.relu(x + 1) * 3)
+    >>> compare(one, one, (torch.ones(2, 3),)).ok, compare(one, two, (torch.ones(2, 3),)).first_difference.second
+    (True, 'mul')
+    """
+    values = tuple(args) if isinstance(args, (tuple, list)) else (args,)
+    situation = Situation("example", values, dict(kwargs or {}))
+    programs = [as_program(model, values, situation.kwargs, level) for model in (program_a, program_b)]
+    surroundings = Surroundings(*programs)
+    runs = [_run(program, situation, surroundings, seed) for program in programs]
+    comparison = _compared(runs[0][0], runs[1][0], Tolerance(rtol, atol))
+    for side, (_, error) in zip(("first", "second"), runs, strict=True):
+        if error is not None:
+            seen = comparison._headline()
+            raise RunError(f"in the {side} program, {error}; until then: {seen}", comparison) from error.__cause__
+    return comparison
+
+
+def _run(
+    program: Any, situation: Situation, surroundings: Surroundings, seed: int
+) -> tuple[Recording, RunError | None]:
+    args, kwargs = situation.copied()
+    surroundings.prepare(seed)
+    try:
+        return recording_of(program, args, kwargs), None
+    except RunError as error:
+        assert isinstance(error.partial, Recording)
+        return error.partial, error
+    finally:
+        surroundings.put_back()
+
+
+def _compared(first: Recording, second: Recording, tolerance: Tolerance) -> ProgramComparison:
+    values = [{side.node(name): side[name] for name in side} for side in (first, second)]
+    pairs = line_up(*values)
+    compared = [
+        _pair(pair, first.entries[pair.first.name], second.entries[pair.second.name], tolerance) for pair in pairs
+    ]
+    matched = {node for pair in pairs for node in pair[:2]}
+    _explain_first(pairs, compared, matched)
+    alone = [[node.name for node in side if node not in matched and node.op != "output"] for side in values]
+    return ProgramComparison(compared, *alone)
+
+
+def _explain_first(pairs: list[Pair], compared: list[NodePair], matched: set[Node]) -> None:
+    """Say of the first difference which of its inputs the other program does not have at all."""
+    for place, pair in enumerate(compared):
+        if pair.verdict == DIFFERENT:
+            if pair.matched_by not in ("name", "structure"):
+                return
+            sides = zip(("first", "second"), pairs[place][:2], strict=True)
+            notes = [
+                f"its input '{node.name}' is only in the {side}"
+                for side, owner in sides
+                for node in owner.all_input_nodes
+                if node not in matched
+            ]
+            compared[place] = pair._replace(note=", ".join(filter(None, [pair.note, *notes])))
+            return
+
+
+def _pair(pair: Pair, first: Entry, second: Entry, tolerance: Tolerance) -> NodePair:
+    verdict, measures, note = _verdict(first, second, tolerance)
+    return NodePair(pair.first.name, pair.second.name, pair.how, verdict, measures, note, _line_of(pair.second))
+
+
+def _verdict(first: Entry, second: Entry, tolerance: Tolerance) -> tuple[str, ErrorMeasures | None, str]:
+    if len(first.parts) != len(second.parts):
+        return DIFFERENT, None, f"{len(first.parts)} tensors and {len(second.parts)} tensors"
+    if not first.parts:
+        return _plain_verdict(first.template, second.template)
+    found: list[tuple[str, ErrorMeasures | None, str]] = []
+    for key, one, other in zip(second.keys, first.parts, second.parts, strict=True):
+        verdict, measures, note = _tensor_verdict(one.tensor, other.tensor, tolerance)
+        found.append((verdict, measures, f"{key}: {note}" if note and len(first.parts) > 1 else note))
+    # The worst of several tensors stands for the node.
+    return max(found, key=lambda item: (_RANKS[item[0]], item[1].max_abs if item[1] else 0.0))
+
+
+_RANKS = {NOT_COMPARED: 0, EQUAL: 1, CLOSE: 2, DIFFERENT: 3}
+_PLAIN = (bool, int, float, str, torch.dtype, torch.device, torch.Size)
+
+
+def _plain_verdict(first: Any, second: Any) -> tuple[str, None, str]:
+    if isinstance(first, _PLAIN) and isinstance(second, _PLAIN):
+        same = first == second or (first != first and second != second)
+        return (EQUAL, None, "") if same else (DIFFERENT, None, f"{first!r} and {second!r}")
+    return NOT_COMPARED, None, ""
+
+
+def _tensor_verdict(
+    first: torch.Tensor, second: torch.Tensor, tolerance: Tolerance
+) -> tuple[str, ErrorMeasures | None, str]:
+    if first.is_nested or second.is_nested or first.shape != second.shape:
+        if not (first.is_nested and second.is_nested):
+            return DIFFERENT, None, f"shapes {_shape(first)} and {_shape(second)}"
+    if not has_values(first) or not has_values(second):
+        return NOT_COMPARED, None, "no values"
+    note = "" if first.dtype == second.dtype else f"{_dtype(first)} and {_dtype(second)}"
+    measures = error_measures(first, second)
+    if measures.unlike:
+        note = ", ".join(filter(None, [note, f"{measures.unlike} NaN or infinite in one only"]))
+    if measures.max_abs == 0 and not measures.unlike:
+        return EQUAL, measures, note
+    short = _shorter(first.dtype, second.dtype)
+    text, _ = compare_tensors(_as(first, short), _as(second, short), tolerance)
+    return DIFFERENT if text else CLOSE, measures, note
+
+
+def _shorter(first: torch.dtype, second: torch.dtype) -> torch.dtype:
+    """Of two dtypes the one that says less about a number, which both can be held to."""
+    floating = [dtype for dtype in (first, second) if dtype.is_floating_point or dtype.is_complex]
+    if first == second or not floating:
+        return first
+    return max(floating, key=lambda dtype: torch.finfo(dtype).eps)
+
+
+def _as(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    plain = tensor.dequantize() if tensor.is_quantized else tensor
+    return plain.to(dtype) if plain.dtype != dtype and not tensor.is_quantized else plain
+
+
+def _shape(tensor: torch.Tensor) -> str:
+    return "nested" if tensor.is_nested else str(tuple(tensor.shape))
+
+
+def _dtype(tensor: torch.Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def _line_of(node: Node) -> str:
+    return str(source_line(node._origin[0], node._origin[1]) or "") if node._origin else ""
+
+
+__all__ = ["NodePair", "ProgramComparison", "compare"]

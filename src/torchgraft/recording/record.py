@@ -1,0 +1,321 @@
+"""`record`: runs a program node by node and keeps the values of the nodes asked for, in memory, as statistics or in a file.
+Which nodes must run is found in `requirements.py`, what is kept of a tensor in `snapshots.py`, `statistics.py` and
+`tensor_file.py`; what a recording can be asked is in `recorded.py`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import json
+import sys
+from collections.abc import Callable
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from torchgraft.capturing.program import capture
+from torchgraft.codegen.graph_module import GraphModule
+from torchgraft.codegen.source import PyTreeCodeGen
+from torchgraft.errors import GraftError, RunError
+from torchgraft.interpreter import Interpreter
+from torchgraft.ir.arguments import immutable_dict, immutable_list
+from torchgraft.ir.contexts import enter_context, exit_context
+from torchgraft.ir.node import Node
+from torchgraft.ir.origin import source_line
+from torchgraft.ir.structures import take_apart
+from torchgraft.recording.call_watch import brief
+from torchgraft.recording.comparison import named_tensors_in
+from torchgraft.recording.gradients import Gradients
+from torchgraft.recording.progress import progress_bar
+from torchgraft.recording.recorded import Entry, Recording, Stored
+from torchgraft.recording.requirements import required_nodes
+from torchgraft.recording.selection import Choice, chosen_nodes
+from torchgraft.recording.snapshots import Slot, Snapshots
+from torchgraft.recording.statistics import Reduction, reducer
+from torchgraft.recording.tables import plain
+from torchgraft.recording.tensor_file import TensorWriter, tensor_file
+
+
+def record(
+    program: Any,
+    *args: Any,
+    nodes: Choice = None,
+    reduce: Reduction = None,
+    to: str | PathLike[str] | None = None,
+    gradients: bool | Callable[[Any], torch.Tensor] = False,
+    level: str = "module",
+    progress: bool | None = None,
+    **kwargs: Any,
+) -> Recording:
+    """Run a program once on `args` and `kwargs`, and keep the value of every node, or of those asked for.
+
+    `program` is a GraphModule; a model is captured first at `level`, an exported program at level "aten". `nodes` takes names,
+    patterns (`"layer1_*"`), nodes, or a predicate of a node; then only what these need is run, up to the last of them. `reduce`
+    keeps statistics instead of tensors: True, names out of min, max, mean, std (of the whole population), norm, zeros, nan, inf
+    and histogram, or a function of a tensor. `to` writes the tensors to a safetensors file as they come, so that none is held.
+
+    `gradients` also keeps the gradient that arrives at each node: True is that of the sum of everything returned, a function gets
+    the result and returns the loss. The `.grad` of parameters is left alone.
+
+    The run has the effects that any run has (running statistics, random numbers). A progress bar is shown on a terminal when it
+    takes long, unless `progress` is False. If the program raises, RunError is raised, with the values until then as `partial`.
+
+    >>> from torchgraft import symbolic_trace
+    >>> program = symbolic_trace(torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU()))
+    >>> recording = record(program, torch.ones(2, 3))
+    >>> list(recording), bool((recording["_1"] == recording["_0"].relu()).all())
+    (['input_1', '_0', '_1', 'output'], True)
+    >>> record(program, torch.ones(2, 3), nodes="_0", reduce=["zeros"])["_0"]["zeros"]
+    0
+    """
+    program = as_program(program, args, kwargs, level)
+    if reducer(reduce) is not None and to is not None:
+        raise ValueError("give reduce or to, not both: statistics are written with recording.to_json(path)")
+    return recording_of(program, args, kwargs, nodes, reduce, to, gradients, progress)
+
+
+def recording_of(
+    program: GraphModule,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    nodes: Choice = None,
+    reduce: Reduction = None,
+    to: str | PathLike[str] | None = None,
+    gradients: bool | Callable[[Any], torch.Tensor] = False,
+    progress: bool | None = None,
+) -> Recording:
+    """What `record` gives for a program, with the inputs apart from the options."""
+    wanted = chosen_nodes(program.graph, nodes)
+    everything = list(program.graph.nodes)
+    # Gradients come from the result, so that has to be computed.
+    running = everything if nodes is None or gradients else required_nodes(everything, wanted)
+    recording = Recording(program, wanted, None if to is None else Path(to))
+    measure = reducer(reduce)
+    keeper = _Reduced(measure) if measure is not None else _Kept(program)
+    inputs = input_values(program, args, kwargs)
+    if to is None:
+        _run(recording, keeper, inputs, running, gradients, progress)
+        return recording
+    with tensor_file(to, len(wanted) * (2 if gradients else 1)) as writer:
+        _run(recording, _Streamed(Path(to), writer), inputs, running, gradients, progress)
+        writer.finish(_file_metadata(recording))
+    return recording
+
+
+def as_program(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], level: str) -> GraphModule:
+    """The program itself, or what a capture of the model gives."""
+    if isinstance(model, GraphModule):
+        return model
+    if hasattr(model, "graph_signature") and callable(getattr(model, "module", None)):
+        return capture(model.module(), args, kwargs, level="aten")
+    if not callable(model):
+        raise TypeError(f"there is nothing to run in a {type(model).__name__}; give a program, a model or a function")
+    return capture(model, args, kwargs, level=level)
+
+
+def input_values(program: GraphModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[Node, Any]:
+    """The value of every input node when the program is called like this."""
+    placeholders = [node for node in program.graph.nodes if node.op == "placeholder"]
+    signature = inspect.signature(program.forward)
+    try:
+        bound = signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise TypeError(f"the program cannot be called with these inputs: {error}; it takes {signature}") from None
+    bound.apply_defaults()
+    if isinstance(program.graph._codegen, PyTreeCodeGen):
+        return dict(zip(placeholders, program.graph.process_inputs(*bound.arguments.values()), strict=True))
+    return {node: bound.arguments[str(node.target).lstrip("*")] for node in placeholders}
+
+
+# ---- what is kept of a tensor ----
+
+
+class _Kept:
+    """The tensors themselves, as they were."""
+
+    def __init__(self, program: GraphModule) -> None:
+        self._snapshots = Snapshots(program)
+        self.before = self._snapshots.before
+
+    def keep(self, node: Node, key: str, tensor: torch.Tensor) -> Any:
+        return self._snapshots.keep(node, tensor)
+
+    def keep_gradient(self, key: str, gradient: torch.Tensor) -> Any:
+        return Slot(gradient.detach().clone())
+
+
+class _Reduced:
+    """What a function says about each tensor."""
+
+    before = None
+
+    def __init__(self, measure: Callable[[torch.Tensor], Any]) -> None:
+        self._measure = measure
+
+    def keep(self, node: Node, key: str, tensor: torch.Tensor) -> Any:
+        return self._measure(tensor.detach())
+
+    def keep_gradient(self, key: str, gradient: torch.Tensor) -> Any:
+        return self._measure(gradient.detach())
+
+
+class _Streamed:
+    """Nothing but the place in the file where each tensor is."""
+
+    before = None
+
+    def __init__(self, path: Path, writer: TensorWriter) -> None:
+        self._path = path
+        self._writer = writer
+
+    def keep(self, node: Node, key: str, tensor: torch.Tensor) -> Any:
+        return Stored(self._path, key, self._writer.write(key, tensor))
+
+    def keep_gradient(self, key: str, gradient: torch.Tensor) -> Any:
+        name = f"gradient of {key}"
+        return Stored(self._path, name, self._writer.write(name, gradient))
+
+
+_Keeper = _Kept | _Reduced | _Streamed
+
+
+# ---- the run ----
+
+
+def _run(
+    recording: Recording,
+    keeper: _Keeper,
+    inputs: dict[Node, Any],
+    running: list[Node],
+    gradients: bool | Callable[[Any], torch.Tensor],
+    progress: bool | None,
+) -> None:
+    run = _RecordingRun(recording, keeper, Gradients(recording.gradients.entries, keeper) if gradients else None)
+    mode = torch.enable_grad() if gradients else contextlib.nullcontext()
+    try:
+        with mode, progress_bar(len(running), progress) as step:
+            recording.complete, recording.result = run.through(running, inputs, step)
+            if run.gradients is not None:
+                run.gradients.compute(recording.result, None if gradients is True else gradients)  # type: ignore[arg-type]
+    except GraftError:
+        raise
+    except Exception as error:
+        if run.at is None:  # it was not the program
+            raise
+        partial = None if isinstance(keeper, _Streamed) else recording
+        raise RunError(_failure(run.at, error, recording, isinstance(keeper, _Streamed)), partial) from error
+
+
+class _RecordingRun(Interpreter):
+    """Runs some of a program's nodes and hands over their values."""
+
+    def __init__(self, recording: Recording, keeper: _Keeper, gradients: Gradients | None) -> None:
+        super().__init__(recording.program)
+        self.at: Node | None = None
+        self.gradients = gradients
+        self._recording = recording
+        self._keeper = keeper
+
+    def through(self, running: list[Node], inputs: dict[Node, Any], step: Callable[[], None]) -> tuple[bool, Any]:
+        """Run the nodes in order; says whether the end was reached, and what the program returned."""
+        env = self.env = {}
+        wanted, before = self._recording.gradients.nodes, self._keeper.before
+        frees = _last_uses(running)
+        contexts: list[Any] = []
+        try:
+            for node in running:
+                if before is not None:
+                    before(node, env)
+                self.at = node
+                value = inputs[node] if node in inputs else self.run_node(node)
+                env[node] = value = _returned(value) if node._op == "output" else value
+                self.at = None
+                if node._target is enter_context:
+                    contexts.append(value)
+                elif node._target is exit_context:
+                    contexts.pop()
+                if node._name in wanted:
+                    self._keep(node, value)
+                for used in frees[node]:
+                    del env[used]
+                step()
+                if node._op == "output":
+                    return True, self.graph.process_outputs(value)
+        finally:
+            # Regions are still open where the program raised or was stopped.
+            for context in reversed(contexts):
+                context.__exit__(*sys.exc_info())
+        return False, None
+
+    def _keep(self, node: Node, value: Any) -> None:
+        name, keep = node._name, self._keeper.keep
+        if isinstance(value, torch.Tensor):
+            template, tensors, keys = _ONE_TENSOR, [value], [name]
+        else:
+            template, tensors = take_apart(value, _is_tensor)
+            keys = _keys(name, value, tensors)
+        parts = [keep(node, key, tensor) for key, tensor in zip(keys, tensors, strict=True)]
+        self._recording.entries[name] = Entry(template, parts, keys, [brief(tensor) for tensor in tensors])
+        if self.gradients is not None:
+            self.gradients.expect(node, template, keys, tensors)
+
+
+def _returned(value: Any) -> Any:
+    """What generated code returns: the containers in the arguments of a node are immutable, those of a result are not."""
+    if type(value) is tuple:
+        return tuple([_returned(item) for item in value])
+    if type(value) is immutable_list:
+        return [_returned(item) for item in value]
+    return {key: _returned(item) for key, item in value.items()} if type(value) is immutable_dict else value
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, torch.Tensor)
+
+
+_ONE_TENSOR = take_apart(torch.empty(0), _is_tensor)[0]
+
+
+def _keys(name: str, value: Any, tensors: list[torch.Tensor]) -> list[str]:
+    """What to call the tensors of a container: the node's name, and the way to each."""
+    named = named_tensors_in(value, name)
+    if [id(tensor) for _, tensor in named] == [id(tensor) for tensor in tensors]:
+        return [path for path, _ in named]
+    return [f"{name}[{number}]" for number in range(len(tensors))]
+
+
+def _last_uses(running: list[Node]) -> dict[Node, list[Node]]:
+    """For each node the values that nobody needs after it."""
+    last: dict[Node, Node] = {}
+    for node in running:
+        last[node] = node
+        for source in node.all_input_nodes:
+            last[source] = node
+    frees: dict[Node, list[Node]] = {node: [] for node in running}
+    for value, user in last.items():
+        frees[user].append(value)
+    return frees
+
+
+def _failure(node: Node, error: Exception, recording: Recording, is_streamed: bool) -> str:
+    line = source_line(node._origin[0], node._origin[1]) if node._origin else None
+    where = f"node '{node.name}'" + (f" at {line}" if line else "")
+    rest = "no file was written" if is_streamed else "the values until then are this error's `partial`"
+    return (
+        f"the program raised {type(error).__name__}: {(str(error).splitlines() or [''])[0]} in {where}, after "
+        f"{len(recording)} recorded nodes; {rest}"
+    )
+
+
+def _file_metadata(recording: Recording) -> dict[str, str]:
+    """What the file says besides tensors: values that are none, and what is different about some tensors."""
+    others = {name: plain(entry.template) for name, entry in recording.entries.items() if not entry.parts}
+    entries = [*recording.entries.values(), *recording.gradients.entries.values()]
+    notes = {part.key: part.note for entry in entries for part in entry.parts if part.note}
+    return {"format": "pt", "values": json.dumps(others), "notes": json.dumps(notes)}
+
+
+__all__ = ["as_program", "input_values", "record", "recording_of"]

@@ -1,0 +1,77 @@
+"""Which nodes were asked for: by name, by pattern, by a predicate or as nodes; unknown names get an error with the near ones.
+What else has to run for them is found in `requirements.py`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from torchgraft.errors import UnknownNodeError
+from torchgraft.ir.graph import Graph
+from torchgraft.ir.node import Node
+
+Choice = str | Node | Callable[[Node], bool] | Iterable[str | Node] | None
+
+_PATTERN = frozenset("*?[")
+
+
+def chosen_nodes(graph: Graph, choice: Choice) -> list[Node]:
+    """The nodes that a choice means, in the order of the program; None means all.
+
+    >>> from torchgraft import symbolic_trace
+    >>> import torch
+    >>> graph = symbolic_trace(torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU())).graph
+    >>> chosen_nodes(graph, ["_[01]", "output"])
+    [_0, _1, output]
+    """
+    nodes = list(graph.nodes)
+    if choice is None:
+        return nodes
+    if not isinstance(choice, (str, Node)) and callable(choice):
+        return [node for node in nodes if choice(node)]
+    items = [choice] if isinstance(choice, (str, Node)) else list(choice)
+    names = {node.name: node for node in nodes}
+    chosen: set[Node] = set()
+    for item in items:
+        chosen.update(_chosen(item, names))
+    return [node for node in nodes if node in chosen]
+
+
+def _chosen(item: Any, names: dict[str, Node]) -> list[Node]:
+    if isinstance(item, Node):
+        if names.get(item.name) is not item:
+            raise UnknownNodeError(
+                f"node '{item.name}' belongs to another program; give the name of a node of this one, or its own node"
+            )
+        return [item]
+    if not isinstance(item, str):
+        raise TypeError(
+            f"nodes takes names, patterns, nodes or one predicate, not {type(item).__name__} among them; "
+            "for several predicates write one that combines them"
+        )
+    if item in names:
+        return [names[item]]
+    matching = [node for name, node in names.items() if fnmatch.fnmatchcase(name, item)] if _PATTERN & {*item} else []
+    if not matching:
+        raise unknown_node(item, list(names))
+    return matching
+
+
+def unknown_node(name: str, names: Iterable[str], known: str = "the program has") -> UnknownNodeError:
+    """The error about a name or pattern that means nothing, with the near names."""
+    names = list(names)
+    near = difflib.get_close_matches(name, names, 3, 0.5) or [item for item in names if name and name in item][:3]
+    what = f"no node matches '{name}'" if _PATTERN & {*name} else f"there is no node '{name}'"
+    hint = f"did you mean {', '.join(map(repr, near))}?" if near else f"{known} {_listed(names)}"
+    return UnknownNodeError(f"{what}; {hint}")
+
+
+def _listed(names: list[str]) -> str:
+    shown = ", ".join(map(repr, names[:8])) or "none"
+    return f"{shown} and {len(names) - 8} more" if len(names) > 8 else shown
+
+
+__all__ = ["Choice", "chosen_nodes", "unknown_node"]

@@ -1,0 +1,258 @@
+"""The ways to choose parts: by what a backend supports, by size, by balanced cost. Each is a small frozen dataclass.
+What they return is a plan, parts in an order in which they can run, and for each node why it is where it is.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from torchgraft.errors import GraphError
+from torchgraft.ir.node import Node
+from torchgraft.splitting.order import Order, is_guard, is_mark
+from torchgraft.splitting.regions import regions_of_two_kinds
+
+Supports = Callable[[Node], bool | str]
+Cost = Callable[[Node], float]
+
+
+@dataclass
+class Plan:
+    """Parts as lists of nodes, in an order in which they can run; `supported` says for each whether the backend takes it."""
+
+    parts: list[list[Node]]
+    reasons: dict[Node, str]
+    supported: list[bool | None] = field(default_factory=list)
+    costs: list[float | None] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Supported:
+    """The largest parts that a backend can take, and between them what it cannot.
+
+    `supports` is asked for every call and answers True, False, or a text that says why not. A part with fewer than `min_size`
+    calls is given back: crossing over to the backend and back costs more than it brings.
+    """
+
+    supports: Supports
+    min_size: int = 1
+
+    def plan(self, order: Order) -> Plan:
+        """The parts of one program."""
+        reasons: dict[Node, str] = {}
+        kinds = [self._unit_is_supported(unit, reasons) for unit in order.units]
+        groups, given_back = regions_of_two_kinds(order, kinds, self.min_size)
+        for group in given_back:
+            size = sum(len(order.units[number]) for number in group)
+            for number in group:
+                for node in order.units[number]:
+                    reasons[node] = (
+                        f"supported, but given back: its part would have {size} of at least {self.min_size} nodes"
+                    )
+        parts = [_in_order(order, [order.units[number] for number in numbers]) for _, numbers in groups]
+        _say_why(order, parts, reasons)
+        return Plan(parts, reasons, [kind for kind, _ in groups])
+
+    def _unit_is_supported(self, unit: list[Node], reasons: dict[Node, str]) -> bool:
+        """What is taken apart or checked goes where it is made, so the first node decides."""
+        is_bookkeeping = is_guard(unit[0]) or is_mark(unit[0])
+        answer = False if is_bookkeeping else self.supports(unit[0])
+        is_supported = answer is True or (not isinstance(answer, str) and bool(answer))
+        first = unit[0].name
+        if is_bookkeeping:
+            reasons[unit[0]] = f"a {'guard' if is_guard(unit[0]) else 'region'} is not the business of a backend"
+        else:
+            reasons[unit[0]] = "supported" if is_supported else f"not supported: {answer or 'the predicate says no'}"
+        for node in unit[1:]:
+            reasons[node] = (
+                f"checks the value of '{first}'" if is_guard(node) else f"takes the result of '{first}' apart"
+            )
+        return is_supported
+
+
+@dataclass(frozen=True)
+class Size:
+    """Parts of at most `nodes` calls each, in the order of the program. What belongs together stays so, even if that is more."""
+
+    nodes: int
+
+    def plan(self, order: Order) -> Plan:
+        """The parts of one program."""
+        if self.nodes < 1:
+            raise GraphError(f"cannot split into parts of {self.nodes} nodes: give a size of at least 1")
+        parts: list[list[list[Node]]] = []
+        filled = 0
+        for unit in order.units:
+            if not parts or filled + len(unit) > self.nodes:
+                parts.append([])
+                filled = 0
+            parts[-1].append(unit)
+            filled += len(unit)
+        return _contiguous(order, parts, lambda number, _: f"part {number + 1} in the order of the program")
+
+
+@dataclass(frozen=True)
+class Stages:
+    """`count` parts in the order of the program, the most expensive of them as cheap as it can be.
+
+    `cost` says what one call costs (`parameter_bytes` unless told). Of the places that are as good, the one is taken where the
+    fewest values pass from one part to the next.
+    """
+
+    count: int
+    cost: Cost | None = None
+
+    def plan(self, order: Order) -> Plan:
+        """The parts of one program."""
+        units = order.units
+        if not 1 <= self.count <= max(len(units), 1):
+            raise GraphError(
+                f"cannot split into {self.count} stages: the program has {len(units)} pieces that can be told apart; "
+                f"ask for 1 to {max(len(units), 1)}"
+            )
+        cost = self.cost or parameter_bytes
+        weights = [sum(_checked_cost(cost, node) for node in unit) for unit in units]
+        bounds = [0, *balanced_cuts(weights, self.count, _values_crossing(order)), len(units)]
+        stages = [units[start:end] for start, end in itertools.pairwise(bounds)] if units else []
+        costs = [float(sum(weights[start:end])) for start, end in itertools.pairwise(bounds)] if units else []
+        total = sum(costs) or 1.0
+
+        def reason(number: int, node: Node) -> str:
+            share = f"{100 * costs[number] / total:.0f}% of the cost"
+            return f"stage {number + 1} of {self.count}, which has {share}; this node {_checked_cost(cost, node):g}"
+
+        plan = _contiguous(order, stages, reason)
+        plan.costs = list(costs)
+        return plan
+
+
+def parameter_bytes(node: Node) -> float:
+    """The bytes of the parameters that a call uses, and 1 for the call itself: what can be said without shapes.
+
+    >>> import torchgraft
+    >>> module = torchgraft.symbolic_trace(torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.ReLU()))
+    >>> [parameter_bytes(node) for node in module.graph.nodes]
+    [1.0, 33.0, 1.0, 1.0]
+    """
+    root = node.graph.owning_module
+    tensors: list[Any] = []
+    if root is not None and node.op == "call_module":
+        tensors += root.get_submodule(node.target).parameters()
+    for source in node.all_input_nodes:
+        if root is not None and source.op == "get_attr":
+            container, _, name = source.target.rpartition(".")
+            value = getattr(root.get_submodule(container), name, None)
+            tensors += [value] if isinstance(value, torch.nn.Parameter) else []
+    return 1.0 + sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def balanced_cuts(weights: Sequence[float], count: int, crossing: Sequence[int] | None = None) -> list[int]:
+    """The `count - 1` places to cut a list so that the heaviest stretch is as light as possible and none is empty.
+
+    `crossing[i]`, where given, is what a cut before item i costs; it decides between places that are as good.
+
+    >>> balanced_cuts([1, 1, 1, 5, 1, 1], 3)
+    [3, 4]
+    """
+    total = [0.0, *itertools.accumulate(weights)]
+    if count == 1:
+        return []
+    bound = _lightest_bound(total, count)
+    earliest = _earliest_cuts(total, count, bound)
+    cuts: list[int] = []
+    start = 0
+    for number in range(1, count):
+        latest = _furthest(total, start, bound)
+        low = max(earliest[number - 1], start + 1)
+        high = max(low, min(latest, len(weights) - (count - number)))
+        start = high if crossing is None else min(range(low, high + 1), key=lambda place: (crossing[place], -place))
+        cuts.append(start)
+    return cuts
+
+
+def _lightest_bound(total: list[float], count: int) -> float:
+    """The least weight of the heaviest stretch: found by halving, then the weight of a stretch that there is."""
+    low, high = 0.0, total[-1]
+    for _ in range(100):
+        middle = (low + high) / 2
+        if middle in (low, high):
+            break
+        if len(_stretches(total, middle)) <= count:
+            high = middle
+        else:
+            low = middle
+    return max(_stretches(total, high))
+
+
+def _stretches(total: list[float], bound: float) -> list[float]:
+    """The weights of stretches as long as the bound allows; an item heavier than it is a stretch alone."""
+    start, weights = 0, []
+    while start < len(total) - 1:
+        end = max(_furthest(total, start, bound), start + 1)
+        weights.append(total[end] - total[start])
+        start = end
+    return weights
+
+
+def _furthest(total: list[float], start: int, bound: float) -> int:
+    # Differences are compared and nothing is added to the bound, which would round.
+    return bisect.bisect_right(total, bound, key=lambda value: value - total[start]) - 1
+
+
+def _earliest_cuts(total: list[float], count: int, bound: float) -> list[int]:
+    """For each cut the earliest place from which the rest still fits under the bound."""
+    places = []
+    end = len(total) - 1
+    for number in range(count - 1, 0, -1):
+        fits = bisect.bisect_left(total, -bound, key=lambda value, end=end: value - total[end])  # type: ignore[misc]
+        end = max(min(fits, end - 1), number)
+        places.append(end)
+    return places[::-1]
+
+
+def _values_crossing(order: Order) -> list[int]:
+    """For a cut before each unit, how many values would pass it."""
+    home = {node: number for number, unit in enumerate(order.units) for node in unit}
+    change = [0] * (len(order.units) + 2)
+    for node, number in home.items():
+        last = max([home[user] for user in node.users if user in home], default=number)
+        change[number + 1] += 1
+        change[last + 1] -= 1
+    return list(itertools.accumulate(change))
+
+
+def _checked_cost(cost: Cost, node: Node) -> float:
+    value = float(cost(node))
+    if not 0 <= value < float("inf"):
+        raise GraphError(
+            f"cannot balance stages: the cost of node '{node.name}' is {value}; let the cost function answer a number from 0 on"
+        )
+    return value
+
+
+def _contiguous(order: Order, stages: list[list[list[Node]]], reason: Callable[[int, Node], str]) -> Plan:
+    parts = [_in_order(order, stage) for stage in stages]
+    reasons = {node: reason(number, node) for number, part in enumerate(parts) for node in part}
+    for unit in order.units:
+        for node in unit[1:]:
+            verb = "checks the value" if is_guard(node) else "takes the result apart"
+            reasons[node] = f"goes with '{unit[0].name}': it {verb}"
+    return Plan(parts, reasons)
+
+
+def _in_order(order: Order, units: list[list[Node]]) -> list[Node]:
+    return sorted(itertools.chain.from_iterable(units), key=order.position.__getitem__)
+
+
+def _say_why(order: Order, parts: list[list[Node]], reasons: dict[Node, str]) -> None:
+    """Add to the reasons what keeps a node from running in an earlier part of the same kind."""
+    home = {node: number for number, part in enumerate(parts) for node in part}
+    for node, number in home.items():
+        binding = [earlier for earlier in order.before(node) if home[earlier] == number - 1]
+        if binding:
+            reasons[node] += f"; {order.why(binding[0], node)} of the part before"

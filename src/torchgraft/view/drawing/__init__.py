@@ -1,0 +1,7 @@
+"""Drawings of programs as SVG, in pure Python: `draw` makes a `Drawing`.
+The steps, in order: scene, nesting, folding, long_lines, levels, layering, ordering, coordinates, layout, svg.
+"""
+
+from torchgraft.view.drawing.picture import Drawing, draw
+
+__all__ = ["Drawing", "draw"]

@@ -1,0 +1,379 @@
+"""What is written in and behind a box: the kind that gives its colour, title, second line, shape and tooltip of a node.
+Where boxes stand is decided elsewhere; nothing here changes a node.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from torchgraft.errors import GraftError
+from torchgraft.ir.printing import DTYPE_LETTERS, target_text
+
+# The kinds of boxes, in the order of the legend, with what the legend says of them.
+KINDS = {
+    "input": "input",
+    "tangent": "tangent (gradient coming in)",
+    "parameter": "parameter",
+    "constant": "buffer or constant",
+    "module": "module call",
+    "function": "function",
+    "method": "method",
+    "backward": "backward step",
+    "guard": "guard",
+    "reference": "value from far above",
+    "output": "output",
+    "gradient": "gradient going out",
+}
+SOURCES = frozenset({"parameter", "constant"})
+
+_ORIGIN_KINDS = {"parameter": "parameter", "buffer": "constant", "constant": "constant", "tangent": "tangent"}
+_GUARD_HOMES = ("torchgraft.ir.guards", "torchgraft.bridge.input_guards", "torchgraft.bridge.checked_calls")
+_CALLS = {"call_module": "module", "call_function": "function", "call_method": "method"}
+_LONGEST_ARGUMENTS = 400
+_FILE_AND_LINE = re.compile(r'File "([^"]+)", line (\d+)')
+_PATH = re.compile(r"(?:[A-Za-z]:)?[\w./\\~@+-]*[/\\]([\w.@+-]+[/\\][\w.@+-]+\.py)")
+
+
+def is_node(value: Any) -> bool:
+    """Whether a value is a node of a graph, ours or torch.fx's."""
+    return hasattr(value, "all_input_nodes") and hasattr(value, "users")
+
+
+def is_guard(node: Any, root: Any) -> bool:
+    """Whether a node checks something instead of computing it."""
+    if node.op == "call_module":
+        return type(attribute_of(root, node.target)).__module__ in _GUARD_HOMES
+    return node.op == "call_function" and getattr(node.target, "__module__", None) in _GUARD_HOMES
+
+
+def is_backward(node: Any) -> bool:
+    return node.meta.get("partitioner_tag") == "is_backward"
+
+
+def kind_of(node: Any, root: Any, parameters: Mapping[str, str]) -> str:
+    """One of `KINDS`; `parameters` says which placeholders stand for a parameter or buffer."""
+    if node.op == "placeholder":
+        if node.target in parameters:
+            return parameters[node.target]
+        return _ORIGIN_KINDS.get(node.meta.get("origin_kind", ""), "input")
+    if node.op == "get_attr":
+        return "parameter" if isinstance(attribute_of(root, node.target), torch.nn.Parameter) else "constant"
+    if node.op == "output":
+        return "output"
+    if is_guard(node, root):
+        return "guard"
+    return "backward" if is_backward(node) else _CALLS[node.op]
+
+
+def attribute_of(root: Any, path: str) -> Any:
+    """The attribute of the program's module with this dotted path, or None where there is no such thing."""
+    for name in path.split(".") if root is not None else ():
+        root = getattr(root, name, None)
+    return root
+
+
+def title_of(node: Any, kind: str, root: Any) -> str:
+    """The first line: the class of a module, the name of a function without its home, the path of a parameter."""
+    if kind == "guard":
+        return "guard"
+    if node.op == "call_module":
+        return type_name(node, attribute_of(root, node.target))
+    if node.op == "output":
+        return "output"
+    if isinstance(node.target, str):
+        if node.op != "placeholder":
+            return node.target
+        name = str(node.meta.get("origin_name") or node.target)
+        return f"∂ {name}" if kind == "tangent" else name
+    return function_name(node.target)
+
+
+def function_name(target: Any) -> str:
+    """`linear`, `add`, `addmm`; which overload of an operator it is stands in the tooltip.
+
+    >>> function_name(torch.relu), function_name(torch.ops.aten.sum.dim_IntList)
+    ('relu', 'sum')
+    """
+    if isinstance(target, torch._ops.OpOverload):
+        return str(target._schema.name.split("::")[-1])
+    return str(getattr(target, "__name__", None) or type(target).__name__)
+
+
+def type_name(node: Any, module: Any) -> str:
+    """The class of the module that a `call_module` node calls, also where only the note of it is left."""
+    if isinstance(module, torch.nn.Module):
+        return type(module).__name__
+    stack = node.meta.get("nn_module_stack") or {}
+    for path, kind in stack.values():
+        if path == node.target:
+            return class_name(kind)
+    return str(node.target)
+
+
+def class_name(kind: Any) -> str:
+    """The name of a class that is given as the class or as its dotted name.
+
+    >>> class_name(torch.nn.Linear), class_name("torch.nn.modules.linear.Linear")
+    ('Linear', 'Linear')
+    """
+    return kind.__name__ if isinstance(kind, type) else str(kind).rpartition(".")[2].rstrip("'>")
+
+
+def detail_of(node: Any, kind: str, root: Any) -> str:
+    """The second line: the options of a module, or the arguments that are no values of other nodes."""
+    if node.op in ("placeholder", "get_attr", "output"):
+        return ""
+    if kind == "guard":
+        return _guard_condition(node, root)[0]
+    if node.op == "call_module":
+        module = attribute_of(root, node.target)
+        return shorten(short_options(_extra(module)), 120) if isinstance(module, torch.nn.Module) else ""
+    plain = [argument_text(value, 60) for value in node.args if not _holds_node(value)]
+    plain += [f"{key}={argument_text(value, 60)}" for key, value in node.kwargs.items() if not _holds_node(value)]
+    return shorten(", ".join(plain), 120)
+
+
+def _extra(module: torch.nn.Module) -> str:
+    try:
+        return " ".join(module.extra_repr().split())
+    except Exception:  # the user's own code, and what it says is an ornament
+        return ""
+
+
+# What modules say of themselves, in fewer words; the tooltip has them all.
+_SHORTER = (
+    (r"in_features=(\d+), out_features=(\d+)", r"\1→\2"),
+    (r"^(\d+), (\d+), kernel_size", r"\1→\2, kernel_size"),
+    (r"kernel_size=\((\d+), (\d+)\)", r"\1×\2"),
+    (r"kernel_size=(\d+)", r"\1×\1"),
+    (r"stride=\((\d+), \1\)", r"/\1"),
+    (r"stride=(\d+)", r"/\1"),
+    (r"output_size=\((\d+), (\d+)\)", r"to \1×\2"),
+    (r"normalized_shape=|num_features=|num_embeddings=", ""),
+    (r"(?:, )?(?:bias|affine|track_running_stats|elementwise_affine|count_include_pad)=True", ""),
+    (r"(?:, )?(?:eps|momentum|padding_mode|approximate)=[^,]+", ""),
+    (r"(?:, )?(?:ceil_mode|inplace)=(?:True|False)", ""),
+    (r"(?:, )?dilation=(?:1|\(1(?:, 1)*\))(?=,|$)", ""),
+    (r"(?:, )?/1(?=,|$)", ""),
+    (r"^\((\d+),\)$", r"\1"),
+)
+_SHORTER_FORMS = [(re.compile(long), short) for long, short in _SHORTER]
+
+
+def short_options(text: str) -> str:
+    """The options of a module in short.
+
+    >>> short_options("3, 64, kernel_size=(7, 7), stride=(2, 2), padding=(3, 3), bias=False")
+    '3→64, 7×7, /2, padding=(3, 3), bias=False'
+    >>> short_options("in_features=256, out_features=1024, bias=True"), short_options("(256,), eps=1e-05")
+    ('256→1024', '256')
+    """
+    for form, short in _SHORTER_FORMS:
+        text = form.sub(short, text)
+    return text.removeprefix(", ")
+
+
+def _holds_node(value: Any) -> bool:
+    if is_node(value):
+        return True
+    if isinstance(value, (list, tuple)):
+        return any(_holds_node(item) for item in value)
+    if isinstance(value, dict):
+        return any(_holds_node(item) for item in value.values())
+    if isinstance(value, slice):
+        return any(_holds_node(item) for item in (value.start, value.stop, value.step))
+    return False
+
+
+def argument_text(value: Any, longest: int = _LONGEST_ARGUMENTS) -> str:
+    """An argument tree as text with nodes as `%name`, never much longer than `longest` however large the tree is."""
+    pieces: list[str] = []
+    _write(value, pieces, [longest])
+    return shorten("".join(pieces), longest)
+
+
+def _write(value: Any, pieces: list[str], left: list[int]) -> None:
+    if left[0] <= 0:
+        return
+    opening, closing, items = "", "", None
+    if is_node(value):
+        text = f"%{value.name}"
+    elif isinstance(value, torch.Tensor):
+        text = f"tensor {shape_text(value)}"
+    elif isinstance(value, (list, tuple)):
+        opening, closing = ("[", "]") if isinstance(value, list) else ("(", ",)" if len(value) == 1 else ")")
+        items = [("", item) for item in value[: left[0]]]
+    elif isinstance(value, dict):
+        opening, closing = "{", "}"
+        items = [(f"{key}: ", item) for key, item in list(value.items())[: left[0]]]
+    elif isinstance(value, str):
+        text = repr(value[: left[0] + 1])
+    elif isinstance(value, slice):
+        opening, closing = "slice(", ")"
+        items = [("", value.start), ("", value.stop), ("", value.step)]
+    elif callable(value):
+        text = target_text(value)
+        text = text if " at 0x" not in text else type(value).__name__
+    else:
+        text = _plain_text(value)
+    if items is None:
+        pieces.append(text)
+        left[0] -= len(text)
+        return
+    pieces.append(opening)
+    for place, (key, item) in enumerate(items):
+        if left[0] <= 0:
+            break
+        pieces.append(f"{', ' if place else ''}{key}")
+        left[0] -= 2 + len(key)
+        _write(item, pieces, left)
+    pieces.append(closing)
+
+
+def _plain_text(value: Any) -> str:
+    """Without the address that Python puts into the text of most objects: a drawing is the same every time."""
+    try:
+        text = str(value)
+    except Exception:  # the user's own class; a drawing must not fail for it
+        return type(value).__name__
+    return type(value).__name__ if " at 0x" in text else text
+
+
+def shorten(text: str, longest: int) -> str:
+    return text if len(text) <= longest else text[: longest - 1].rstrip() + "…"
+
+
+# ---- shapes ----
+
+
+def shape_text(value: Any) -> str:
+    """`1×64×56×56`, with the dtype behind it where it is not float32; "" for what has no shape.
+
+    >>> shape_text(torch.ones(2, 3)), shape_text(torch.arange(4)), shape_text(torch.ones(())), shape_text(7)
+    ('2×3', '4 i64', 'scalar', '')
+    """
+    shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
+    if shape is None or not isinstance(dtype, torch.dtype):
+        if isinstance(value, (tuple, list)) and value and not isinstance(value, torch.Size):
+            texts = [text for text in map(shape_text, value[:4]) if text]
+            more = " …" if len(value) > 2 and len(texts) > 2 else ""
+            return ", ".join(texts[:2]) + more
+        return ""
+    sizes = "×".join(map(str, shape)) or "scalar"
+    return sizes if dtype is torch.float32 else f"{sizes} {DTYPE_LETTERS.get(dtype, str(dtype).removeprefix('torch.'))}"
+
+
+def known_value(node: Any, observed: Mapping[str, Any]) -> Any:
+    """What is known of a node's value: from a run that was watched, or from its metadata."""
+    if node.name in observed:
+        return observed[node.name]
+    for key in ("val", "tensor_meta", "example_value"):
+        if node.meta.get(key) is not None:
+            return node.meta[key]
+    return None
+
+
+_SIZES = frozenset({"size", "dim", "numel", "item", "ndimension", "stride", "nelement"})
+_SIZE_ATTRIBUTES = frozenset({"shape", "ndim", "dtype", "device", "is_cuda", "requires_grad"})
+
+
+def is_number(node: Any, value: Any, is_scalar: Callable[[Any], bool]) -> bool:
+    """Whether the value of a node is a number or sizes, as far as one can tell; `is_scalar` answers for its inputs."""
+    if value is not None:
+        return isinstance(value, (bool, int, float, complex, torch.Size, torch.SymInt, torch.SymFloat, torch.SymBool))
+    if node.op == "call_method" and node.target in _SIZES:
+        return True
+    if node.op == "call_function" and node.target is getattr:
+        return len(node.args) > 1 and node.args[1] in _SIZE_ATTRIBUTES
+    inputs = node.all_input_nodes
+    home = getattr(node.target, "__module__", None)
+    plain = home in ("_operator", "builtins", "math") and node.op == "call_function"
+    return plain and bool(inputs) and all(map(is_scalar, inputs))
+
+
+# ---- tooltips ----
+
+
+def tooltip_of(node: Any, kind: str, root: Any, shape: str) -> str:
+    """Everything there is to know of a node, a line each."""
+    lines = [f"%{node.name}"]
+    if kind == "guard":
+        condition, where = _guard_condition(node, root)
+        lines += [f"guard: {condition}", where]
+    elif node.op == "placeholder":
+        lines.append(f"{kind} {node.target}" + (f" = {argument_text(node.args[0])}" if node.args else ""))
+    elif node.op == "output":
+        lines.append(f"return {argument_text(node.args[0]) if node.args else ''}")
+    else:
+        lines.append(f"{node.op} {shorten(target_text(node.target), 200)}")
+        module = attribute_of(root, node.target) if node.op == "call_module" else None
+        if isinstance(module, torch.nn.Module):
+            lines.append(shorten(f"{type(module).__name__}({_extra(module)})", _LONGEST_ARGUMENTS))
+        if node.op != "get_attr":
+            lines.append(f"args: {argument_text(node.args)}")
+        if node.kwargs:
+            lines.append(f"kwargs: {argument_text(dict(node.kwargs))}")
+    if shape:
+        lines.append(f"value: {shape}")
+    # The line of an output is where the capture was asked for, which says nothing about the program.
+    lines += [] if kind == "guard" or node.op == "output" else source_lines(node)
+    return "\n".join(line for line in lines if line)
+
+
+def source_lines(node: Any) -> list[str]:
+    """The user's line that made the node: the innermost one outside of torch, as `folder/file.py:12` and its text."""
+    trace = node.meta.get("stack_trace")
+    if not isinstance(trace, str):
+        return []
+    lines = trace.strip().splitlines()
+    found: list[str] = []
+    for place, line in enumerate(lines):
+        match = _FILE_AND_LINE.search(line)
+        if match is None or "/torch/" in match[1].replace("\\", "/"):
+            continue
+        text = (
+            lines[place + 1].strip() if place + 1 < len(lines) and not _FILE_AND_LINE.search(lines[place + 1]) else ""
+        )
+        found = [f"{short_path(match[1])}:{match[2]}  {shorten(text, 160)}".rstrip()]
+    return found
+
+
+def short_path(path: str) -> str:
+    """The last two parts: enough to find the file, and the same on every machine.
+
+    >>> short_path("/home/someone/project/model.py")
+    'project/model.py'
+    """
+    return "/".join(path.replace("\\", "/").split("/")[-2:])
+
+
+def _guard_condition(node: Any, root: Any) -> tuple[str, str]:
+    """What a guard asks for, and the user's line that made it necessary."""
+    from torchgraft.ir.guards import check_given, check_training, check_value
+
+    arguments = list(node.args)
+    where = _PATH.sub(r"\1", arguments[-1]) if arguments and isinstance(arguments[-1], str) else ""
+    if node.target is check_value and len(arguments) == 4:
+        return f"{arguments[2]} = {argument_text(arguments[1], 60)}", where
+    if node.target is check_given and len(arguments) == 3:
+        return f"{arguments[1]} is given", where
+    if node.target is check_training and len(arguments) == 3:
+        return "training mode" if arguments[1] else "evaluation mode", where
+    guard = attribute_of(root, node.target) if node.op == "call_module" else node.target
+    conditions = getattr(guard, "conditions", None)
+    return (shorten("; ".join(map(str, conditions)), 200) if conditions else "types of inputs"), ""
+
+
+def require_graph(program: Any) -> Any:
+    """The graph of a program, or an error that says what can be drawn."""
+    graph = getattr(program, "graph", program)
+    if not hasattr(graph, "nodes") or not all(map(is_node, list(graph.nodes)[:1])):
+        raise GraftError(
+            f"cannot draw a {type(program).__name__}: it has no graph of nodes; give what capture() or "
+            "symbolic_trace() returns, its graph, or a torch.nn.Module"
+        )
+    return graph

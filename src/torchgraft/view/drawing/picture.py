@@ -1,0 +1,132 @@
+"""`draw` and the `Drawing` it returns: the way of a program through the steps of this folder.
+Each step lives in a file of its own; this one only says their order.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from torchgraft.errors import GraftError
+from torchgraft.view.drawing.captions import caption_of
+from torchgraft.view.drawing.files import check_suffix, convert, save
+from torchgraft.view.drawing.folding import collapse
+from torchgraft.view.drawing.folding import fold as fold_repeated
+from torchgraft.view.drawing.labels import require_graph
+from torchgraft.view.drawing.layout import Layout
+from torchgraft.view.drawing.levels import make_levels
+from torchgraft.view.drawing.long_lines import name_far_values
+from torchgraft.view.drawing.nesting import dissolve_small_groups, nest
+from torchgraft.view.drawing.observation import observe
+from torchgraft.view.drawing.scene import Scene, SceneBuilder
+from torchgraft.view.drawing.svg import Painter
+from torchgraft.view.drawing.theme import style_sheet
+
+DIRECTIONS = ("down", "right")
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A drawing of a program: `svg` is the text of it. It shows itself in notebooks."""
+
+    svg: str = field(repr=False)
+    width: int
+    height: int
+    boxes: int
+
+    def save(self, path: str | os.PathLike[str], scale: float = 1.0) -> Path:
+        """Write the drawing as SVG, or as PNG or PDF where the package cairosvg is installed; the suffix says which."""
+        save(self.svg, path, scale)
+        return Path(path)
+
+    def to_png(self, scale: float = 1.0) -> bytes:
+        """The drawing as PNG; needs the package cairosvg."""
+        return convert(self.svg, ".png", scale)
+
+    def _repr_svg_(self) -> str:
+        return self.svg
+
+
+def draw(
+    program: Any,
+    path: str | os.PathLike[str] | None = None,
+    *,
+    args: Iterable[Any] | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+    depth: int | None = None,
+    fold: bool = False,
+    shapes: bool = True,
+    direction: str = "down",
+    legend: bool = True,
+    theme: str = "auto",
+    title: str | None = None,
+) -> Drawing:
+    """Draw a program, with modules as nested frames, and write the drawing to `path` where one is given.
+
+    `program` is what `capture` or `symbolic_trace` returns, a graph, a program of torch.fx or torch.export, or a plain
+    module, which is captured first. Shapes come from its metadata, or from one run where `args` (and `kwargs`) are given.
+    `depth` makes one box of every module that is so many calls deep, `fold` draws modules that repeat once, with a
+    count. `direction` is "down" or "right", `theme` "auto" (light or dark, as the reader has it), "light" or "dark".
+
+    >>> import torch, torchgraft
+    >>> drawing = draw(torchgraft.symbolic_trace(torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU())))
+    >>> drawing.boxes, drawing.svg[:4]
+    (4, '<svg')
+    """
+    if path is not None:
+        check_suffix(path)
+    if direction not in DIRECTIONS:
+        raise GraftError(f'cannot draw in the direction {direction!r}: it is not known; use "down" or "right"')
+    if depth is not None and (not isinstance(depth, int) or depth < 0):
+        raise GraftError(f"cannot draw to the depth {depth!r}: it is no count of module calls; use 0, 1, 2, … or None")
+    style_sheet(theme, "")  # an unknown theme is refused before the work, not after
+    program = _captured(program, args, kwargs)
+    graph = require_graph(program)
+    observed = observe(program, args, kwargs) if args is not None and shapes else {}
+    root = program if program is not graph else getattr(graph, "owning_module", None)
+    builder = SceneBuilder(graph, root, title or _name_of(root), shapes, observed)
+    scene = builder.build()
+    nest(scene, builder.module_paths, builder.types)
+    if depth is not None:
+        collapse(scene, depth)
+    if fold:
+        fold_repeated(scene)
+    dissolve_small_groups(scene)
+    name_far_values(scene)
+    drawing = _arranged(scene, direction, legend, theme)
+    if path is not None:
+        drawing.save(path)
+    return drawing
+
+
+def _captured(program: Any, args: Iterable[Any] | None, kwargs: Mapping[str, Any] | None) -> Any:
+    """A plain module or function as a program; anything that has a graph as it is."""
+    if hasattr(program, "graph") or hasattr(program, "nodes") or not callable(program):
+        return program
+    if args is None and kwargs is None:
+        from torchgraft.capturing.tracer import symbolic_trace
+
+        return symbolic_trace(program)
+    from torchgraft.capturing.program import capture
+
+    return capture(program, args or (), dict(kwargs or {}))
+
+
+def _name_of(root: Any) -> str:
+    graph_module = getattr(root, "graph_module", None)  # an ExportedProgram
+    if graph_module is not None:
+        root = graph_module
+    return type(root).__name__ if isinstance(root, torch.nn.Module) else "Graph"
+
+
+def _arranged(scene: Scene, direction: str, legend: bool, theme: str) -> Drawing:
+    captions = {index: caption_of(scene.boxes[index], scene) for index in scene.alive()}
+    layout = Layout(scene, make_levels(scene), captions, direction == "right")
+    painter = Painter(scene, layout, captions, theme, legend)
+    width, height = painter.size
+    return Drawing(painter.text(), int(width), int(height), len(captions))

@@ -1,0 +1,137 @@
+"""The colours and the style sheet of a drawing, for light and for dark surroundings.
+Which element gets which class is decided in `svg.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torchgraft.errors import GraftError
+
+FONT = "Helvetica, Arial, 'Liberation Sans', sans-serif"
+
+
+@dataclass(frozen=True)
+class Palette:
+    """Colours; of a kind of box: its fill, its edge and its words."""
+
+    paper: str
+    ink: str
+    quiet: str
+    line: str
+    frame: str
+    frame_edge: str
+    backward_frame: str
+    backward_edge: str
+    glow: str
+    kinds: dict[str, tuple[str, str, str]]
+
+
+LIGHT = Palette(
+    paper="#ffffff",
+    ink="#1e293b",
+    quiet="#64748b",
+    line="#94a3b8",
+    frame="#f8fafc",
+    frame_edge="#cbd5e1",
+    backward_frame="#fff5f8",
+    backward_edge="#f3c6d6",
+    glow="#2563eb",
+    kinds={
+        "input": ("#2563eb", "#1d4ed8", "#ffffff"),
+        "tangent": ("#db2777", "#be185d", "#ffffff"),
+        "parameter": ("#fef3c7", "#e0a82e", "#713f12"),
+        "constant": ("#f1f0ee", "#a8a29e", "#44403c"),
+        "module": ("#e4e8ff", "#7c86e8", "#272b6b"),
+        "function": ("#def5e5", "#5fb67f", "#14432a"),
+        "method": ("#d9f3f4", "#4fb0b5", "#0f4246"),
+        "backward": ("#fde3ee", "#e58bb0", "#6b1239"),
+        "guard": ("#fff1e6", "#ea9a5b", "#7a3209"),
+        "reference": ("#ffffff", "#94a3b8", "#475569"),
+        "output": ("#0f766e", "#0b5b55", "#ffffff"),
+        "gradient": ("#9d2660", "#7f1d4e", "#ffffff"),
+    },
+)
+DARK = Palette(
+    paper="#0f172a",
+    ink="#e2e8f0",
+    quiet="#94a3b8",
+    line="#64748b",
+    frame="#172136",
+    frame_edge="#37465f",
+    backward_frame="#26182a",
+    backward_edge="#5b3450",
+    glow="#60a5fa",
+    kinds={
+        "input": ("#2563eb", "#60a5fa", "#ffffff"),
+        "tangent": ("#be185d", "#f472b6", "#ffffff"),
+        "parameter": ("#42351a", "#b98a2c", "#fde68a"),
+        "constant": ("#2c2e33", "#78716c", "#e7e5e4"),
+        "module": ("#2b2f63", "#7c86e8", "#e0e4ff"),
+        "function": ("#173b2a", "#4aa06c", "#c9f2d8"),
+        "method": ("#123b40", "#3f9ba1", "#c8f0f2"),
+        "backward": ("#4a1d35", "#d06a97", "#fcd5e5"),
+        "guard": ("#45280f", "#c77b3d", "#fed7aa"),
+        "reference": ("#0f172a", "#64748b", "#cbd5e1"),
+        "output": ("#0f766e", "#2dd4bf", "#ffffff"),
+        "gradient": ("#9d2660", "#f472b6", "#ffffff"),
+    },
+)
+THEMES = ("auto", "light", "dark")
+
+
+def style_sheet(theme: str, scope: str) -> str:
+    """The rules of a theme; every rule begins with `scope`, so that a page with several drawings mixes nothing up."""
+    if theme not in THEMES:
+        raise GraftError(
+            f"cannot draw in the theme {theme!r}: it is not known; use one of {', '.join(map(repr, THEMES))}"
+        )
+    lasting = "\n".join(
+        f"{scope} {rule}"
+        for rule in (
+            f"text{{font-family:{FONT};font-size:10px}}",
+            ".t{font-size:12px;font-weight:bold;text-anchor:middle}",
+            ".d{font-size:10px;text-anchor:middle}",
+            ".p{font-size:11px;text-anchor:middle}",
+            ".gt{font-size:11.5px;font-weight:bold}",
+            ".gd{font-size:10.5px;font-weight:normal}",
+            ".halo{stroke-width:5px;stroke-linejoin:round}",
+            ".head{font-size:15px;font-weight:bold}",
+            ".b rect{stroke-width:1.1}",
+            ".b .i{stroke-width:.8}",
+            ".l path{fill:none;stroke-width:1.3;stroke-linecap:round}",
+            ".n path{stroke-width:1;stroke-dasharray:4 3}",
+            ".l .a{stroke:none}",
+            ".f{stroke-width:1}",
+            ".reference rect,.guard rect{stroke-dasharray:3 2}".replace(",", f",{scope} "),
+        )
+    )
+    light = _colours(LIGHT if theme != "dark" else DARK, scope)
+    if theme != "auto":
+        return f"{lasting}\n{light}"
+    return f"{lasting}\n{light}\n@media (prefers-color-scheme: dark){{\n{_colours(DARK, scope)}\n}}"
+
+
+def _colours(palette: Palette, scope: str) -> str:
+    rules = [
+        f".paper{{fill:{palette.paper}}}",
+        f"text{{fill:{palette.ink}}}",
+        f".q{{fill:{palette.quiet}}}",
+        f".halo,{scope} .halo .q{{fill:{palette.frame};stroke:{palette.frame}}}",
+        f".halo.back,{scope} .halo.back .q{{fill:{palette.backward_frame};stroke:{palette.backward_frame}}}",
+        f".f{{fill:{palette.frame};stroke:{palette.frame_edge}}}",
+        f".f.back{{fill:{palette.backward_frame};stroke:{palette.backward_edge}}}",
+        f".badge{{fill:{palette.quiet}}}",
+        f".badge-text{{fill:{palette.paper}}}",
+        f".l path{{stroke:{palette.line}}}",
+        f".l .a{{fill:{palette.line}}}",
+        f".s{{fill:{palette.quiet}}}",
+        f".l:hover path{{stroke:{palette.glow};stroke-width:2.2}}",
+        f".l:hover .a{{fill:{palette.glow}}}",
+    ]
+    for kind, (fill, edge, words) in palette.kinds.items():
+        rules.append(f".{kind} rect{{fill:{fill};stroke:{edge}}}")
+        if kind in ("module", "backward"):
+            rules.append(f".{kind} .i{{fill:none}}")
+        rules.append(f".{kind} text{{fill:{words}}}")
+    return "\n".join(f"{scope} {rule}" for rule in rules)

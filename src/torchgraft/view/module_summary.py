@@ -1,0 +1,176 @@
+"""`summary`: a model as a tree of its modules, with what each puts out, how many parameters it has and what it costs.
+What is measured is in `module_facts.py`; here it is chosen, ordered and shown.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict
+from typing import Any
+
+from torchgraft.errors import GraftError
+from torchgraft.view.module_facts import ModelFacts, ModuleFacts, model_facts
+from torchgraft.view.shown import Shown, painted
+from torchgraft.view.values import facts_text
+
+_PREFIXES = ("", "k", "M", "G", "T", "P")
+_UNKNOWN = "-"
+_WIDEST = 60
+
+
+def amount(number: float | None) -> str:
+    """A number in three digits and a prefix: powers of 1000.
+
+    >>> amount(8_178_000_000), amount(512), amount(None)
+    ('8.18 G', '512', '-')
+    """
+    if number is None:
+        return _UNKNOWN
+    index = 0
+    while abs(number) >= 999.5 and index < len(_PREFIXES) - 1:
+        number, index = number / 1000, index + 1
+    return f"{number:.3g} {_PREFIXES[index]}" if index else f"{number:g}"
+
+
+def _share(part: int | None, whole: int | None) -> str:
+    return _UNKNOWN if part is None or not whole else f"{part / whole:.1%}"
+
+
+# What each column shows of a module; `whole` is the row of the model itself.
+_COLUMNS: dict[str, tuple[str, Callable[[ModuleFacts, ModuleFacts], str]]] = {
+    "input": ("input", lambda row, whole: facts_text(row.input) or _UNKNOWN),
+    "output": ("output", lambda row, whole: facts_text(row.output) or _UNKNOWN),
+    "parameters": ("parameters", lambda row, whole: f"{row.parameters:,}"),
+    "trainable": ("trainable", lambda row, whole: f"{row.trainable:,}"),
+    "share": ("share", lambda row, whole: _share(row.parameters, whole.parameters)),
+    "bytes": ("bytes", lambda row, whole: amount(row.bytes)),
+    "flops": ("FLOPs", lambda row, whole: amount(row.flops)),
+    "flops_share": ("of FLOPs", lambda row, whole: _share(row.flops, whole.flops)),
+    "calls": ("calls", lambda row, whole: _UNKNOWN if row.calls is None else str(row.calls)),
+}
+COLUMNS = tuple(_COLUMNS)
+_TEXTS = ("input", "output")
+
+
+class ModelSummary(Shown):
+    """A model as a tree of modules; `modules` holds the facts about each, the model itself (path "") first."""
+
+    def __init__(self, facts: ModelFacts, depth: int | None, columns: tuple[str, ...]) -> None:
+        self.facts = facts
+        self.depth = depth
+        self.columns = columns
+
+    @property
+    def modules(self) -> list[ModuleFacts]:
+        """Every module down to the chosen depth."""
+        return [row for row in self.facts.modules if self.depth is None or row.depth <= self.depth]
+
+    def __getitem__(self, path: str) -> ModuleFacts:
+        """The facts about the module at a path."""
+        for row in self.facts.modules:
+            if row.path == path:
+                return row
+        raise KeyError(f"{self.facts.modules[0].type} has no module '{path}'")
+
+    def text(self, color: bool = False) -> str:
+        """The tree as a table."""
+        rows = self.modules
+        heads = ["module", *[_COLUMNS[name][0] for name in self.columns]]
+        cells = [[self._label(index, rows), *map(_cut, self._cells(row))] for index, row in enumerate(rows)]
+        widths = [max(map(len, column)) for column in zip(heads, *cells, strict=True)]
+        sides = [str.ljust if name in ("module", *_TEXTS) else str.rjust for name in ("module", *self.columns)]
+        lines = [
+            "  ".join([side(cell, width) for side, cell, width in zip(sides, row, widths, strict=True)]).rstrip()
+            for row in [heads, *cells]
+        ]
+        rule = "-" * (sum(widths) + 2 * len(widths) - 2)
+        return "\n".join([painted(lines[0], "bold", color), rule, *lines[1:], rule, *self.facts.notes()])
+
+    def _cells(self, row: ModuleFacts) -> list[str]:
+        return [_COLUMNS[name][1](row, self.facts.modules[0]) for name in self.columns]
+
+    def _label(self, index: int, rows: list[ModuleFacts]) -> str:
+        row = rows[index]
+        if not row.depth:
+            return row.type
+        branches = ["├─ " if _has_sibling(index, row.depth, rows) else "└─ "]
+        branches += ["│  " if _has_sibling(index, depth, rows) else "   " for depth in range(row.depth - 1, 0, -1)]
+        shared = " (shared)" if row.shared else ""
+        return f"{''.join(reversed(branches))}{row.name}: {row.type}{shared}"
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One dict for each module, with all columns."""
+        whole = self.facts.modules[0]
+        result = []
+        for row in self.modules:
+            values = asdict(row)
+            values["input"], values["output"] = facts_text(row.input) or None, facts_text(row.output) or None
+            values["share"] = row.parameters / whole.parameters if whole.parameters else None
+            values["flops_share"] = row.flops / whole.flops if row.flops is not None and whole.flops else None
+            result.append(values)
+        return result
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as plain values."""
+        return {"name": self.facts.modules[0].type, "notes": self.facts.notes(), "modules": self.rows()}
+
+    def _repr_html_(self) -> str:
+        head = "".join([f"<th>{html.escape(_COLUMNS[name][0])}</th>" for name in self.columns])
+        body = []
+        for row in self.modules:
+            name = html.escape(f"{row.name}: {row.type}" if row.depth else row.type)
+            first = f'<td style="text-align: left; padding-left: {1.2 * row.depth:.1f}em">{name}</td>'
+            cells = [f"<td>{html.escape(cell)}</td>" for cell in self._cells(row)]
+            body.append(f'<tr title="{html.escape(row.path)}">{first}{"".join(cells)}</tr>')
+        notes = "".join([f"<p>{html.escape(note)}</p>" for note in self.facts.notes()])
+        return f"<table><thead><tr><th>module</th>{head}</tr></thead><tbody>{''.join(body)}</tbody></table>{notes}"
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _WIDEST else f"{text[: _WIDEST - 3]}..."
+
+
+def _has_sibling(index: int, depth: int, rows: list[ModuleFacts]) -> bool:
+    """Whether the branch at `depth` goes on below row `index`."""
+    for row in rows[index + 1 :]:
+        if row.depth <= depth:
+            return row.depth == depth
+    return False
+
+
+def summary(
+    model: Any,
+    args: Iterable[Any] | Any = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    depth: int | None = None,
+    columns: Iterable[str] = ("output", "parameters", "share", "flops"),
+) -> ModelSummary:
+    """A tree of the modules of a model or program: outputs, parameters, their share of all, FLOPs.
+
+    `args` are example inputs (a tuple, or one tensor); without them there are no outputs and FLOPs. `depth` is how far down to
+    go: 0 shows the model alone. `columns` are some of "input", "output", "parameters", "trainable", "share", "bytes", "flops",
+    "flops_share" and "calls". Nothing is computed where tensors without data will do; the model stays as it is.
+
+    >>> import torch
+    >>> print(summary(torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU()), torch.ones(2, 4)))
+    module        output     parameters   share  FLOPs
+    --------------------------------------------------
+    Sequential    f32[2, 8]          40  100.0%    144
+    ├─ 0: Linear  f32[2, 8]          40  100.0%    128
+    └─ 1: ReLU    f32[2, 8]           0    0.0%     16
+    --------------------------------------------------
+    40 parameters (40 trainable, 0 not), 160 bytes; 144 FLOPs forward for f32[2, 4] (a multiply-add is two)
+    """
+    if isinstance(columns, str):
+        columns = columns.split(",")
+    chosen = tuple(name.strip() for name in columns)
+    unknown = [name for name in chosen if name not in _COLUMNS]
+    if unknown:
+        raise GraftError(f"summary has no column {unknown[0]!r}; choose some of {', '.join(COLUMNS)}")
+    if depth is not None and (isinstance(depth, bool) or not isinstance(depth, int) or depth < 0):
+        raise GraftError(f"depth must be a whole number from 0 on, or None for everything, not {depth!r}")
+    values = tuple(args) if isinstance(args, (tuple, list)) else (args,)
+    wants_flops = any(name.startswith("flops") for name in chosen)
+    return ModelSummary(model_facts(model, values, dict(kwargs or {}), wants_flops), depth, chosen)

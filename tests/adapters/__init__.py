@@ -1,0 +1,1 @@
+"""Code written for torch.fx, run against both libraries with only the import changed."""

@@ -1,0 +1,71 @@
+"""What we rely on in torch's private FakeTensorMode, and that looking at a module leaves it alone."""
+
+import pytest
+import torch
+from torch import nn
+
+from torchgraft.analysis.fake import NeedsValues, fake_mode_of, fake_module, fake_tree
+from torchgraft.errors import GraftError
+
+
+def test_a_fake_has_the_shape_dtype_strides_and_device_but_no_data() -> None:
+    x = torch.ones(2, 3, dtype=torch.float16).t().requires_grad_()
+    mode = fake_mode_of(x)
+    (fake,) = fake_tree((x,), mode)
+    assert (fake.shape, fake.dtype, fake.stride(), fake.device) == (x.shape, x.dtype, x.stride(), x.device)
+    assert fake.requires_grad and fake.grad_fn is None
+    with mode, pytest.raises(NeedsValues):
+        fake.sum().item()
+
+
+def test_the_mode_of_fakes_that_are_there_is_used() -> None:
+    x = torch.ones(2)
+    mode = fake_mode_of(x)
+    (fake,) = fake_tree((x,), mode)
+    assert fake_mode_of({"a": [fake]}) is mode
+    assert fake_tree(fake, mode) is fake
+
+
+def test_a_module_is_copied_with_its_sharing_and_left_alone() -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = nn.Linear(2, 2, bias=False)
+            self.second = nn.Linear(2, 2, bias=False)
+            self.second.weight = self.first.weight
+            self.register_buffer("count", torch.zeros(1))
+            self.plain = torch.ones(3)
+            self.history = (torch.ones(1, requires_grad=True) * 2,)
+
+    model = Tied()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    mode = fake_mode_of(model)
+    fake = fake_module(model, mode)
+    assert fake.first.weight is fake.second.weight
+    assert type(fake.plain).__name__ == type(fake.history[0]).__name__ == "FakeTensor"
+    assert isinstance(fake.first.weight, nn.Parameter)
+    with mode:
+        fake.count.add_(1)
+        fake.first.weight.data.zero_()
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    assert model.count._version == 0
+
+
+def test_parameters_that_share_memory_share_it_as_fakes() -> None:
+    module = nn.Module()
+    whole = torch.zeros(4)
+    module.register_buffer("whole", whole)
+    module.register_buffer("part", whole[:2])
+    fake = fake_module(module, fake_mode_of(module))
+    assert fake.whole.untyped_storage()._cdata == fake.part.untyped_storage()._cdata
+
+
+def test_what_cannot_be_copied_is_said() -> None:
+    class Stubborn(nn.Module):
+        def __deepcopy__(self, memo: dict[int, object]) -> object:
+            raise TypeError("a socket")
+
+    with pytest.raises(
+        GraftError, match=r"cannot look at Stubborn without touching it: .*TypeError: a socket.*deepcopy"
+    ):
+        fake_module(Stubborn(), fake_mode_of())

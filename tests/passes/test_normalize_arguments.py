@@ -1,0 +1,75 @@
+"""Calls in one form: named arguments with defaults, which compute the same."""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import torchgraft
+from tests.passes.contract import check_edit
+from torchgraft.passes import MergeCommon, NormalizeArguments
+
+X = torch.randn(2, 3, 8, 8)
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+
+    def forward(self, x):
+        x = F.relu(self.conv(x))
+        x = F.max_pool2d(x, 2)
+        x = torch.softmax(x, 1) + torch.zeros(1)
+        x = torch.cat([x, torch.ones_like(x)], 1).flatten(1)
+        return torch.sum(x, 1), torch.randperm(3), torch.zeros(x.shape[0]), torch.full((2,), 0.5)
+
+
+def test_calls_compute_the_same():
+    torch.manual_seed(0)
+    model = Model()
+    expected = model(X)
+    program = torchgraft.symbolic_trace(model)
+    assert check_edit(NormalizeArguments(), program) >= 7
+    torch.manual_seed(0)
+    Model()
+    torch.testing.assert_close(program(X), expected, rtol=0, atol=0)
+    named = [node for node in program.graph.nodes if node.target in (F.relu, torch.softmax, torch.cat, "conv")]
+    assert named and all(not node.args for node in named)
+    assert program.graph.find_nodes(op="call_function", target=F.relu)[0].kwargs["inplace"] is False
+
+
+def test_equal_calls_become_equal():
+    def function(x):
+        return torch.softmax(x, 1) + torch.softmax(x, dim=1) + torch.relu(x) * torch.relu(input=x)
+
+    program = torchgraft.symbolic_trace(function)
+    assert MergeCommon()(program).changes == 0
+    assert NormalizeArguments()(program).changes == 3
+    assert MergeCommon()(program).changes == 2
+    assert torch.equal(program(X), function(X))
+
+
+def test_positional_arguments_may_stay():
+    program = torchgraft.symbolic_trace(lambda x: torch.cumsum(x, 1))
+    assert check_edit(NormalizeArguments(keywords=False), program) == 1
+    node = program.graph.output_node().args[0]
+    assert len(node.args) == 2 and dict(node.kwargs) == {"dtype": None}
+
+
+def test_what_has_no_signature_stays():
+    program = torchgraft.symbolic_trace(lambda x: torch.einsum("ab->ba", x[0, 0]) + (x + 1))
+    code = program.code
+    assert NormalizeArguments()(program).changes == 0 and program.code == code
+
+
+def test_guards_and_regions_stay():
+    def function(x):
+        with torch.no_grad():
+            y = F.relu(x)
+        return y if x.sum() > -1e9 else x
+
+    program = torchgraft.capture(function, (X,))
+    guards = [str(guard) for guard in program.guards]
+    assert NormalizeArguments()(program).changes >= 1
+    assert [str(guard) for guard in program.guards] == guards and "with torch.no_grad" in program.code
+    assert torch.equal(program(X), function(X))
