@@ -58,8 +58,10 @@ demo: $(INSTALLED) ## capture ResNet-50, show it, swap its activation, check it 
 bench: $(INSTALLED) ## time torchgraft beside torch.fx and print the ratios
 	@$(BIN)/python -m benchmarks $(ARGS)
 
+# A sweep that was stopped goes on where it was with RESUME=1; without, it begins anew, because the code may have changed.
 coverage: $(COVERAGE)/.installed ## capture the models of torchvision, timm and transformers and write docs/coverage.md (a large download)
 	@mkdir -p build
+	$(if $(RESUME),,@rm -f build/coverage.jsonl)
 	@$(COVERAGE)/bin/python -m benchmarks.coverage --rows build/coverage.jsonl --markdown docs/coverage.md $(ARGS)
 
 # torchvision goes in alone: it asks for a torch of its own, and the operators it is compiled with are not needed.

@@ -1,5 +1,5 @@
 """The command `python -m benchmarks`: picks experiments, runs them and prints the table.
-The measuring is in `measure`, the experiments in `core`, `captures` and `recording`, the texts in `report`.
+The measuring is in `measure`, the experiments in `core`, `rewriting`, `captures` and `recording`, the texts in `report`.
 """
 
 from __future__ import annotations

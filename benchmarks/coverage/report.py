@@ -39,6 +39,7 @@ def _outcome(row: Row, way: str) -> str:
     words = [f"{verdict} on {', '.join(situations)}" for verdict, situations in by_verdict.items()]
     ratio = row.ratio(way)
     words += [f"{ratio:.1f} eager runs"] if ratio else []
+    words += [f"{len(attempt.kept)} kept whole"] if attempt.kept else []
     words += [f"TOUCHED {attempt.reasons['untouched']}"] if "untouched" in attempt.reasons else []
     return " and ".join(words)
 
@@ -76,7 +77,9 @@ def _captured(way: str) -> Callable[[Sequence[Row]], str]:
             return "not tried"
         captured = [attempt for attempt in attempts if attempt.captured]
         other = [attempt for attempt in captured if attempt.verdicts.get("example") != EQUAL]
+        uncached = sum("cache" in attempt.reasons for attempt in captured)
         text = f"{len(captured)} of {len(attempts)}"
+        text += f", {uncached} without their cache" if uncached else ""
         return text + (f", {len(other)} not equal on the example" if other else "")
 
     return count
@@ -91,6 +94,11 @@ def _verdicts(situation: str) -> Callable[[Sequence[Row]], str]:
         return ", ".join(texts)
 
     return count
+
+
+def _kept(rows: Sequence[Row]) -> str:
+    kept = [row.attempt(MODULE).kept for row in _running(rows)]
+    return f"{sum(bool(paths) for paths in kept)}, {sum('' in paths for paths in kept)} as one call"
 
 
 def _wrong(rows: Sequence[Row]) -> str:
@@ -118,6 +126,7 @@ _MEASURES: list[tuple[str, Callable[[Sequence[Row]], str]]] = [
     ("captured by torch.export", _captured(EXPORT)),
     ("captured by torchgraft, modules", _captured(MODULE)),
     ("captured by torchgraft, functions", _captured(FUNCTION)),
+    ("of these with modules kept whole", _kept),
     ("same program, other values", _verdicts("values")),
     ("another batch size", _verdicts("batch")),
     ("another size of picture or text", _verdicts("size")),
@@ -140,10 +149,10 @@ once at the level of functions, before it has ever run. Then the program is comp
 with, on other values, at another batch size, at another size of picture or text, and switched to training mode (results,
 gradients and buffers, with dropout drawing the same numbers). *Equal* means every part of the result: tensors (to 1e-4 of the
 largest value; mostly bit for bit), caches, numbers, what was done to the inputs, and where the random numbers were left.
-*Refused* means a GuardError that names the line; *undefined* that the model itself does not take such inputs. Times are of the
-process, with one torch thread; eager runs and captures are taken in turn, and a ratio is of their medians. torch.fx may fix every
-argument that is not given; torch.export is asked for the sizes of the example only, and calculates nothing, while a capture is a
-run of the model."""
+*Refused* means a GuardError that names the line; *undefined* that the model itself does not take such inputs. A module *kept
+whole* does something that cannot be written down as operations, such as counting its calls, and stays one call. Times are of the process, with one torch thread; eager runs and captures are taken in turn, and a ratio is of their medians. torch.fx may fix every
+argument that is not given; torch.export is asked for the sizes of the example only, may leave out the cache that language models
+return, and calculates nothing, while a capture is a run of the model."""
 
 
 def markdown(rows: Sequence[Row], environment: Environment, command: str) -> str:
@@ -198,6 +207,7 @@ def _table(rows: Sequence[Row]) -> list[str]:
                     row.name + (f" ({row.note})" if row.note else ""),
                     str(attempt.nodes) if attempt.captured else "not captured",
                     str(attempt.guards),
+                    ", ".join(path or "all" for path in attempt.kept),
                     *verdicts,
                     _in_short(row.attempt(FUNCTION), attempt),
                     _number(row.ratio(MODULE)),

@@ -18,7 +18,10 @@ EQUAL, REFUSED, WRONG, FAILS, UNDEFINED = "equal", "refused", "WRONG", "fails", 
 
 @dataclass
 class Attempt:
-    """What one way of capturing made of one model: a program with a verdict a situation, or the reason there is none."""
+    """What one way of capturing made of one model: a program with a verdict a situation, or the reason there is none.
+
+    `kept` has the modules that were kept as one call that runs the original Python, with the reasons; "" is the model itself.
+    """
 
     captured: bool = False
     nodes: int = 0
@@ -26,6 +29,7 @@ class Attempt:
     seconds: float | None = None
     verdicts: dict[str, str] = field(default_factory=dict)
     reasons: dict[str, str] = field(default_factory=dict)
+    kept: dict[str, str] = field(default_factory=dict)
 
     @property
     def is_wrong(self) -> bool:

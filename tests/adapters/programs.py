@@ -46,12 +46,12 @@ split = split_module(fx.symbolic_trace(model), model, callback, qualname_map=nam
 result = [n for n, _ in split.named_children()], split.code.strip(), names, same(split(x), model(x))
 """,
     "split_by_tags": """
-from FX.passes.split_utils import split_by_tags
+from FX.passes.split_utils import split_by_tags, getattr_recursive, setattr_recursive
 traced = fx.symbolic_trace(model)
 for node in traced.graph.nodes:
     node.tag = "left" if node.name.startswith("first") or node.name in ("relu", "add") else "right"
 split, names = split_by_tags(traced, ["left", "right"], return_fqn_mapping=True)
-result = [n for n, _ in split.named_children()], split.code.strip(), same(split(x), model(x))
+result = [n for n, _ in split.named_children()], split.code.strip(), same(split(x), model(x)), getattr_recursive(model, "first.linear.in_features"), getattr_recursive(model, "first.nothing")
 """,
     "partitioner": """
 from FX.passes.infra.partitioner import CapabilityBasedPartitioner, Partition

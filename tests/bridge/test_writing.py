@@ -89,7 +89,6 @@ def test_what_torch_fx_writes_by_name_crosses_in_an_argument(value):
 
 
 @pytest.mark.skipif(TORCH >= (2, 13), reason="torch.fx can write them into an output")
-@pytest.mark.xfail(strict=True, reason="to_fx lets outputs through that torch.fx of this release writes by their repr")
 @pytest.mark.parametrize("value", WRITTEN_BY_NAME)
 def test_what_torch_fx_cannot_write_into_an_output_is_refused(value):
     with pytest.raises(BridgeError, match="cannot carry node 'output' over to torch.fx"):

@@ -519,3 +519,17 @@ def test_fake_tensors_are_enough() -> None:
         model = Small().eval()
         program = capture(model, (torch.empty(3, 4),))
     assert operations(program) == ["linear", "norm", "relu", "dropout"]
+
+
+def test_explain_says_what_is_kept_whole_and_why() -> None:
+    assert "The model is kept as one call that runs its Python: it writes self.calls" in capture(
+        Counter(), (torch.ones(2, 3),)
+    ).explain()
+
+
+def test_a_program_verifies_itself_against_its_model() -> None:
+    model = Small().eval()
+    program = capture(model, (torch.ones(2, 4),))
+    assert program.verify(model, (torch.ones(2, 4),)).ok
+    program.linear = nn.Linear(4, 4)
+    assert not program.verify(model, (torch.ones(2, 4),)).ok

@@ -24,6 +24,8 @@ from torchgraft.splitting.strategies import balanced_cuts
 def check(program: Program, cut: Any) -> None:
     subject, model = program.make()
     expected = observe(subject, model, program.seed)
+    if expected.error is not None:
+        return
     try:
         module, model = capture(program)
     except torchgraft.TraceError:

@@ -106,11 +106,12 @@ class DryRun(Interpreter):
             return False
         self.place.backward = True
         with self.mode, torch.autograd.set_multithreading_enabled(False):
-            gradients = [torch.ones_like(result) for result in results]
-            with self.operators:
-                if accumulate:
-                    torch.autograd.backward(results, gradients)
-                else:
+            if accumulate:
+                with self.operators:
+                    torch.autograd.backward(results, [torch.ones_like(result) for result in results])
+            else:
+                gradients = [torch.ones_like(result) for result in results]
+                with self.operators:
                     torch.autograd.grad(results, sources, gradients, allow_unused=True)
         self.place.backward, self.place.node = False, None
         return True

@@ -5,6 +5,7 @@ The graph itself is faithful in any case; only code that torch.fx writes from it
 from __future__ import annotations
 
 import enum
+import functools
 import operator
 import warnings
 from typing import Any
@@ -25,10 +26,19 @@ _SCOPE = {"torch": torch, "device": torch.device, "inf": float("inf"), "nan": fl
 
 def check_writing(node: torch.fx.Node) -> None:
     """Raise BridgeError for an argument that torch.fx cannot write; warn where it writes something else than is meant."""
+    inside = " in an output" if node.op == "output" and _writes_outputs_by_repr() else ""
     for value in [*node.args, *node.kwargs.values()]:
-        _check_value(value, node, "")
+        _check_value(value, node, inside)
     if node.op == "call_function" and node.target is operator.pow and node.args and _is_negative(node.args[0]):
         _warn(node, f"{node.args[0]!r} ** exponent, which Python reads as -({-node.args[0]!r} ** exponent)")  # type: ignore[operator]
+
+
+@functools.cache
+def _writes_outputs_by_repr() -> bool:
+    """Whether torch.fx writes what is returned as `repr` says it, and not as it writes arguments; it did before 2.13."""
+    graph = torch.fx.Graph()
+    graph.output([torch.ops.aten.relu.default])
+    return repr(torch.ops.aten.relu.default) in graph.python_code("self").src
 
 
 def _check_value(value: Any, node: torch.fx.Node, inside: str) -> None:

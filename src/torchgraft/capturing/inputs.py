@@ -193,7 +193,7 @@ def _concrete_leaf(tracer: Tracer, name: str, number: int, default: tuple[Any, .
     if isinstance(leaf, PHBase):
         _copy_marks(leaf, proxy.node)
         return proxy
-    message = f"{name} has been specialized to have value {leaf} but got another value; pass that one, or trace again without it"
+    message = f"{name} has been specialized to have value {leaf} but got another value"
     if leaf is None:
         tracer.create_proxy("call_function", assert_is_none, (proxy, message), {})
     elif isinstance(

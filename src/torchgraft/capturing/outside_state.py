@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import dis
+import inspect
 from collections.abc import Callable, Iterator
 from types import CodeType, FunctionType
 from typing import Any
@@ -31,13 +32,16 @@ class OutsideState:
 
     def watch_class(self, cls: type) -> None:
         """Watch the attributes of a module's class, and what its methods mention."""
+        if id(cls) in self._seen:
+            return
+        self._seen.add(id(cls))
+        functions, names = _reached(cls)
         for base in cls.__mro__:
-            if _is_users(base) and id(base) not in self._seen:
-                self._watch_attributes(base, base.__qualname__, None)
-                for value in list(vars(base).values()):
-                    function = getattr(value, "__func__", value)
-                    if isinstance(function, FunctionType):
-                        self.watch_function(function)
+            # Of the bases, which may be large, only what is mentioned.
+            if _is_users(base) and (base is cls or id(base) not in self._seen):
+                self._watch_attributes(base, base.__qualname__, None, None if base is cls else names)
+        for function in functions:
+            self.watch_function(function)
 
     def watch_function(self, function: Any) -> None:
         """Watch the global variables that a function mentions, and those that functions it mentions do."""
@@ -84,12 +88,15 @@ class OutsideState:
         elif type(value).__module__ == home and hasattr(value, "__dict__") and not isinstance(value, torch.nn.Module):
             self._pictures.append((name, line, picture_of_container(value.__dict__)))
 
-    def _watch_attributes(self, cls: type, name: str, line: SourceLine | None) -> None:
+    def _watch_attributes(
+        self, cls: type, name: str, line: SourceLine | None, names: frozenset[str] | None = None
+    ) -> None:
+        """Watch the attributes of a class, or those of certain names."""
         self._seen.add(id(cls))
-        before = dict(_plain_attributes(cls))
+        before = _plain_attributes(cls, names)
 
         def restore() -> bool:
-            now = dict(_plain_attributes(cls))
+            now = _plain_attributes(cls, names)
             if now == before:
                 return False
             for key in now.keys() - before.keys():
@@ -100,7 +107,8 @@ class OutsideState:
             return True
 
         self._pictures.append((name, line, restore))
-        for key, value in list(vars(cls).items()):
+        for key in vars(cls).keys() if names is None else names & vars(cls).keys():
+            value = vars(cls)[key]
             if type(value) in CONTAINERS and not key.startswith("__") and id(value) not in self._seen:
                 self._seen.add(id(value))
                 self._pictures.append((f"{name}.{key}", line, picture_of_container(value, self._is_memo)))
@@ -116,10 +124,63 @@ def _is_users(cls: type) -> bool:
     return cls.__module__.split(".")[0] not in _LIBRARIES and "_shared_class" not in vars(cls)
 
 
-def _plain_attributes(cls: type) -> Iterator[tuple[str, Any]]:
-    for name, value in vars(cls).items():
-        if not name.startswith("__") and isinstance(value, _PLAIN):
-            yield name, value
+def _plain_attributes(cls: type, names: frozenset[str] | None) -> dict[str, Any]:
+    table = vars(cls)
+    wanted = table.keys() if names is None else names & table.keys()
+    return {name: table[name] for name in wanted if isinstance(table[name], _PLAIN) and not name.startswith("__")}
+
+
+# Methods that Python calls when nobody mentions them.
+_ENTRIES = (
+    "forward",
+    "__call__",
+    "__getattr__",
+    "__getattribute__",
+    "__setattr__",
+    "__getitem__",
+    "__iter__",
+    "__len__",
+)
+_reach: dict[type, tuple[Any, tuple[FunctionType, ...], frozenset[str]]] = {}
+
+
+def _reached(cls: type) -> tuple[tuple[FunctionType, ...], frozenset[str]]:
+    """The methods that a call of a module may come through, as far as names show, and every name they mention."""
+    forward = getattr(cls, "forward", None)
+    known = _reach.get(cls)
+    if known is None or known[0] is not forward:
+        if len(_reach) > 10_000:
+            _reach.clear()
+        known = _reach[cls] = forward, *_find_reached(cls)
+    return known[1:]
+
+
+def _find_reached(cls: type) -> tuple[tuple[FunctionType, ...], frozenset[str]]:
+    found: dict[FunctionType, None] = {}
+    names: set[str] = set()
+    pending = list(_ENTRIES)
+    while pending:
+        name = pending.pop()
+        if name in names:
+            continue
+        names.add(name)
+        base = next((base for base in cls.__mro__ if name in vars(base)), None)
+        if base is None or not _is_users(base):
+            continue
+        value = vars(base)[name]
+        function = getattr(value, "fget", None) or inspect.unwrap(getattr(value, "__func__", value))
+        if isinstance(function, FunctionType):
+            found[function] = None
+            pending += [mentioned for code in _codes(function.__code__) for mentioned in code.co_names]
+    return tuple(found), frozenset(names)
+
+
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    """A code object and those of the functions inside it."""
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _codes(constant)
 
 
 # By identity, because the hash of a code object is computed from everything in it; holding the code keeps the id its own.
@@ -138,10 +199,7 @@ def _mentioned(code: CodeType) -> list[tuple[str, bool, SourceLine | None]]:
 
 def _find_mentioned(code: CodeType) -> list[tuple[str, bool, SourceLine | None]]:
     found: dict[str, tuple[bool, SourceLine | None]] = {}
-    pending = [code]
-    while pending:
-        current = pending.pop()
-        pending += [constant for constant in current.co_consts if isinstance(constant, CodeType)]
+    for current in _codes(code):
         for item in dis.get_instructions(current):
             if item.opname in ("LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL", "DELETE_GLOBAL"):
                 is_assigned = item.opname not in ("LOAD_GLOBAL", "LOAD_NAME")

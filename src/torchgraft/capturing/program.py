@@ -5,6 +5,7 @@ What is written down during the run is decided in `watch.py`; capture without in
 from __future__ import annotations
 
 import gc
+import inspect
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -193,6 +194,7 @@ def _watched_run(
     watcher: Watcher, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], whole: set[torch.nn.Module]
 ) -> GraphModule:
     inputs = ExampleInputs(watcher, function, args, kwargs)
+    watcher.outside.watch_function(inspect.unwrap(function))
     with paused_collection:
         gc.collect(0)  # see `is_young`
         patches: list[Any] = [*_PATCHES, *wrapped_patches(), *_AUTOWRAP.library_patches(), *BUILTIN_PATCHES]
@@ -207,12 +209,18 @@ def _watched_run(
             active.tracer = previous
             for patch in reversed(patches):
                 patch.release()
-            changed = watcher.state.restore()
-            unseen = watcher.surroundings.restore() + [(module, f"self.{name}") for module, name in changed]
+            changed = [(module, f"self.{name}") for module, name in watcher.state.restore() if not _draws(module, name)]
+            outside = watcher.outside.restore()
+            unseen = [*watcher.surroundings.restore(), *changed, *([] if outside is None else [(None, outside[0])])]
     _refuse_unseen(watcher, inputs, [entry for entry in unseen if entry[0] not in whole])
     watcher.create_node("output", "output", (output,), {})
     _tidy(watcher)
     return GraphModule(watcher.root, watcher.graph, _program_name(function))
+
+
+def _draws(module: torch.nn.Module, name: str) -> bool:
+    """Whether an attribute is a generator of torch's: what draws from it is written down."""
+    return isinstance(vars(module).get(name), torch.Generator)
 
 
 def _refuse_unseen(watcher: Watcher, inputs: ExampleInputs, unseen: list[tuple[torch.nn.Module | None, str]]) -> None:

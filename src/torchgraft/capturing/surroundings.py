@@ -1,21 +1,18 @@
-"""What a watched run may change although it is no attribute of the model: the numbers inside tensors, random states, and
-objects with a state of their own. All of it is put back afterwards; attributes are the business of `model_state.py`.
+"""What a watched run may change although it is no attribute of the model: the numbers inside tensors, the states of random
+numbers, how far an iterator is. All of it is put back afterwards; attributes are the business of `model_state.py`.
 """
 
 from __future__ import annotations
 
 import copy
-import functools
 import random
 import sys
-from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 
 from torchgraft.errors import TraceError
-
 
 # The methods themselves: the functions of the module are patched during a run.
 _read_random, _write_random = random._inst.getstate, random._inst.setstate
@@ -27,7 +24,7 @@ class Surroundings:
     def __init__(self, modules: Iterable[torch.nn.Module]) -> None:
         # Storages by their address: the tensor that showed the way to it, a copy of the bytes, and how often it was written.
         self._saved: dict[int, tuple[torch.Tensor, torch.Tensor, int]] = {}
-        self._states = [(owner, name, put_back, read, read()) for owner, name, put_back, read in _states(modules)]
+        self._iterators = list(_iterators(modules))
         self._torch = torch.get_rng_state()
         self._devices = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
         self._python = self._explained = _read_random()
@@ -86,11 +83,9 @@ class Surroundings:
         if self._numpy is not None and not _same_numpy(self._numpy, _numpy_state()):
             sys.modules["numpy"].random.set_state(self._numpy)
             unseen.append((None, "numpy's random numbers"))
-        for owner, name, put_back, read, before in self._states:
-            if not _same_state(before, read()):
-                put_back(before)
-                if not isinstance(vars(owner).get(name), torch.Generator):  # what draws from those is written down
-                    unseen.append((owner, name))
+        for module, name, iterator in self._iterators:
+            vars(module)[name] = iterator
+            unseen.append((module, f"self.{name}"))
         return unseen
 
 
@@ -122,47 +117,13 @@ def _same_numpy(before: Any, now: Any) -> bool:
     )
 
 
-def _same_state(before: Any, now: Any) -> bool:
-    if isinstance(before, torch.Tensor):
-        return torch.equal(before, now)
-    if type(before).__module__ == "numpy":
-        return before.shape == now.shape and bool((before == now).all())
-    return bool(before == now)
-
-
-# What most attributes of modules are.
-_WITHOUT_STATE = frozenset(
-    {int, float, bool, str, type(None), tuple, list, dict, set, OrderedDict, torch.dtype, torch.device, torch.Tensor}
-)
-State = tuple[torch.nn.Module, str, Callable[[Any], Any], Callable[[], Any]]
-
-
-def _states(modules: Iterable[torch.nn.Module]) -> Iterator[State]:
-    """Attributes whose state changes without any attribute being written: how to put it back, and how to read it."""
-    numpy = sys.modules.get("numpy")
-    array = numpy.ndarray if numpy is not None else ()
+def _iterators(modules: Iterable[torch.nn.Module]) -> Iterator[tuple[torch.nn.Module, str, Any]]:
+    """Iterators among the attributes. They cannot be asked how far they are, so copies that have not moved take their place."""
     for module in modules:
-        if type(module).__module__.startswith("torch.nn."):
-            continue
-        for name, value in vars(module).items():
-            if type(value) in _WITHOUT_STATE:
-                continue
-            if isinstance(value, torch.Generator):
-                yield module, name, value.set_state, value.get_state
-            elif isinstance(value, random.Random):
-                yield module, name, value.setstate, value.getstate
-            elif isinstance(value, array):
-                yield module, name, _writer(value), value.copy
-            elif hasattr(type(value), "__next__"):
-                # It cannot be asked how far it is, so a copy that has not moved takes its place.
-                yield module, name, functools.partial(vars(module).__setitem__, name), functools.partial(_copied, value)
-
-
-def _writer(array: Any) -> Callable[[Any], None]:
-    def write(content: Any) -> None:
-        array[...] = content
-
-    return write
+        if not type(module).__module__.startswith("torch.nn."):
+            for name, value in vars(module).items():
+                if hasattr(type(value), "__next__"):
+                    yield module, name, _copied(value)
 
 
 def _copied(iterator: Any) -> Any:

@@ -16,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 from torchgraft.capturing.active import active
 from torchgraft.capturing.model_state import ModelState
 from torchgraft.capturing.module_patches import ModuleForward, TrainingFlag, read_attribute
+from torchgraft.capturing.outside_state import OutsideState
 from torchgraft.capturing.reads import RESHAPING, KeepWhole, Reads, at_line
 from torchgraft.capturing.sizes import SymbolicNumber, unwrapped, wrapped
 from torchgraft.capturing.spelling import Spelling, spelling_of
@@ -71,6 +72,7 @@ class Watcher(Reads):
         self._names = names_of_tensors(self.paths)
         self.state = ModelState(self.paths)
         self.surroundings = Surroundings(self.paths)
+        self.outside = OutsideState(lambda value: False)
         self.sizes_are_symbolic = sizes_are_symbolic
         self.flags_are_plain = flags_are_plain
         self._is_leaf = is_leaf
@@ -506,6 +508,7 @@ class Watcher(Reads):
 
     def _enter_module(self, module: torch.nn.Module) -> None:
         self.state.watch(module)
+        self.outside.watch_class(type(module))
 
     def _read_attribute(self, module: torch.nn.Module, name: str) -> Any:
         return read_attribute(module, name)

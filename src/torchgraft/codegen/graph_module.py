@@ -26,6 +26,9 @@ from torchgraft.ir.guards import Guard, explanation, find_guards
 from torchgraft.ir.leaf_functions import GENERATED
 from torchgraft.ir.node import Node
 
+if TYPE_CHECKING:
+    from torchgraft.recording.verify import Verification
+
 _numbers = itertools.count()
 
 
@@ -185,8 +188,19 @@ class GraphModule(torch.nn.Module):
         return find_guards(self._graph)
 
     def explain(self) -> str:
-        """What was fixed when the program was captured, and why, in plain words."""
-        return explanation(self._graph)
+        """What was fixed when the program was captured, what was kept whole, and why, in plain words."""
+        lines = [explanation(self._graph)]
+        for path, reason in self.meta.get("kept_whole", {}).items():
+            lines.append(f"{path or 'The model'} is kept as one call that runs its Python: {reason}")
+        return "\n".join(lines)
+
+    def verify(
+        self, model: Callable[..., Any], args: Any = (), kwargs: dict[str, Any] | None = None, **options: Any
+    ) -> Verification:
+        """Whether this program does what `model` does, on these inputs and in other situations; see `torchgraft.verify`."""
+        from torchgraft.recording.verify import verify
+
+        return verify(model, self, args, kwargs, **options)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the program; an error inside it is annotated with the generated line and the user's."""
@@ -450,6 +464,8 @@ def _annotate(error: Exception, module: GraphModule) -> None:
         note += f"\n  node '{node._name}'"
         if node.stack_trace:
             note += f", made from\n{node.stack_trace.rstrip()}"
+        if node._target is torch._assert and "has been specialized" in str(error):
+            note += "\nthe value was fixed by concrete_args; pass that one, or trace again without"
     error.add_note(note)
 
 

@@ -29,7 +29,7 @@ HOMES = {
     "passes.net_min_base": "fx_passes.minimizer",
     "passes.operator_support": "splitting.operator_support",
     "passes.split_module": "splitting.split_module",
-    "passes.split_utils": "splitting.split_module",
+    "passes.split_utils": "fx_passes.split_utils",
     "passes.splitter_base": "fx_passes.splitter",
     "passes.tools_common": "fx_passes.tools",
     "passes.utils.fuser_utils": "splitting.fusing",

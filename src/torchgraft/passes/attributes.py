@@ -14,14 +14,13 @@ from torchgraft.ir.verify import find_attribute
 if TYPE_CHECKING:
     from torchgraft.codegen.graph_module import GraphModule
 
-_NOTHING: Any = object()
-
 
 class References:
     """Which nodes of a program refer to which paths; kept right by whoever edits."""
 
     def __init__(self, module: GraphModule) -> None:
         self.module = module
+        self._numbers: dict[str, int] = {}
         self._count: dict[str, int] = {}
         # How many references lie at or below a path.
         self._below: dict[str, int] = {}
@@ -94,13 +93,16 @@ class References:
         return (holder if is_own else None), name
 
     def _free_place(self, path: str) -> tuple[Any, str, str]:
-        wish = path.replace(".", "_")
-        number = 0
-        name = wish
-        while getattr(self.module, name, _NOTHING) is not _NOTHING:
-            number += 1
-            name = f"{wish}_{number}"
+        name = self.free_name(path.replace(".", "_"))
         return self.module, name, name
+
+    def free_name(self, wish: str) -> str:
+        """A name that the module has not yet, made of `wish` and a number."""
+        number = self._numbers.get(wish, 0)
+        while hasattr(self.module, f"{wish}_{number}"):
+            number += 1
+        self._numbers[wish] = number + 1
+        return f"{wish}_{number}"
 
 
 def is_own_container(module: Any) -> bool:

@@ -147,10 +147,12 @@ class _Folder:
             return True
         if not isinstance(value, torch.Tensor) or self.memory.outlives(node):
             return False  # a caller who writes into what it was given must not change the next run
+        name = references.free_name("_folded")
         if self._from_attributes[node]:
-            name = references.put_new("_folded", value.detach())
+            self.module.register_buffer(name, value.detach(), persistent=False)
         else:
-            name = self._plain_attribute(value)
+            # Made from no attribute: it stays on its device and of its type, as it would if it were made anew.
+            self.module.__dict__[name] = value
         self.graph._constants[name] = value
         with self.graph.inserting_before(node):
             fetched = self.graph.create_node("get_attr", name)
@@ -158,14 +160,6 @@ class _Folder:
         references.change(name, 1)
         node.replace_all_uses_with(fetched)
         return True
-
-    def _plain_attribute(self, value: torch.Tensor) -> str:
-        """A constant that no attribute went into stays on its device and of its type, as making it anew would."""
-        number = 0
-        while hasattr(self.module, f"_folded_{number}"):
-            number += 1
-        self.module.__dict__[f"_folded_{number}"] = value
-        return f"_folded_{number}"
 
 
 def _call(node: Node, args: Any, kwargs: Any) -> Any:

@@ -267,3 +267,15 @@ def test_flexible_attention_is_counted_in_full() -> None:
     program = torchgraft.capture(Flexible(), (query, key), level="aten")
     result = cost(program, query, key, backward=False)
     assert result.unknown == {} and result.forward.macs == 2 * 2 * 16 * 32 * 8
+
+
+@pytest.mark.gpu
+def test_fused_attention_on_a_gpu_is_counted_as_by_torch_when_asked_to() -> None:
+    model = zoo.create("transformer", layers=2, attention="fused", dropout=0.0).cuda().half()
+    args = tuple(tensor.cuda() for tensor in zoo.example_inputs("transformer", batch=2, length=64))
+    forward, backward = torch_counts(model, *args)
+    full = cost(model, *args, causal_aware=False)
+    assert any("attention" in operator for operator in forward)
+    assert {name: full.operators[name][0].flops for name in forward} == forward
+    assert {name: full.operators[name][1].flops for name in backward} == backward
+    assert cost(model, *args).forward.flops < full.forward.flops

@@ -152,3 +152,25 @@ def test_rows_json_and_text() -> None:
     assert sum(predicted.at_peak.values()) == predicted.peak
     assert "saved for backward" in str(predicted) and "fullest in the backward of" in str(predicted)
     assert "<table>" in predicted._repr_html_()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name, sizes", [("resnet50", {"size": 224}), ("transformer", {"length": 128})])
+def test_a_training_step_on_a_gpu_is_predicted_within_five_percent(name: str, sizes: dict[str, int]) -> None:
+    program = torchgraft.symbolic_trace(zoo.create(name).cuda())
+    args = tuple(tensor.cuda() for tensor in zoo.example_inputs(name, batch=8, **sizes))
+
+    def step() -> None:
+        program.zero_grad()
+        result = program(*args)
+        result.backward(torch.ones_like(result))
+
+    step()
+    program.zero_grad()
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    step()
+    torch.cuda.synchronize()
+    predicted = memory(program, *args, training=True)
+    assert predicted.peak - predicted.resident == pytest.approx(torch.cuda.max_memory_allocated() - before, rel=0.05)

@@ -31,29 +31,36 @@ def break_rows(heights: Sequence[float], crossing: Sequence[int], target: float)
     ends = [0.0]  # how far down the level each row begins
     for height in heights:
         ends.append(ends[-1] + height)
-    # The cheapest way to break the rows before each row, and where its last column begins; unreachable: no way yet.
-    cheapest: list[tuple[float, int]] = [(0.0, 0)] + [(float("inf"), 0)] * len(heights)
+    places = _places_for_breaks(crossing, most, len(heights) // wanted // 40)
+    # The cheapest way to break the rows before each place, and the place where its last column begins.
+    cheapest: list[tuple[float, int]] = [(0.0, 0)] + [(float("inf"), 0)] * (len(places) - 1)
     first = 0
-    for row in range(1, len(ends)):
-        while ends[row] - ends[first] > 2 * share and first < row - 1:
+    for place in range(1, len(places)):
+        end = ends[places[place]]
+        while end - ends[places[first]] > 2 * share and first < place - 1:
             first += 1
-        for start in range(first, row):
-            if start and (crossing[start - 1] > most or cheapest[start][0] == float("inf")):
-                continue
-            uneven = (ends[row] - ends[start]) / share - 1
-            cost = cheapest[start][0] + uneven * uneven + (0.08 * crossing[start - 1] if start else 0.0)
-            if cost < cheapest[row][0]:
-                cheapest[row] = cost, start
-    if cheapest[-1][0] == float("inf"):
-        return []
+        for start in range(first, place):
+            row = places[start]
+            uneven = (end - ends[row]) / share - 1
+            cost = cheapest[start][0] + uneven * uneven + (0.08 * crossing[row - 1] if row else 0.0)
+            if cost < cheapest[place][0]:
+                cheapest[place] = cost, start
     breaks: list[int] = []
-    row = cheapest[-1][1]
-    while row:
-        breaks.append(row)
-        row = cheapest[row][1]
+    place = cheapest[-1][1]
+    while place:
+        breaks.append(places[place])
+        place = cheapest[place][1]
     breaks.reverse()
     columns = [ends[end] - ends[start] for start, end in zip([0, *breaks], [*breaks, len(heights)], strict=True)]
     return breaks if max(columns) < WORTHWHILE * total else []
+
+
+def _places_for_breaks(crossing: Sequence[int], most: int, window: int) -> list[int]:
+    """The rows before which a column may begin, the first row and the end; of long levels the best of every few rows."""
+    rows = [row for row in range(1, len(crossing)) if crossing[row - 1] <= most]
+    if window > 1:
+        rows = [min(rows[at : at + window], key=lambda row: crossing[row - 1]) for at in range(0, len(rows), window)]
+    return [0, *rows, len(crossing)]
 
 
 def way_around(
