@@ -37,7 +37,7 @@ class SpelledChain(nn.Module):
 
 
 def spelled_pattern(x: torch.Tensor) -> torch.Tensor:
-    return x.relu() + 1
+    return torch.relu(x) + 1
 
 
 def spelled_replacement(x: torch.Tensor) -> torch.Tensor:

@@ -144,15 +144,16 @@ _MEASURES: list[tuple[str, Callable[[Sequence[Row]], str]]] = [
 
 
 NOTES = """\
-Each model is built with random weights at a small size and captured once with `torchgraft.capture` at the level of modules, and
-once at the level of functions, before it has ever run. Then the program is compared with the model: on the inputs it was captured
-with, on other values, at another batch size, at another size of picture or text, and switched to training mode (results,
-gradients and buffers, with dropout drawing the same numbers). *Equal* means every part of the result: tensors (to 1e-4 of the
-largest value; mostly bit for bit), caches, numbers, what was done to the inputs, and where the random numbers were left.
-*Refused* means a GuardError that names the line; *undefined* that the model itself does not take such inputs. A module *kept
-whole* does something that cannot be written down as operations, such as counting its calls, and stays one call. Times are of the process, with one torch thread; eager runs and captures are taken in turn, and a ratio is of their medians. torch.fx may fix every
-argument that is not given; torch.export is asked for the sizes of the example only, may leave out the cache that language models
-return, and calculates nothing, while a capture is a run of the model."""
+Each model is built with random weights at a small size and captured once with `torchgraft.capture` at the level of modules,
+and once at the level of functions, before it has ever run. Then the program is compared with the model: on the inputs it was
+captured with, on other values, at another batch size, at another size of picture or text, and switched to training mode
+(results, gradients and buffers, with dropout drawing the same numbers). *Equal* means every part of the result: tensors (to
+1e-4 of the largest value; mostly bit for bit), caches, numbers, what was done to the inputs, and where the random numbers
+were left. *Refused* means a GuardError that names the line; *undefined* that the model itself does not take such inputs. A
+module *kept whole* does something that cannot be written down as operations, such as counting its calls, and stays one call.
+Times are of the process, with one torch thread; eager runs and captures are taken in turn, and a ratio is of their medians.
+torch.fx may fix every argument that is not given; torch.export is asked for the sizes of the example only, may leave out the
+cache that language models return, and calculates nothing, while a capture is a run of the model."""
 
 
 def markdown(rows: Sequence[Row], environment: Environment, command: str) -> str:

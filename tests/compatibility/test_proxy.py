@@ -267,7 +267,9 @@ def test_isinstance_tells_a_proxy(fx: ModuleType) -> None:
         return x
 
     traced = fx.symbolic_trace(forward)
-    is_tensor = fx is not torch.fx  # torch.fx says no, whatever the program will be given; torchgraft says yes, and checks it
+    is_tensor = (
+        fx is not torch.fx
+    )  # torch.fx says no, whatever the program will be given; torchgraft says yes, and checks it
     assert seen == [(True, is_tensor)]
     if is_tensor:
         with pytest.raises(fx.GuardError):

@@ -186,7 +186,9 @@ class TestRegions:
     def test_a_region_never_closed(self) -> None:
         graph, *_, leave_outer = self.region()
         graph.erase_node(leave_outer)
-        assert find_problems(graph) == ["the context opened by 'outer' is never closed; close it with a call of exit_context"]
+        assert find_problems(graph) == [
+            "the context opened by 'outer' is never closed; close it with a call of exit_context"
+        ]
 
     def test_regions_that_cross(self) -> None:
         graph, _, _, leave_inner, leave_outer = self.region()

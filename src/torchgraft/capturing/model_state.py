@@ -58,7 +58,7 @@ class ModelState:
         seen: set[int] = set()
         for module in paths:
             # Modules of torch.nn keep no notes of their own, and there are many of them.
-            if not _is_from_torch(module.__class__):
+            if not _is_from_torch(type(module)):  # type: ignore[arg-type]
                 for name, value in module.__dict__.items():
                     if name not in _STANDARD and type(value) not in _PLAIN:
                         self._picture(module, name, value, seen, 0)

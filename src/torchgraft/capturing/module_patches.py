@@ -128,7 +128,7 @@ class TrainingFlag:
     def __format__(self, specification: str) -> str:
         return format(bool(self), specification)
 
-    @property
+    @property  # type: ignore[misc]
     def __class__(self) -> type:
         return bool  # for isinstance(); bool itself cannot be inherited from
 

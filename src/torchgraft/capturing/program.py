@@ -19,11 +19,12 @@ from torchgraft.capturing.module_patches import MODULE_PATCHES
 from torchgraft.capturing.reads import KeepWhole
 from torchgraft.capturing.regions import remove_empty_regions
 from torchgraft.capturing.sizes import unwrapped
-from torchgraft.capturing.watch import Watcher, WatchingMode, has_hooks, hooks_for_all
+from torchgraft.capturing.watch import Watcher, WatchingMode, has_hooks, hooks_for_all, paths_of_modules
 from torchgraft.capturing.whole import eager_error, modules_of, whole_program
 from torchgraft.capturing.wrapping import Autowrap, wrapped_patches
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import TraceError
+from torchgraft.ir.contexts import exit_context
 from torchgraft.ir.node import Node
 from torchgraft.ir.structures import put_together, take_apart
 
@@ -125,7 +126,7 @@ class _Capture:
 
     def _reason_for_one_call(self) -> str | None:
         """Why a model is not looked into at all."""
-        parameters = [value for module in self.root.modules() for value in module._parameters.values()]
+        parameters = [value for module in paths_of_modules(self.root) for value in module._parameters.values()]
         if any(value is not None and is_lazy(value) for value in parameters):
             raise TraceError(
                 f"cannot capture {type(self.root).__name__}: it has lazy parameters, and running it would change it; "
@@ -262,7 +263,8 @@ def _tidy(watcher: Watcher) -> None:
         is_read = node._op == "get_attr" or node._target in _READS
         if is_read and not node.users:
             watcher.graph.erase_node(node)
-    remove_empty_regions(watcher.graph)
+    if watcher.graph.find_nodes(op="call_function", target=exit_context):
+        remove_empty_regions(watcher.graph)
 
 
 _READS = frozenset({getattr, "size", "numel", "item"})

@@ -59,11 +59,11 @@ class Proxy:
         if active.tracer is self.tracer and not self.tracer._may_be_text():
             self.tracer._refuse(self, "make a text of", "print or log it in a statement of its own")
 
-    @property
+    @property  # type: ignore[misc]
     def __class__(self) -> type:
         if active.tracer is None or active.tracer is not self.__dict__.get("tracer"):
             return type(self)
-        return active.tracer._class_of(self)
+        return self.tracer._class_of(self)
 
     def __getattr__(self, name: str) -> Any:
         if name in ("node", "tracer", "root", "attr"):  # a half-made proxy, for example while it is being copied

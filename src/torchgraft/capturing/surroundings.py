@@ -5,6 +5,7 @@ numbers, how far an iterator is. All of it is put back afterwards; attributes ar
 from __future__ import annotations
 
 import copy
+import functools
 import random
 import sys
 from collections.abc import Iterable, Iterator
@@ -122,8 +123,13 @@ def _iterators(modules: Iterable[torch.nn.Module]) -> Iterator[tuple[torch.nn.Mo
     for module in modules:
         if not type(module).__module__.startswith("torch.nn."):
             for name, value in vars(module).items():
-                if hasattr(type(value), "__next__"):
+                if _is_iterator(type(value)):
                     yield module, name, _copied(value)
+
+
+@functools.cache
+def _is_iterator(kind: type) -> bool:
+    return hasattr(kind, "__next__")
 
 
 def _copied(iterator: Any) -> Any:

@@ -122,7 +122,7 @@ SWITCH_PATCHES = [
         {name: _asked(getattr(torch, name)) for name in _ASKED}
         | {name: _refused(getattr(torch, name)) for name in _SET},
     ),
-    Patch(threading.Thread, "start", _start_thread),  # type: ignore[arg-type]
+    Patch(threading.Thread, "start", _start_thread),
     _refused_in_forward(saved_tensors_hooks, "__enter__", "what it does to saved tensors happens in the backward"),
     *[
         _refused_in_forward(_modules, name, "it registers a hook that runs around every module")

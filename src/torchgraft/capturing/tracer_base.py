@@ -276,6 +276,20 @@ class TracerBase:
         )
         raise self._remembered(error)
 
+    # ---- questions about a traced value that cannot be recorded; `Tracer` has answers ----
+
+    def _class_of(self, proxy: Proxy) -> type:
+        return type(proxy)
+
+    def _has_attribute(self, proxy: Proxy, name: str) -> bool:
+        return True
+
+    def _may_be_text(self) -> bool:
+        return True
+
+    def _may_be_key(self, proxy: Proxy) -> bool:
+        return True
+
     def _remembered(self, error: TraceError) -> TraceError:
         """A forward may catch what we raise and go on another way; the trace is no good all the same."""
         return error

@@ -53,7 +53,7 @@ class SharedHooks:
         self._graph = graph
 
     def _of_all(self, kind: str) -> list[Callable[..., Any]]:
-        owners = [reference() for reference in self._graph._owners]
+        owners: list[Any] = [reference() for reference in self._graph._owners]
         return [hook for owner in owners if hasattr(owner, "_edit_hooks") for hook in getattr(owner._edit_hooks, kind)]
 
     create = property(lambda self: self._of_all("create"))

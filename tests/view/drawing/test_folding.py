@@ -7,6 +7,7 @@ import torchgraft
 from tests.view.drawing.geometry import faults, read
 from tests.view.drawing.programs import Block, Tower
 from torchgraft import zoo
+from torchgraft.ir.guards import check_value
 
 
 def test_repeated_blocks_are_drawn_once_with_a_count():
@@ -60,6 +61,80 @@ def test_blocks_with_other_shapes_are_not_folded():
     program = torchgraft.capture(Halving(), inputs)
     assert torchgraft.draw(program, fold=True, args=inputs).boxes == torchgraft.draw(program, args=inputs).boxes
     assert torchgraft.draw(program, fold=True, shapes=False).boxes < torchgraft.draw(program).boxes
+
+
+def test_one_module_called_again_and_again():
+    class Again(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.block = Block()
+
+        def forward(self, x):
+            for _ in range(5):
+                x = self.block(x)
+            return x
+
+    picture = read(torchgraft.draw(torchgraft.symbolic_trace(Again()), fold=True).svg)
+    assert "×5" in picture.words
+    assert "blockBlock" in picture.words  # the name and, lighter, the class
+
+
+def test_what_stands_between_blocks_keeps_them_apart():
+    class Between(Tower):
+        def forward(self, x):
+            for block in self.blocks:
+                x = torch.tanh(block(x))
+            return x
+
+    program = torchgraft.symbolic_trace(Between(3))
+    assert torchgraft.draw(program, fold=True).boxes == torchgraft.draw(program).boxes
+
+
+def test_modules_that_are_alike_by_chance_are_not_folded():
+    class Pair(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.left, self.right = Block(), Block()
+
+        def forward(self, x):
+            return self.left(x) * self.right(x)
+
+    program = torchgraft.symbolic_trace(Pair())
+    assert torchgraft.draw(program, fold=True).boxes == torchgraft.draw(program).boxes
+
+
+def test_experts_side_by_side_are_folded():
+    class Experts(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.experts = torch.nn.ModuleList([Block() for _ in range(6)])
+
+        def forward(self, x):
+            return sum(expert(x) for expert in self.experts)
+
+    class Concatenated(Experts):
+        def forward(self, x):
+            return torch.cat([expert(x) for expert in self.experts])
+
+    picture = read(torchgraft.draw(torchgraft.symbolic_trace(Concatenated()), fold=True).svg)
+    assert "×6" in picture.words
+    assert faults(picture) == []
+
+
+def test_a_guard_that_only_the_first_block_has_is_no_difference():
+    graph = torchgraft.Graph()
+    value = graph.placeholder("x")
+    for number in range(3):
+        path = f"blocks.{number}"
+        nodes = [value := graph.call_function(torch.relu, (value,)), value := graph.call_function(torch.tanh, (value,))]
+        if number == 0:
+            nodes.append(graph.call_function(check_value, (value, 1, "a value", "model.py:3")))
+        for node in nodes:
+            node.meta["nn_module_stack"] = {path: (path, Block)}
+    graph.output(value)
+    picture = read(torchgraft.draw(graph, fold=True).svg)
+    assert "×3" in picture.words
+    assert sorted(box.kind for box in picture.boxes) == ["function", "function", "guard", "input", "output"]
 
 
 @pytest.mark.parametrize("level", ["module", "function", "aten", "joint"])

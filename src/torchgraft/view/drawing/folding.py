@@ -122,7 +122,8 @@ class _Folder:
         contents: list[list[int]] = []
         forms: list[Any] = []
         for child in self.children[group]:
-            boxes = self.boxes_in(child)
+            # Guards are no part of what a module does; the first may ask what the others need not ask again.
+            boxes = [index for index in self.boxes_in(child) if self.scene.boxes[index].kind != "guard"]
             if not boxes:
                 continue
             form = self._form(child, boxes)
@@ -157,8 +158,7 @@ class _Folder:
                 inner[box.group] = (owner.module_path.removeprefix(this.module_path), str(owner.count))
             title = box.title.replace(this.module_path, "", 1) if this.module_path else box.title
             sources = tuple(place.get(self._kept(source), -1) for source in box.inputs)
-            detail = "" if box.kind == "guard" else box.detail  # a guard names what it guards
-            lines.append((box.kind, title, detail, box.shape, inner[box.group], sources))
+            lines.append((box.kind, title, box.detail, box.shape, inner[box.group], sources))
         # Only what is numbered repeats: query, key and value may be alike, and are three things.
         numbered = this.module_path.rstrip("0123456789")
         return numbered, this.detail, this.backward, tuple(lines)
@@ -199,11 +199,14 @@ class _Folder:
                 self.representative[folded] = kept
                 scene.boxes[kept].holds += scene.boxes[folded].holds
                 scene.boxes[folded].removed = True
+        for group in run[1:]:
+            for index in self.boxes_in(group):
+                scene.boxes[index].removed = True
         first, last = scene.groups[run[0]], scene.groups[run[-1]]
         first.count = len(run)
         first.title = folded_title(first, last)
 
 
 def folded_title(first: Group, last: Group) -> str:
-    """`layers.0 … layers.11`"""
-    return f"{first.title} … {last.title}"
+    """`layers.0 … layers.11`, or the name itself where one module is called again and again."""
+    return first.title if first.title == last.title else f"{first.title} … {last.title}"

@@ -1,0 +1,167 @@
+"""The program of a model at every level, with its shapes, how long it took, what is in it, or why it cannot be had.
+What is written about a level on the page is in `level_section.py`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from torchgraft.capturing.program import capture
+from torchgraft.codegen.graph_module import GraphModule
+from torchgraft.ir import guards
+from torchgraft.ir.node import Node
+from torchgraft.ir.printing import target_text
+from torchgraft.passes.propagate_shapes import PropagateShapes
+from torchgraft.recording.record import input_values
+
+# name: (title, what it shows)
+LEVELS = {
+    "module": ("Modules", "One call for every layer of torch.nn: the shortest program, closest to the source."),
+    "function": ("Functions", "What the layers call: functions of torch, with parameters fetched where they are used."),
+    "aten": ("ATen", "The operators of torch below Python, from torch.export."),
+    "core_aten": ("Core ATen", "The same in the smaller set of operators that backends have to implement."),
+    "joint": ("Training", "Forward and backward of one training step as one program, from AOTAutograd, in training mode."),
+}
+
+
+@dataclass(frozen=True)
+class Counts:
+    """How many nodes of each kind a program has; `by_call` counts what is called, most often first."""
+
+    nodes: int
+    calls: int
+    inputs: int
+    state: int
+    guards: int
+    by_call: dict[str, int] = field(repr=False)
+
+    @property
+    def different_calls(self) -> int:
+        """How many different things are called."""
+        return len(self.by_call)
+
+
+@dataclass
+class Level:
+    """A program at one level; without a program, `failure` says why."""
+
+    name: str
+    program: GraphModule | None = None
+    seconds: float = 0.0
+    counts: Counts | None = None
+    failure: str = ""
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def title(self) -> str:
+        """What the level is called on the page."""
+        return LEVELS[self.name][0]
+
+    @property
+    def explanation(self) -> str:
+        """One sentence about what the level shows."""
+        return LEVELS[self.name][1]
+
+
+def capture_level(name: str, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Level:
+    """The model at one level. Whatever goes wrong is noted, never raised.
+
+    >>> level = capture_level("aten", torch.nn.Linear(2, 3), (torch.ones(1, 2),), {})
+    >>> level.counts.calls, level.counts.by_call
+    (1, {'aten.linear.default': 1})
+    """
+    level = Level(name)
+    started = time.perf_counter()
+    try:
+        level.program = _training_program(level, model, args, kwargs) if name == "joint" else capture(
+            model, args, kwargs, level=name
+        )  # fmt: skip
+    except Exception as error:  # a level that cannot be had is a finding
+        level.failure = one_line(error)
+        return level
+    level.seconds = time.perf_counter() - started
+    if name in ("module", "function"):
+        note_shapes(level.program, args, kwargs)
+    level.counts = counts_of(level.program)
+    return level
+
+
+def _training_program(level: Level, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> GraphModule:
+    try:
+        with in_training_mode(model):
+            return capture(model, args, kwargs, level="joint")
+    except Exception as error:  # batch norm, for one, refuses a batch of one in training mode
+        level.notes.append(f"captured in the mode the model is in, because in training mode: {one_line(error)}")
+        return capture(model, args, kwargs, level="joint")
+
+
+@contextlib.contextmanager
+def in_training_mode(model: torch.nn.Module) -> Iterator[None]:
+    """Every module in training mode, and afterwards in the mode it was in."""
+    modes = {module: module.training for module in model.modules()}
+    try:
+        model.train()
+        yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+
+
+def note_shapes(program: GraphModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Note the shape of every value; a program whose shapes cannot be had stays as it is."""
+    for compute in (False, True):
+        with contextlib.suppress(Exception):  # shapes are an addition
+            values = tuple(input_values(program, args, kwargs).values())
+            PropagateShapes(inputs=values, compute=compute).run(program)
+            return
+
+
+def counts_of(program: GraphModule) -> Counts:
+    """What is in a program."""
+    kinds = Counter([_kind(node) for node in program.graph.nodes])
+    calls = Counter([call_name(node, program) for node in program.graph.nodes if _kind(node) == "call"])
+    return Counts(
+        len(program.graph.nodes),
+        kinds["call"],
+        kinds["placeholder"],
+        kinds["get_attr"],
+        kinds["guard"],
+        dict(calls.most_common()),
+    )
+
+
+def _kind(node: Node) -> str:
+    if getattr(node.target, "__module__", None) == guards.__name__ or node.target == "_guards_fn":
+        return "guard"
+    return "call" if node.op.startswith("call_") else node.op
+
+
+def call_name(node: Node, program: GraphModule) -> str:
+    """What a node calls, in few characters: `Conv2d`, `relu`, `aten.add.Tensor`, `.view`."""
+    if node.op == "call_module":
+        return type(program.get_submodule(str(node.target))).__name__
+    if node.op == "call_method":
+        return f".{node.target}"
+    if isinstance(node.target, torch._ops.OpOverload):
+        return str(node.target)
+    return target_text(node.target).removeprefix("torch.nn.functional.").removeprefix("_operator.")
+
+
+def one_line(error: BaseException) -> str:
+    """The kind of an error and the first line of what it says.
+
+    >>> one_line(ValueError("bad\\nreally"))
+    'ValueError: bad'
+    """
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
+__all__ = ["LEVELS", "Counts", "Level", "call_name", "capture_level", "counts_of", "in_training_mode", "one_line"]
