@@ -46,7 +46,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--without-export", action="store_true", help="leave torch.export out: it takes most of the time"
     )
-    parser.add_argument("--limit", metavar="S", type=float, default=90.0, help="seconds for one model (default 90)")
+    parser.add_argument("--limit", metavar="S", type=float, default=180.0, help="seconds for one model (default 180)")
     options = parser.parse_args(arguments)
     unknown = set(options.collections) - set(COLLECTIONS)
     if unknown:

@@ -171,7 +171,7 @@ def _compare_training(
     saved = {name: value.clone() for name, value in model.state_dict().items()}
 
     def outcome(function: nn.Module, owner: nn.Module) -> Any:
-        owner.load_state_dict(saved)
+        _put_back(owner, saved)
         owner.zero_grad()
         function.train()
         result = _run(function, _seeded(case.example, "example"))
@@ -190,9 +190,16 @@ def _compare_training(
         row.attempts[way].verdicts["training"] = verdict
         if reason:
             row.attempts[way].reasons["training"] = reason
-    model.load_state_dict(saved)
+    _put_back(model, saved)
     model.zero_grad()
     model.eval()
+
+
+def _put_back(model: nn.Module, saved: dict[str, torch.Tensor]) -> None:
+    """Give weights and buffers their values again; `load_state_dict` may do more, and may refuse."""
+    with torch.no_grad():
+        for name, value in model.state_dict().items():
+            value.copy_(saved[name])
 
 
 def _backward(result: Any) -> None:

@@ -187,17 +187,8 @@ def _large_models(rows: Sequence[Row]) -> list[str]:
 
 def _table(rows: Sequence[Row]) -> list[str]:
     situations = [name for name in SITUATIONS if any(name in row.attempt(MODULE).verdicts for row in rows)]
-    head = [
-        "model",
-        "nodes",
-        "guards",
-        *situations,
-        "functions",
-        "eager runs",
-        "torch.fx",
-        "torch.export",
-        "export ÷ capture",
-    ]
+    head = ["model", "nodes", "guards", "kept whole", *situations, "functions", "eager runs"]
+    head += ["torch.fx", "torch.export", "export ÷ capture"]
     lines = [_cells(head), _cells(["---"] * len(head))]
     for row in rows:
         attempt = row.attempt(MODULE)

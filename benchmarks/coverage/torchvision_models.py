@@ -139,7 +139,7 @@ def _classification(name: str) -> Case:
     options: dict[str, Any] = {"init_weights": False} if name.endswith(("inception_v3", "googlenet")) else {}
     if name.startswith("vit_"):
         options["image_size"] = 64
-    size = options.get("image_size", 96 if "inception" in name else 64)
+    size = {"inception_v3": 96, "quantized_inception_v3": 96, "maxvit_t": 224}.get(name, 64)
     pictures = images(3, 3, size, size)
     return _case(name, pictures, pictures, images(5, 3, size, size), images(3, 3, size + 32, size), **options)
 

@@ -154,6 +154,10 @@ def test_the_summary_counts_and_the_page_names_no_folder_of_this_machine() -> No
     page = report.markdown(some_rows(), Environment("3", "2", 1, "m"), "python -m benchmarks.coverage")
     assert "/some/where" not in page and "timm/c.py:3" in page
     assert "| d | 1,000,000,000 | 0.20 | 1 MiB | 5 | 1 |" in page
+    for table in page.split("\n\n"):
+        assert len({line.count("|") for line in table.splitlines() if line.startswith("|")}) <= 1, (
+            "a cell for each column"
+        )
 
 
 def test_a_line_says_what_to_look_at() -> None:

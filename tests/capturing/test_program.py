@@ -533,3 +533,16 @@ def test_a_program_verifies_itself_against_its_model() -> None:
     assert program.verify(model, (torch.ones(2, 4),)).ok
     program.linear = nn.Linear(4, 4)
     assert not program.verify(model, (torch.ones(2, 4),)).ok
+
+
+@pytest.mark.zoo
+def test_operations_of_resnet50_are_those_the_paper_counts() -> None:
+    """445 in the paper; docs/capture.md says what the rest of the nodes is."""
+    model = torchgraft.zoo.create("resnet50").eval()
+    program = capture(model, (torch.randn(1, 3, 64, 64),), level="function")
+    guarded = {input for guard in program.guards for input in guard.node.all_input_nodes}
+    checks = [node for node in program.graph.nodes if getattr(node.target, "__name__", "").startswith("check_")]
+    assert len(program.graph.nodes) - len(checks) - len(guarded) == 444
+    counts = collections.Counter(operations(program))
+    wanted = {"conv2d": 53, "batch_norm": 53, "relu": 49, "add_": 16, "max_pool2d": 1, "flatten": 1, "linear": 1}
+    assert {name: counts[name] for name in wanted} == wanted

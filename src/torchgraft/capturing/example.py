@@ -9,15 +9,18 @@ import enum
 import inspect
 import operator
 from collections.abc import Callable
+from types import BuiltinFunctionType, FunctionType
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from torchgraft.capturing.reads import KeepWhole
 from torchgraft.capturing.sizes import SymbolicNumber, wrapped
 from torchgraft.capturing.tracer_base import UNCHANGED_TYPES
 from torchgraft.errors import TraceError
 from torchgraft.ir.guards import Like, check_inputs, parts_of
 from torchgraft.ir.node import Node
+from torchgraft.ir.structures import has_attributes, set_attributes
 
 if TYPE_CHECKING:
     from torchgraft.capturing.watch import Watcher
@@ -41,7 +44,7 @@ class ExampleInputs:
         self._same: list[tuple[str, MakeNode, MakeNode]] = []
         self.bound = bind(function, args, kwargs)
         self.nodes = placeholders(watcher.graph, self.bound)
-        self._where = getattr(function, "__qualname__", type(function).__name__)
+        self._where = f"the inputs of {getattr(function, '__qualname__', type(function).__name__)}"
         expected = {}
         for name, node in self.nodes.items():
             value, expected[name] = self._take_in(self.bound.arguments[name], lambda node=node: node, name)  # type: ignore[misc]
@@ -67,8 +70,10 @@ class ExampleInputs:
             return self._number(value, make, path)
         if type(value) in UNCHANGED_TYPES or isinstance(value, _OPAQUE):
             return value, value
-        if isinstance(value, (tuple, list, dict)) or (hasattr(value, "__dict__") and not callable(value)):
+        if isinstance(value, (tuple, list, dict)) or (has_attributes(value) and not callable(value)):
             return self._parts(value, make, path)
+        if type(value).__hash__ is None and not (isinstance(value, set) and all(map(_is_spelled, value))):
+            raise KeepWhole(None, f"the input {path} is a {type(value).__name__}, which cannot be looked into")
         return value, value
 
     def _tensor(self, value: torch.Tensor, make: MakeNode, path: str) -> torch.Tensor:
@@ -115,7 +120,7 @@ class ExampleInputs:
 
 def bind(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> inspect.BoundArguments:
     """The arguments of a call by the names of the model's parameters, defaults included."""
-    target = function.forward if isinstance(function, torch.nn.Module) else function
+    target = function.forward if isinstance(function, torch.nn.Module) and not _has_own_call(function) else function
     try:
         signature = inspect.signature(target)
     except ValueError:  # a function written in C
@@ -131,7 +136,28 @@ def bind(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
             f"the example inputs do not fit {getattr(target, '__qualname__', target)}{signature}: {error}"
         ) from None
     bound.apply_defaults()
+    for name, value in bound.arguments.items():
+        _refuse_iterators(value, name)
     return bound
+
+
+def _has_own_call(module: torch.nn.Module) -> bool:
+    """Whether a module's class says by a `__call__` of its own what it takes."""
+    call = type(module).__call__
+    if call is torch.nn.Module.__call__:
+        return False
+    return any(item.kind not in _STARS for item in list(inspect.signature(call).parameters.values())[1:])
+
+
+def _refuse_iterators(value: Any, path: str) -> None:
+    if isinstance(value, (tuple, list, dict)):
+        for key, part in parts_of(value).items():
+            _refuse_iterators(part, f"{path}[{key!r}]")
+    elif hasattr(type(value), "__next__"):
+        raise TraceError(
+            f"cannot capture with a {type(value).__name__} as the input '{path}': running the model would take from it, and that "
+            "cannot be undone; give a list"
+        )
 
 
 def placeholders(graph: Any, bound: inspect.BoundArguments) -> dict[str, Node]:
@@ -141,7 +167,7 @@ def placeholders(graph: Any, bound: inspect.BoundArguments) -> dict[str, Node]:
         stars = _STARS.get(parameter.kind, "")
         if stars or parameter.default is inspect.Parameter.empty:
             nodes[name] = graph.placeholder(stars + name)
-        elif _is_literal(parameter.default):
+        elif _is_spelled(parameter.default):
             nodes[name] = graph.placeholder(name, default_value=parameter.default)
         elif bound.arguments[name] is not parameter.default:
             raise TraceError(
@@ -151,8 +177,13 @@ def placeholders(graph: Any, bound: inspect.BoundArguments) -> dict[str, Node]:
     return nodes
 
 
-def _is_literal(value: Any) -> bool:
-    return type(value) in UNCHANGED_TYPES or (type(value) is tuple and all(map(_is_literal, value)))
+def _is_spelled(value: Any) -> bool:
+    """Whether a default in the code of a program, its copies and its pickles included, is what it was in the model."""
+    if type(value) in (tuple, list, dict):
+        return all(map(_is_spelled, parts_of(value).values()))
+    if isinstance(value, (FunctionType, BuiltinFunctionType)):
+        return value.__name__ != "<lambda>"
+    return type(value) in UNCHANGED_TYPES or isinstance(value, (enum.Enum, type, range, slice, frozenset))
 
 
 def _has_objects(expected: Any) -> bool:
@@ -178,7 +209,7 @@ def copied_input(value: Any, copies: dict[int, Any]) -> Any:
         return copies[id(value)]
     if type(value) in UNCHANGED_TYPES or isinstance(value, _OPAQUE):
         return value
-    if isinstance(value, (tuple, list, dict)) or (hasattr(value, "__dict__") and not callable(value)):
+    if isinstance(value, (tuple, list, dict)) or (has_attributes(value) and not callable(value)):
         return rebuilt(value, {key: copied_input(part, copies) for key, part in parts_of(value).items()})
     return value
 
@@ -190,7 +221,7 @@ def rebuilt(value: Any, parts: dict[Any, Any]) -> Any:
     if type(value) is dict:
         return parts
     if isinstance(value, tuple):
-        return type(value)(*parts.values()) if hasattr(value, "_fields") else type(value)(parts.values())
+        return type(value)._make(parts.values()) if hasattr(value, "_fields") else type(value)(parts.values())
     result = copy.copy(value)
     if isinstance(value, list):
         result[:] = parts.values()
@@ -198,5 +229,5 @@ def rebuilt(value: Any, parts: dict[Any, Any]) -> Any:
         for key, part in parts.items():
             result[key] = part
     else:
-        vars(result).update(parts)
+        set_attributes(result, parts)
     return result

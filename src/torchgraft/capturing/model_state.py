@@ -9,7 +9,7 @@ import dis
 import functools
 import random
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from itertools import chain
 from operator import is_, itemgetter
 from types import FrameType, ModuleType
@@ -48,10 +48,10 @@ class ModelState:
         self.paths = paths
         self._attributes: dict[torch.nn.Module, dict[str, Any]] = {}
         self._edited: set[torch.nn.Module] = set()
-        # There are a thousand tables, most of them empty; picturing them one by one would take as long as half the trace.
-        self._tables = _tables_of(paths)
-        self._filled = list(filter(None, self._tables))
-        self._copies = list(map(dict.copy, self._filled))
+        try:
+            self._watch_tables(list(paths))
+        except (AttributeError, KeyError, TypeError):  # a script module has its tables in C++
+            self._watch_tables([module for module in paths if type(vars(module).get("_parameters")) is dict])
         # (module, name of its attribute, the container or the attributes of an object, a copy of it)
         self._contents: list[tuple[torch.nn.Module, str, Any, Any]] = []
         self._states: list[tuple[torch.nn.Module, str, Picture]] = []
@@ -62,6 +62,13 @@ class ModelState:
                 for name, value in module.__dict__.items():
                     if name not in _STANDARD and type(value) not in _PLAIN:
                         self._picture(module, name, value, seen, 0)
+
+    def _watch_tables(self, modules: list[torch.nn.Module]) -> None:
+        # There are a thousand tables, most of them empty; picturing them one by one would take as long as half the trace.
+        self._table_owners = modules
+        self._tables = list(chain.from_iterable(map(_tables, map(vars, modules))))
+        self._filled = list(filter(None, self._tables))
+        self._copies = list(map(dict.copy, self._filled))
 
     def _picture(self, module: torch.nn.Module, name: str, value: Any, seen: set[int], depth: int) -> None:
         if type(value) in CONTAINERS:
@@ -141,7 +148,7 @@ class ModelState:
         if _are_same(filled, self._filled) and _are_same(_values(filled), _values(self._copies)):
             return
         before = {id(table): copy for table, copy in zip(self._filled, self._copies, strict=True)}
-        owners = ((module, name) for module in filter(_has_tables, self.paths) for name in _TABLE_NAMES)
+        owners = ((module, name) for module in self._table_owners for name in _TABLE_NAMES)
         for (module, name), table in zip(owners, self._tables, strict=True):
             content = before.get(id(table), {})
             if module not in self._edited and not same_content(table, content):
@@ -184,14 +191,6 @@ _PLAIN = frozenset(
     }
 )
 _NOT_LOOKED_INTO = (torch.Tensor, torch.nn.Module, type, ModuleType, random.Random)
-
-
-def _has_tables(module: torch.nn.Module) -> bool:
-    return type(module.__dict__.get("_parameters")) is dict  # a script module has its own in C++
-
-
-def _tables_of(modules: Iterable[torch.nn.Module]) -> list[dict[str, Any]]:
-    return list(chain.from_iterable(map(_tables, map(vars, filter(_has_tables, modules)))))
 
 
 def _values(tables: list[dict[str, Any]]) -> list[Any]:

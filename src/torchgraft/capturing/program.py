@@ -26,7 +26,7 @@ from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import TraceError
 from torchgraft.ir.contexts import exit_context
 from torchgraft.ir.node import Node
-from torchgraft.ir.structures import put_together, take_apart
+from torchgraft.ir.structures import has_attributes, put_together, take_apart
 
 LeafRule = Callable[[torch.nn.Module, str], bool] | Iterable[Any] | type | str | None
 
@@ -246,7 +246,7 @@ def _result(watcher: Watcher, value: Any) -> Any:
         return type(value)([_result(watcher, item) for item in value])
     if type(value) is dict and all(isinstance(key, str) for key in value):
         return {key: _result(watcher, item) for key, item in value.items()}
-    is_object = isinstance(value, (tuple, list, dict)) or hasattr(value, "__dict__")
+    is_object = isinstance(value, (tuple, list, dict)) or has_attributes(value)
     if is_object and not isinstance(value, (torch.Tensor, torch.nn.Module)) and unwrapped(value) is None:
         known = watcher._outside_node(value)
         if known is not None:

@@ -95,8 +95,11 @@ class Questions:
 
     def class_of(self, proxy: Proxy) -> type:
         """What `isinstance` finds. Only the model is told; the tracer and its parts know a proxy when they see one."""
-        frame = self._asker(4)
-        if frame is None or not _is_asking_for_class(frame):
+        # torch looks at the classes of its arguments all the time, so the quick question comes first.
+        frame: FrameType | None = sys._getframe(3)
+        if frame.f_code in _ASK_FOR_OTHERS:
+            frame = frame.f_back
+        if frame is None or not _is_asking_for_class(frame.f_code, frame.f_lasti) or self._asker(4) is None:
             return type(proxy)
         kind = likely_class(proxy.node)
         self._guard(proxy.node, kind, check_kind, (kind, proxy.node.name))
@@ -152,11 +155,14 @@ class Questions:
             self._tracer.create_node("call_function", check, (node, *details, where), {})
 
 
-def _is_asking_for_class(frame: FrameType) -> bool:
+@functools.cache
+def _is_asking_for_class(code: CodeType, instruction: int) -> bool:
     """Not torch's own functions, which look at the classes of their arguments to find out how they are given."""
-    if dis.opname[frame.f_code.co_code[frame.f_lasti]] in ("LOAD_ATTR", "MATCH_CLASS"):
+    if not is_user_code(code):
+        return False
+    if dis.opname[code.co_code[instruction]] in ("LOAD_ATTR", "MATCH_CLASS"):
         return True
-    call = _running_call(frame.f_code, frame.f_lasti)
+    call = _running_call(code, instruction)
     name = call.func if call is not None else None
     return getattr(name, "id", None) == "isinstance" or getattr(name, "attr", getattr(name, "id", None)) == "is_tensor"
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import dis
 import functools
 import operator
+import sys
 from collections.abc import Callable
 from types import CodeType
 from typing import Any
@@ -158,7 +159,8 @@ class Reads(TracerBase):
         return self.number(node, "numel", tensor.numel(), make, f"{node.name}.numel()")
 
     def call_dim(self, function: Any, args: Any, kwargs: Any) -> int:
-        if not self.is_static(args[0]):
+        # torch asks before it iterates, and unbind() refuses a tensor without dimensions just as well.
+        if not self.is_static(args[0]) and sys._getframe(3).f_code is not torch.Tensor.__iter__.__code__:
             self.guard_fact(args[0], "ndim", args[0].dim())
         return args[0].dim()
 
@@ -218,6 +220,37 @@ class Reads(TracerBase):
 def _asks_types(code: CodeType | None) -> bool:
     """Whether a function asks for the type of something, which for a symbolic number is not what it is for a plain one."""
     return code is not None and "type" in code.co_names and "type" not in code.co_varnames
+
+
+# By identity, because the hash of a code object is computed from everything in it; holding the code keeps the id its own.
+_handled: dict[int, tuple[CodeType, list[range]]] = {}
+
+
+def is_handled(code: CodeType | None, instruction: int) -> bool:
+    """Whether the function that runs an instruction goes on if it raises: there is an `except` around it."""
+    if code is None or not code.co_exceptiontable:
+        return False
+    known = _handled.get(id(code))
+    if known is None:
+        if len(_handled) > 100_000:
+            _handled.clear()
+        known = _handled[id(code)] = code, _handled_ranges(code)
+    return any(instruction in places for places in known[1])
+
+
+def _handled_ranges(code: CodeType) -> list[range]:
+    listing = dis.Bytecode(code)
+    following = [item for item in listing if item.opname not in ("CACHE", "RESUME", "NOP")]
+    places = {item.offset: place for place, item in enumerate(following)}
+    ranges = []
+    for entry in listing.exception_entries:  # type: ignore[attr-defined]
+        place = places.get(entry.target)
+        names = [] if place is None else [item.opname for item in following[place : place + 8]]
+        # What belongs to `with` and `finally` raises again.
+        if names[:1] == ["PUSH_EXC_INFO"] and "WITH_EXCEPT_START" not in names:
+            if "CHECK_EXC_MATCH" in names or names[1:2] == ["POP_TOP"]:
+                ranges.append(range(entry.start, entry.end))
+    return ranges
 
 
 @functools.lru_cache(maxsize=4096)

@@ -7,6 +7,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 
 from torchgraft.capturing.active import Patch, active
 from torchgraft.ir.contexts import enter_context, exit_context
@@ -38,6 +39,7 @@ _CONTEXTS: dict[type, Any] = {
     torch.inference_mode: _mode_argument,
     torch.autocast: _autocast_arguments,
     torch.autograd.profiler.record_function: _record_function_arguments,
+    forward_ad.dual_level: _no_arguments,
 }
 
 

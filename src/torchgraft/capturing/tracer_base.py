@@ -16,7 +16,7 @@ import torch
 from torchgraft.capturing.proxy import Attribute, Proxy, find_proxy
 from torchgraft.capturing.refusals import ConversionError, UnsupportedArgument
 from torchgraft.errors import TraceError
-from torchgraft.ir.arguments import EMPTY_DICT, immutable_dict, immutable_list
+from torchgraft.ir.arguments import EMPTY_DICT, immutable_dict, immutable_list, rebuild_tuple
 from torchgraft.ir.graph import Graph
 from torchgraft.ir.node import Argument, Node, Target
 from torchgraft.ir.origin import Scope as ScopeChain
@@ -193,7 +193,7 @@ class TracerBase:
         if isinstance(a, tuple):
             items = [create(item) for item in a]
             if hasattr(a, "_fields"):
-                return type(a)(*items)
+                return rebuild_tuple(a, items)
             return type(a)(items) if not any(isinstance(item, Node) for item in items) else tuple(items)
         if isinstance(a, list):
             return immutable_list([create(item) for item in a])

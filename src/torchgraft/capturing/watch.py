@@ -17,7 +17,8 @@ from torchgraft.capturing.active import active
 from torchgraft.capturing.model_state import ModelState
 from torchgraft.capturing.module_patches import ModuleForward, TrainingFlag, read_attribute
 from torchgraft.capturing.outside_state import OutsideState
-from torchgraft.capturing.reads import RESHAPING, KeepWhole, Reads, at_line
+from torchgraft.capturing.reads import RESHAPING, KeepWhole, Reads, at_line, is_handled
+from torchgraft.capturing.refusals import UnsupportedArgument
 from torchgraft.capturing.sizes import SymbolicNumber, unwrapped, wrapped
 from torchgraft.capturing.spelling import Spelling, spelling_of
 from torchgraft.capturing.surroundings import Surroundings
@@ -28,7 +29,7 @@ from torchgraft.ir.graph import Graph
 from torchgraft.ir.guards import check_length, check_training
 from torchgraft.ir.node import Argument, Node
 from torchgraft.ir.origin import current_source_line, user_instruction
-from torchgraft.ir.structures import put_together, take_apart
+from torchgraft.ir.structures import attributes_of, has_attributes, put_together, set_attributes, take_apart
 
 _MARK = "_torchgraft_value"
 _SIMPLE = UNCHANGED_TYPES - {torch.device}
@@ -109,7 +110,7 @@ class Watcher(Reads):
                 node = node()
                 tensor.__dict__[_MARK] = (self, node)
             return node
-        return self._outside_node(tensor) or self._fetch(tensor)
+        return self._outside_node(tensor) or self.unwatched(self._fetch, tensor)
 
     def _outside_node(self, value: Any) -> Node | None:
         known = self._outside.get(id(value))
@@ -144,7 +145,7 @@ class Watcher(Reads):
                     if isinstance(item, (torch.Tensor, torch.Generator)) and key.isidentifier():
                         self._names.setdefault(id(item), f"{path}.{key}" if path else key)
                         if isinstance(item, torch.Tensor):
-                            self.surroundings.know(item)
+                            self.unwatched(self.surroundings.know, item)
             name = self._names.get(id(value))
         return name
 
@@ -208,7 +209,7 @@ class Watcher(Reads):
             items = [self.register(item, self.part(node, index), given) for index, item in enumerate(result)]
             if all(new is old for new, old in zip(items, result, strict=True)):
                 return result
-            return type(result)(*items) if hasattr(result, "_fields") else type(result)(items)
+            return type(result)._make(items) if hasattr(result, "_fields") else type(result)(items)
         if isinstance(result, dict):
             for key, item in result.items():
                 new = self.register(item, self.part(node, key), given)
@@ -256,6 +257,8 @@ class Watcher(Reads):
             lowered = self._lowered(args, kwargs)
             args, kwargs = concrete(args), concrete(kwargs)
             given = _versions((args, kwargs))
+        if is_handled(*self._instruction):  # type: ignore[misc]
+            raise KeepWhole(self._modules[-1], f"it goes on if a call fails{at_line()}")
         if spelling.may_write or (kwargs and ("out" in kwargs or "inplace" in kwargs)):
             self._before_writing(spelling.name, (args, kwargs))
         self._switching = True  # what torch asks and does on the way is part of this call
@@ -407,7 +410,9 @@ class Watcher(Reads):
         if parts and not callable(a):
             arguments = (self.constant("_template", template), *[self.create_arg(part) for part in parts])
             return self.create_node("call_function", put_together, arguments, {})
-        if parts or type(a).__module__ == "numpy" or isinstance(a, torch.Generator) or self._closes_over(a):
+        is_closed = not callable(a) and not has_attributes(a) and is_young(a)  # a deque, a generator
+        known = type(a).__module__ == "numpy" or isinstance(a, torch.Generator)
+        if parts or is_closed or known or self._closes_over(a):
             raise KeepWhole(
                 self._modules[-1], f"a {type(a).__name__} made on the way cannot be written down{at_line()}"
             )
@@ -537,8 +542,8 @@ class Watcher(Reads):
             raise KeepWhole(module, f"it writes self.{name}{at_line()}") from error
 
     def _remembered(self, error: TraceError) -> Any:
-        """What a symbolic trace would refuse, a watched run keeps whole."""
-        return KeepWhole(self._modules[-1], str(error))
+        """What a symbolic trace would refuse, a watched run keeps whole; an odd argument may be kept as an object."""
+        return error if isinstance(error, UnsupportedArgument) else KeepWhole(self._modules[-1], str(error))
 
     def _training_decides(self, module: torch.nn.Module) -> bool:
         value = module.__dict__["training"]
@@ -559,14 +564,16 @@ class Watcher(Reads):
 
 def paths_of_modules(root: torch.nn.Module) -> dict[torch.nn.Module, str]:
     """The path of every module, the first one where it has several; `named_modules` in a fifth of its time."""
-    paths = {root: ""}
+    paths: dict[torch.nn.Module, str] = {}
     pending = [(root, "")]
     while pending:
         module, prefix = pending.pop()
+        if module in paths:  # used twice, or a circle
+            continue
+        paths[module] = prefix[:-1]
         for name, inner in reversed(module._modules.items()):
             if inner is not None:
                 pending.append((inner, f"{prefix}{name}."))
-        paths.setdefault(module, prefix[:-1])
     return paths
 
 
@@ -623,7 +630,7 @@ def vars_of(value: Any) -> dict[Any, Any]:
         return value
     if isinstance(value, (list, tuple)):
         return dict(enumerate(value))
-    return {} if callable(value) else getattr(value, "__dict__", {})
+    return {} if callable(value) or not has_attributes(value) else attributes_of(value)
 
 
 def _same_parts(now: dict[Any, Any], before: dict[Any, Any]) -> bool:
@@ -647,13 +654,13 @@ def _mutable_parts(value: Any, depth: int = 0) -> list[tuple[Any, dict[Any, Any]
 
 def _with_parts(value: Any, parts: dict[Any, Any]) -> Any:
     if isinstance(value, tuple):
-        return type(value)(*parts.values()) if hasattr(value, "_fields") else type(value)(parts.values())
+        return type(value)._make(parts.values()) if hasattr(value, "_fields") else type(value)(parts.values())
     if isinstance(value, list):
         value[:] = parts.values()
     elif isinstance(value, dict):
         value.update(parts)
     else:
-        vars(value).update(parts)
+        set_attributes(value, parts)
     return value
 
 

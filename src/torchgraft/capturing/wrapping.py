@@ -159,6 +159,19 @@ def _public_functions(module: ModuleType) -> list[Callable[..., Any]]:
     return [value for name, value in vars(module).items() if not name.startswith("_") and callable(value)]
 
 
+@functools.cache
+def _chance(with_numpy: bool) -> tuple[list[NamespacePatch], dict[int, Callable[..., Any]]]:
+    """Patches of everything that draws random numbers outside of torch or sets torch's random state; and what draws."""
+    patches = [_library_patch(random, _recorded_always, _PYTHON_RANDOM.values())]
+    for module in (torch, torch.random):
+        patches.append(_library_patch(module, _recorded_always, [getattr(torch, name) for name in _TORCH_RANDOM]))
+    if not with_numpy:
+        return patches, _PYTHON_RANDOM
+    numpy_random, functions = _numpy_random()
+    patches.append(_library_patch(numpy_random, _recorded_always, functions.values()))
+    return patches, _PYTHON_RANDOM | functions
+
+
 class Autowrap:
     """Finds leaf functions by identity in the namespaces a trace comes through."""
 
@@ -168,18 +181,7 @@ class Autowrap:
         for module in self.modules:
             patch = _library_patch(module, recorded_leaf, _public_functions(module))
             self._functions.update({id(function): function for function in patch.originals.values()})
-        self._random = [
-            _library_patch(random, _recorded_always, _PYTHON_RANDOM.values()),
-            *[
-                _library_patch(module, _recorded_always, [getattr(torch, name) for name in _TORCH_RANDOM])
-                for module in (torch, torch.random)
-            ],
-        ]
-        self._chance = _PYTHON_RANDOM
-        if "numpy" in sys.modules:
-            numpy_random, functions_of_numpy = _numpy_random()
-            self._random.append(_library_patch(numpy_random, _recorded_always, functions_of_numpy.values()))
-            self._chance = _PYTHON_RANDOM | functions_of_numpy
+        self._random, self._chance = _chance("numpy" in sys.modules)
         self._wanted = self._functions.keys() | self._chance.keys() | _originals.keys()
         self._seen: dict[int, dict[str, Any]] = {}
 

@@ -246,7 +246,7 @@ class _Function:
                 indent = "    " * len(open_regions)
             else:
                 freed = frees.get(node)
-                if not node.users and node._op not in ("placeholder", "output"):
+                if not node.users and node._op not in ("placeholder", "output") and not _is_bare(node):
                     freed = [*freed, node] if freed else [node]
                 if freed and node._op not in ("placeholder", "output"):
                     text = f"{text};  {' = '.join([item._name for item in freed])} = None"
@@ -312,6 +312,8 @@ class _Function:
         name = node._name
         head = f"{name} = " if node._type is None else f"{name} : {self.globals.annotation(node._type)} = "
         if callee[-1] == "(":
+            if _is_bare(node):
+                head = ""
             if node._meta is not None and node._meta.get("is_wrapped"):
                 self.wrapped[callee[:-1]] = None
             return f"{head}{callee}{self._arguments(args, node._kwargs)})"
@@ -367,6 +369,11 @@ class _Function:
                 for key, value in kwargs.items()
             ]
         return ", ".join(parts)
+
+
+def _is_bare(node: Node) -> bool:
+    """Whether a node is written without its name: a guard, which has no result."""
+    return hasattr(node._target, "__torchgraft_guard__") and node._op == "call_function" and not node.users
 
 
 def _attribute(base: str, path: str) -> str:

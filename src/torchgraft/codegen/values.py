@@ -60,7 +60,11 @@ class SourceGlobals:
     def function(self, function: Callable[..., Any]) -> str:
         """The text that calls for a function."""
         text = self._texts.get(id(function))
-        return text if text is not None else self.add(qualified_name(function), function)
+        if text is not None:
+            return text
+        # Guards are in every captured program, and read better by their bare names.
+        is_guard = hasattr(function, "__torchgraft_guard__")
+        return self.add(function.__name__ if is_guard else qualified_name(function), function)
 
     def _place(self, wish: str, value: Any) -> str:
         if value is torch.device:

@@ -134,7 +134,7 @@ def _map_references(value: Any, walk: Any) -> Any:
     if isinstance(value, dict):
         return type(value)([(key, walk(item)) for key, item in value.items()])
     if hasattr(value, "_fields"):
-        return type(value)(*[walk(item) for item in value])
+        return type(value)._make([walk(item) for item in value])  # see `rebuild_tuple`
     return type(value)([walk(item) for item in value])
 
 

@@ -448,6 +448,8 @@ class Graph:
             return snake_case(getattr(target, "__name__", type(target).__name__))
         if wish is None:
             text = target if isinstance(target, str) else getattr(target, "__name__", type(target).__name__)
+            if hasattr(target, "__torchgraft_guard__"):
+                text = "guard"
             if text.startswith("__") and text.endswith("__"):
                 text = text[2:-2]
             wish = snake_case(text)

@@ -4,18 +4,27 @@ Which reads become guards is decided while capturing.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from torchgraft.errors import GuardError
+from torchgraft.ir.structures import attributes_of
 
 if TYPE_CHECKING:
     from torchgraft.ir.graph import Graph
     from torchgraft.ir.node import Node
 
 
+def guard(function: Callable[..., None]) -> Callable[..., None]:
+    """Mark a function as a guard: never dead code (analysis/effects reads the first mark), and written as a bare call."""
+    function.__torchgraft_effect__ = function.__torchgraft_guard__ = True  # type: ignore[attr-defined]
+    return function
+
+
+@guard
 def check_training(found: bool, expected: bool, where: str) -> None:
     """Raise unless the module is in the mode in which the program was captured."""
     if found != expected:
@@ -27,10 +36,7 @@ def check_training(found: bool, expected: bool, where: str) -> None:
         )
 
 
-# Read by analysis/effects: a guard is never dead code.
-check_training.__torchgraft_effect__ = True  # type: ignore[attr-defined]
-
-
+@guard
 def check_given(found: Any, name: str, where: str) -> None:
     """Raise if an argument is None although the program was captured with a value for it."""
     if found is None:
@@ -40,9 +46,7 @@ def check_given(found: Any, name: str, where: str) -> None:
         )
 
 
-check_given.__torchgraft_effect__ = True  # type: ignore[attr-defined]
-
-
+@guard
 def check_value(found: Any, expected: Any, condition: str, where: str) -> None:
     """Raise unless a value that decided what the program does is what it was when the program was captured."""
     if type(found) is type(expected) and found == expected:
@@ -53,9 +57,6 @@ def check_value(found: Any, expected: Any, condition: str, where: str) -> None:
         f"the program was captured for {condition} = {expected!r}, and now it is {found!r}: the model decided what to do by it"
         f" at {where}; capture the model again with inputs like these, or rewrite that line with tensor operations"
     )
-
-
-check_value.__torchgraft_effect__ = True  # type: ignore[attr-defined]
 
 
 class Like:
@@ -69,6 +70,7 @@ class Like:
         return f"{self.kind.__name__}({', '.join([f'{key}={part!r}' for key, part in self.parts.items()])})"
 
 
+@guard
 def check_inputs(expected: dict[str, Any], found: dict[str, Any], where: str) -> None:
     """Raise unless the inputs are of the kinds, and the plain values among them those, that the program was captured for."""
     for name, value in found.items():
@@ -76,12 +78,9 @@ def check_inputs(expected: dict[str, Any], found: dict[str, Any], where: str) ->
         if problem is not None:
             path, wanted, got = problem
             raise GuardError(
-                f"the program was captured for {path} = {wanted}, and now it is {got}, an input of {where}; "
+                f"the program was captured for {path} = {wanted}, and now it is {got}, in {where}; "
                 "capture the model again with inputs like these"
             )
-
-
-check_inputs.__torchgraft_effect__ = True  # type: ignore[attr-defined]
 
 
 def _misfit(expected: Any, found: Any, path: str) -> tuple[str, str, str] | None:
@@ -125,7 +124,7 @@ def parts_of(value: Any) -> dict[Any, Any]:
         return dict(value)
     if isinstance(value, (tuple, list)):
         return dict(enumerate(value))
-    return dict(vars(value))
+    return attributes_of(value)
 
 
 def _in_words(value: Any) -> str:
@@ -136,14 +135,13 @@ def _in_words(value: Any) -> str:
     return f"a {type(value).__name__}"
 
 
+@guard
 def check_length(found: Any, expected: int, condition: str, where: str) -> None:
     """Raise unless a call returned as many values as it did when the program was captured."""
     check_value(len(found), expected, condition, where)
 
 
-check_length.__torchgraft_effect__ = True  # type: ignore[attr-defined]
-
-
+@guard
 def check_kind(found: Any, expected: type, name: str, where: str) -> None:
     """Raise unless a value is of the kind that the model was told when it asked."""
     if not isinstance(found, expected):
@@ -151,9 +149,6 @@ def check_kind(found: Any, expected: type, name: str, where: str) -> None:
             f"the program was captured for a {expected.__name__} as '{name}', and now it is a {type(found).__name__}: the model "
             f"asks what it is at {where}; fix the value with concrete_args, or name its type in the signature"
         )
-
-
-check_kind.__torchgraft_effect__ = True  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True)

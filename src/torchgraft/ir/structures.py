@@ -5,6 +5,9 @@ Containers that torch's pytree knows are not handled here.
 from __future__ import annotations
 
 import copy
+import dataclasses
+import functools
+from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -13,6 +16,45 @@ import torch
 
 class _Slot(NamedTuple):
     number: int
+
+
+def has_attributes(value: Any) -> bool:
+    """Whether an object is more than a value: it has attributes that may change, in its `__dict__` or in slots."""
+    if hasattr(value, "__dict__"):
+        return True
+    is_value = type(value).__hash__ not in (None, object.__hash__) and not dataclasses.is_dataclass(value)
+    return not is_value and bool(_slots(type(value)))
+
+
+def attributes_of(value: Any) -> dict[str, Any]:
+    """The attributes of an object, those in slots included.
+
+    >>> attributes_of(_Slot(1))
+    {}
+    """
+    slots = {name: getattr(value, name) for name in _slots(type(value)) if hasattr(value, name)}
+    return {**slots, **getattr(value, "__dict__", {})}
+
+
+def set_attributes(value: Any, attributes: dict[str, Any]) -> None:
+    """Give an object other attributes, whatever its class has to say about that (a frozen one refuses)."""
+    in_slots = _slots(type(value))
+    for name, item in attributes.items():
+        if name in in_slots:
+            object.__setattr__(value, name, item)
+        else:
+            value.__dict__[name] = item
+
+
+@functools.cache
+def _slots(cls: type) -> tuple[str, ...]:
+    found: list[str] = []
+    for kind in cls.__mro__ if cls.__module__ != "builtins" else ():
+        names = vars(kind).get("__slots__", ())
+        for name in (names,) if isinstance(names, str) else names:
+            is_private = name.startswith("__") and not name.endswith("__")
+            found.append(f"_{kind.__name__.lstrip('_')}{name}" if is_private else name)
+    return tuple([name for name in found if name not in ("__dict__", "__weakref__")])
 
 
 def take_apart(value: Any, is_part: Callable[[Any], bool]) -> tuple[Any, list[Any]]:
@@ -39,26 +81,32 @@ def _rebuild(value: Any, replace: Callable[[Any], Any], memo: dict[int, Any]) ->
         return new
     if id(value) in memo:
         return memo[id(value)][1]
-    if isinstance(value, (list, tuple, set)):
+    if isinstance(value, (list, tuple, set, frozenset, deque)):
         items = [_rebuild(item, replace, memo) for item in value]
         if all(a is b for a, b in zip(items, value, strict=True)):
             return value if isinstance(value, tuple) else _remember(memo, value, copy.copy(value))
-        return _remember(memo, value, type(value)(*items) if hasattr(value, "_fields") else type(value)(items))
+        return _remember(memo, value, _with_items(value, items))
     if isinstance(value, dict):
         result = _remember(memo, value, copy.copy(value))
         for key, item in value.items():
             result[key] = _rebuild(item, replace, memo)
         return result
-    if not hasattr(value, "__dict__") or callable(value):
+    if not has_attributes(value) or callable(value):
         return value
     memo[id(value)] = (value, value)
-    changed = {name: new for name, item in vars(value).items() if (new := _rebuild(item, replace, memo)) is not item}
+    attributes = attributes_of(value)
+    changed = {name: new for name, item in attributes.items() if (new := _rebuild(item, replace, memo)) is not item}
     if not changed:
         return value
     result = _remember(memo, value, copy.copy(value))
-    for name, item in changed.items():
-        result.__dict__[name] = item
+    set_attributes(result, changed)
     return result
+
+
+def _with_items(value: Any, items: list[Any]) -> Any:
+    if hasattr(value, "_fields"):
+        return type(value)._make(items)
+    return type(value)(items, value.maxlen) if isinstance(value, deque) else type(value)(items)
 
 
 def _remember(memo: dict[int, Any], value: Any, result: Any) -> Any:

@@ -58,8 +58,9 @@ class _Folder:
         # The value of every constant node, and whether it was made from attributes of the module.
         self.values: dict[Node, Any] = {}
         self._from_attributes: dict[Node, bool] = {}
-        for node in self.graph.nodes:
-            self._evaluate(node)
+        with torch.no_grad():
+            for node in self.graph.nodes:
+                self._evaluate(node)
 
     def _evaluate(self, node: Node) -> None:
         if node._op in ("placeholder", "output"):
@@ -81,8 +82,7 @@ class _Folder:
         if not self._fits(node, args, kwargs):
             return
         try:
-            with torch.no_grad():
-                value = _call(node, args, kwargs)
+            value = _call(node, args, kwargs)
         except Exception:  # what raises in every run must go on raising, in the run
             return
         # What takes nothing and returns no tensor asks for a setting (torch.is_grad_enabled()), which may change.
@@ -113,7 +113,7 @@ class _Folder:
         if _largest(args, kwargs) * 16 <= self.max_bytes:
             return True
         try:
-            with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
+            with FakeTensorMode(allow_non_fake_inputs=True):
                 return _bytes(_call(node, args, kwargs)) <= self.max_bytes
         except Exception:  # not every operator can be asked
             return False

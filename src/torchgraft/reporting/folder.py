@@ -38,8 +38,8 @@ def whole_folder(place: str | PathLike[str]) -> Iterator[Path]:
         with _explained(place):
             temporary.mkdir()
             (temporary / MARK).write_text("A report of torchgraft: replaced as a whole by the next one written here.\n")
-        yield temporary
         with _explained(place):
+            yield temporary
             _put_in_place(temporary, target)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -94,6 +94,8 @@ def _put_in_place(temporary: Path, target: Path) -> None:
 def _explained(place: str | PathLike[str]) -> Iterator[None]:
     try:
         yield
+    except WriteError:
+        raise
     except OSError as error:
         reason = error.strerror or str(error)
         raise WriteError(f"cannot write a report to '{place}': {reason}; nothing was written") from error

@@ -27,7 +27,10 @@ LEVELS = {
     "function": ("Functions", "What the layers call: functions of torch, with parameters fetched where they are used."),
     "aten": ("ATen", "The operators of torch below Python, from torch.export."),
     "core_aten": ("Core ATen", "The same in the smaller set of operators that backends have to implement."),
-    "joint": ("Training", "Forward and backward of one training step as one program, from AOTAutograd, in training mode."),
+    "joint": (
+        "Training",
+        "Forward and backward of one training step as one program, from AOTAutograd, in training mode.",
+    ),
 }
 
 
@@ -93,7 +96,9 @@ def capture_level(name: str, model: torch.nn.Module, args: tuple[Any, ...], kwar
     return level
 
 
-def _training_program(level: Level, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> GraphModule:
+def _training_program(
+    level: Level, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> GraphModule:
     try:
         with in_training_mode(model):
             return capture(model, args, kwargs, level="joint")

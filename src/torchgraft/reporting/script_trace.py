@@ -39,7 +39,9 @@ def script_trace(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str
             keyword_inputs = {"example_kwarg_inputs": kwargs} if kwargs and not args else {}
             if kwargs and args:
                 return ScriptTrace(failure="torch.jit.trace takes inputs by place or by name, not both")
-            traced = torch.jit.trace(model, None if keyword_inputs else args, check_trace=False, strict=False, **keyword_inputs)
+            traced = torch.jit.trace(
+                model, None if keyword_inputs else args, check_trace=False, strict=False, **keyword_inputs
+            )
             graph = traced.inlined_graph  # type: ignore[union-attr]
             return ScriptTrace(str(graph), _counts(graph))
     except Exception as error:  # most models of transformers, and it raises nearly anything
@@ -56,7 +58,7 @@ def _counts(graph: Any) -> Counts:
             kinds[node.kind()] += 1
             blocks.extend(node.blocks())
     state = kinds["prim::GetAttr"]
-    calls = {kind: count for kind, count in kinds.most_common() if not kind.startswith("prim::") }
+    calls = {kind: count for kind, count in kinds.most_common() if not kind.startswith("prim::")}
     inputs = len(list(graph.inputs())) - 1  # the first is the model itself
     return Counts(sum(kinds.values()), sum(calls.values()), inputs, state, 0, calls)
 

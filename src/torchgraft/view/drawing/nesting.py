@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from torchgraft.view.drawing.labels import SOURCES
 from torchgraft.view.drawing.scene import ROOT, Box, Group, Scene
 
-LOOK_AHEAD = 8
+LOOK_AHEAD = 4
 PHASES = {"forward": "Forward", "backward": "Backward"}
 
 

@@ -1,0 +1,72 @@
+"""`report`: look at a model in every way there is and write a folder with a page about it.
+The looking is in `seen.py`, the files in `files.py`, the page in `page.py`; here is their order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from torchgraft.errors import GraftError
+from torchgraft.reporting.facts import Fact, interesting_facts
+from torchgraft.reporting.files import write_files
+from torchgraft.reporting.folder import whole_folder
+from torchgraft.reporting.page import page
+from torchgraft.reporting.seen import Failure, Progress, Seen, look
+
+
+@dataclass(frozen=True)
+class Report:
+    """Where the page is, the most interesting facts, and what could not be had."""
+
+    page: Path
+    facts: list[Fact]
+    failures: list[Failure]
+    seen: Seen
+
+    def __str__(self) -> str:
+        lines = [f"{place}. {fact.text}" for place, fact in enumerate(self.facts, 1)]
+        lines += [f"not there: {failure.what}: {failure.reason}" for failure in self.failures]
+        return "\n".join([*lines, f"page: {self.page}"])
+
+
+def report(
+    model: torch.nn.Module,
+    args: Iterable[Any] | Any = (),
+    kwargs: Mapping[str, Any] | None = None,
+    folder: str | PathLike[str] = "report",
+    *,
+    name: str | None = None,
+    progress: Progress | None = None,
+) -> Report:
+    """Write a folder with `index.html` and everything that it shows: programs, drawings, graphs, calls, statistics.
+
+    The page needs no server and no network. What cannot be had is said on it, with the reason, and stops nothing; only a model
+    that does not run on the inputs, or a folder that cannot be written, raises, and then nothing is left behind. An older
+    report in the folder is replaced. `progress` is called with the name of every step.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as home:
+    ...     made = report(torch.nn.Linear(2, 3), torch.ones(1, 2), folder=f"{home}/linear")
+    ...     made.page.name, made.failures
+    ('index.html', [])
+    """
+    if not isinstance(model, torch.nn.Module):
+        raise GraftError(f"cannot report on a {type(model).__name__}; give a torch.nn.Module")
+    values = tuple(args) if isinstance(args, (tuple, list)) else (args,)
+    say = progress or (lambda step: None)
+    with whole_folder(folder) as place:
+        seen = look(name or type(model).__name__, model, values, dict(kwargs or {}), say)
+        written = write_files(seen, place, say)
+        facts = interesting_facts(seen)
+        say("writing the page")
+        (place / "index.html").write_text(page(seen, written, facts), encoding="utf-8")
+    return Report(Path(folder) / "index.html", facts, seen.failures, seen)
+
+
+__all__ = ["Report", "report"]

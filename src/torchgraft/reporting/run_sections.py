@@ -1,0 +1,165 @@
+"""The sections of the page about runs of the model: the summary, the calls, the statistics and the check against the model.
+The sections about programs are in `level_section.py`.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from torchgraft.recording.symbolic_trials import Finding
+from torchgraft.recording.tables import number_text, seconds_text
+from torchgraft.reporting.level_section import tab_group
+from torchgraft.reporting.markup import Cell, bar, code_cell, element, escape, histogram, link, number_cell, table, text_cell
+from torchgraft.reporting.seen import CALL_LEVELS, Seen
+from torchgraft.view.module_summary import amount
+
+NOTHING = '<p class="note">There is nothing to show: see what could not be had.</p>'
+
+
+def summary_section(seen: Seen) -> str:
+    """The tree of modules; a module that has modules inside can be closed."""
+    if seen.summary is None:
+        return NOTHING
+    rows = seen.summary.rows()
+    deeper = [after["depth"] > row["depth"] for row, after in zip(rows, [*rows[1:], {"depth": 0}], strict=True)]
+    body = [_summary_row(row, has_children) for row, has_children in zip(rows, deeper, strict=True)]
+    heads = ("module", "output", "parameters", "share", "", "FLOPs", "share", "", "calls")
+    classes = ("", "", "n", "n", "", "n", "n", "", "n")
+    head = "".join([element("th", name, scope="col", class_=kind or None) for name, kind in zip(heads, classes, strict=True)])
+    tree = f'<table class="tree"><thead><tr>{head}</tr></thead><tbody>{"".join(body)}</tbody></table>'
+    notes = "".join([element("p", escape(note), class_="note") for note in seen.summary.facts.notes()])
+    buttons = '<button type="button" data-tree="open">Open all</button><button type="button" data-tree="close">Close all</button>'
+    bar_ = element("div", f"{buttons}{link('summary.json')}", class_="bar")
+    return f'{notes}{bar_}<div class="scroll" tabindex="0">{tree}</div>'
+
+
+def _summary_row(row: dict[str, Any], has_children: bool) -> str:
+    name = f"<b>{escape(row['name'])}</b> {escape(row['type'])}" if row["depth"] else f"<b>{escape(row['type'])}</b>"
+    shared = ' <span class="chip">shared</span>' if row["shared"] else ""
+    toggle = '<button type="button" class="twist" aria-expanded="true" aria-label="open or close"></button>' if has_children else ""
+    first = f'<td style="--depth:{row["depth"]}" class="name">{toggle or "<span class=twist></span>"}{name}{shared}</td>'
+    share, flops_share = row["share"] or 0.0, row["flops_share"] or 0.0
+    cells = [
+        element("code", escape(row["output"] or "")),
+        f"{row['parameters']:,}",
+        f"{share:.1%}",
+        bar(share),
+        amount(row["flops"]),
+        f"{flops_share:.1%}" if row["flops_share"] is not None else "",
+        bar(flops_share),
+        "" if row["calls"] is None else str(row["calls"]),
+    ]
+    kinds = ("", "n", "n", "", "n", "n", "", "n")
+    rest = "".join([element("td", cell, class_=kind or None) for cell, kind in zip(cells, kinds, strict=True)])
+    return f'<tr data-depth="{row["depth"]}" title="{escape(row["path"])}">{first}{rest}</tr>'
+
+
+def calls_section(seen: Seen) -> str:
+    """The logs of calls, one tab for each level."""
+    tabs = []
+    for level, log in seen.calls.items():
+        total = sum(call.seconds for call in log) or 1.0
+        rows = [
+            [
+                number_cell(call.number, str(call.number)),
+                Cell(element("code", escape(call.name), class_="strong")),
+                code_cell(call.arguments),
+                text_cell(f"raised {call.error}", "bad") if call.error else code_cell(call.result),
+                code_cell(call.module),
+                number_cell(call.seconds, seconds_text(call.seconds)),
+                Cell(bar(call.seconds / total)),
+                code_cell(_short_line(call.line)),
+            ]
+            for call in log
+        ]
+        file, trace = f"calls/{level}.json", f"calls/{level}-trace.json"
+        intro = element(
+            "p",
+            f"{len(log):,} calls of {len(log.counts):,} functions, {seconds_text(total)} in all: {CALL_LEVELS[level]}. "
+            f"Also as {link(file)} and, for chrome://tracing and Perfetto, as {link(trace)}.",
+            class_="note",
+        )
+        columns = ("#", "call", "arguments", "result", "module", "time", "share", "line")
+        tabs.append((level.capitalize(), intro + table(columns, rows, find="name, module, shape", more=link(file))))
+    return tab_group("call-logs", tabs) if tabs else NOTHING
+
+
+def _short_line(line: str) -> str:
+    place, _, text = line.partition(' "')
+    return f"{place.replace(chr(92), '/').rsplit('/', 1)[-1]} {text.removesuffix(chr(34))}".strip()
+
+
+def statistics_section(seen: Seen) -> str:
+    """What the values of one run were like."""
+    recording = seen.statistics
+    if recording is None:
+        return NOTHING
+    rows = []
+    for row in recording.rows():
+        size = math.prod(row["shape"]) if row["shape"] is not None else 0
+        zeros = row.get("zeros")
+        share = zeros / size if zeros is not None and size else None
+        bad = (row.get("nan") or 0) + (row.get("inf") or 0)
+        rows.append(
+            [
+                Cell(element("code", escape(row["key"]), class_="strong")),
+                code_cell(row["target"]),
+                code_cell(f"{row['dtype']}{row['shape']}" if row["dtype"] else row["value"]),
+                *[number_cell(row.get(name), number_text(row.get(name))) for name in ("min", "max", "mean", "std", "norm")],
+                number_cell(share, "" if share is None else f"{share:.1%}"),
+                Cell(f"{bad:,}" if bad else "0", bad, "n bad" if bad else "n"),
+                Cell(histogram(row.get("histogram"))),
+            ]
+        )
+    columns = ("node", "target", "value", "min", "max", "mean", "std", "norm", "zeros", "NaN, Inf", "histogram")
+    text = f"Every value of one run of the program at level {seen.statistics_level}, on the example inputs. Also in "
+    intro = element("p", f"{escape(text)}{link('statistics.json')}.", class_="note")
+    return intro + table(columns, rows, find="node, target, shape", more=link("statistics.json"))
+
+
+# ---- what capture specialised ----
+
+
+def diagnosis_section(seen: Seen) -> str:
+    """Whether the program is right, what holds only for the example, and what was kept whole."""
+    diagnosis = seen.diagnosis
+    if diagnosis is None:
+        return NOTHING
+    parts = [
+        element("h3", "What capture specialised"),
+        _findings(diagnosis.specialised, "Nothing: the program holds for every input of its kind."),
+        element("h3", "What was kept whole"),
+        _findings(diagnosis.leaves, "Nothing."),
+        element("h3", "What symbolic tracing cannot follow"),
+        _findings(diagnosis.symbolic, "Nothing: symbolic_trace, which needs no inputs, captures this model too."),
+    ]
+    if diagnosis.verification is not None:
+        verdict = "does what the model does" if diagnosis.ok else "does NOT do what the model does"
+        parts.append(element("h3", "Checked against the model"))
+        parts.append(element("p", f"The program at level module {verdict}, run beside it in these situations:"))
+        columns = ("situation", "verdict", "reason")
+        rows = [
+            [
+                text_cell(check.situation),
+                Cell(element("span", escape(check.status), class_=f"chip {escape(check.status)}")),
+                text_cell(check.reason),
+            ]
+            for check in diagnosis.verification.checks
+        ]
+        parts.append(table(columns, rows))
+    return "".join(parts)
+
+
+def _findings(findings: tuple[Finding, ...], nothing: str) -> str:
+    if not findings:
+        return element("p", escape(nothing), class_="note")
+    items = []
+    for finding in findings:
+        times = f' <span class="chip">{finding.count} times</span>' if finding.count > 1 else ""
+        where = element("code", escape(finding.where)) if finding.where else ""
+        items.append(f"<li>{escape(finding.what)}{times}{where}<span class=note>{escape(finding.remedy)}</span></li>")
+    return element("ul", "".join(items), class_="findings")
+
+
+__all__ = ["calls_section", "diagnosis_section", "statistics_section", "summary_section"]
