@@ -97,8 +97,11 @@ def _verdicts(situation: str) -> Callable[[Sequence[Row]], str]:
 
 
 def _kept(rows: Sequence[Row]) -> str:
-    kept = [row.attempt(MODULE).kept for row in _running(rows)]
-    return f"{sum(bool(paths) for paths in kept)}, {sum('' in paths for paths in kept)} as one call"
+    """How many programs have a module as one call, and how many are nothing but one call: captured in name only."""
+    kept = [attempt.kept for row in _running(rows) if (attempt := row.attempt(MODULE)).captured]
+    known = [paths for paths in kept if paths is not None]
+    text = f"{sum(bool(paths) for paths in known)}, of which {sum('' in paths for paths in known)} are one call"
+    return text + (f"; {len(kept) - len(known)} not recorded" if len(known) < len(kept) else "")
 
 
 def _wrong(rows: Sequence[Row]) -> str:
@@ -199,7 +202,7 @@ def _table(rows: Sequence[Row]) -> list[str]:
                     row.name + (f" ({row.note})" if row.note else ""),
                     str(attempt.nodes) if attempt.captured else "not captured",
                     str(attempt.guards),
-                    ", ".join(path or "all" for path in attempt.kept),
+                    ", ".join(path or "all" for path in attempt.kept or ()),
                     *verdicts,
                     _in_short(row.attempt(FUNCTION), attempt),
                     _number(row.ratio(MODULE)),

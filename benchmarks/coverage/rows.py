@@ -20,7 +20,8 @@ EQUAL, REFUSED, WRONG, FAILS, UNDEFINED = "equal", "refused", "WRONG", "fails", 
 class Attempt:
     """What one way of capturing made of one model: a program with a verdict a situation, or the reason there is none.
 
-    `kept` has the modules that were kept as one call that runs the original Python, with the reasons; "" is the model itself.
+    `kept` has the modules that were kept as one call that runs the original Python, with the reasons; "" is the model itself;
+    None is for a row of a time when that was not written down.
     """
 
     captured: bool = False
@@ -29,7 +30,7 @@ class Attempt:
     seconds: float | None = None
     verdicts: dict[str, str] = field(default_factory=dict)
     reasons: dict[str, str] = field(default_factory=dict)
-    kept: dict[str, str] = field(default_factory=dict)
+    kept: dict[str, str] | None = None
 
     @property
     def is_wrong(self) -> bool:

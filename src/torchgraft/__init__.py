@@ -27,7 +27,16 @@ if TYPE_CHECKING:
     from torchgraft.capturing.tracer_base import TracerBase
     from torchgraft.codegen.graph_module import GraphModule
     from torchgraft.codegen.source import CodeGen
-    from torchgraft.errors import BridgeError, GraftError, GraphError, GuardError, RunError, ShapeError, TraceError
+    from torchgraft.errors import (
+        BridgeError,
+        GraftError,
+        GraphError,
+        GuardError,
+        PassError,
+        RunError,
+        ShapeError,
+        TraceError,
+    )
     from torchgraft.interpreter import Interpreter, Transformer
     from torchgraft.ir.arguments import immutable_dict, immutable_list, map_aggregate
     from torchgraft.ir.graph import Graph
@@ -82,6 +91,7 @@ _HOMES = {
         "GraftError",
         "GraphError",
         "GuardError",
+        "PassError",
         "RunError",
         "ShapeError",
         "TraceError",
@@ -150,6 +160,7 @@ __all__ = [
     "Node",
     "NodeChange",
     "ParameterProxy",
+    "PassError",
     "PerMatch",
     "ProgramDiff",
     "ProgramEffects",

@@ -387,7 +387,7 @@ class TestRandomDraws:
         generator.manual_seed(3)
         assert torch.equal(first, program(torch.zeros(3)))
 
-    @pytest.mark.xfail(strict=True, reason="a generator made in the program is kept, and goes on from call to call")
+    @pytest.mark.xfail(strict=True, reason="a generator made in the program is refused")
     def test_a_generator_made_in_the_program_is_new_in_every_call(self) -> None:
         trace_like_eager(lambda x: x + torch.rand(3, generator=torch.Generator().manual_seed(3)), vector)
 

@@ -171,7 +171,8 @@ def test_training_flag_that_is_fetched():
             return F.batch_norm(y, self.mean, self.variance, None, None, self.training)
 
     program = check_fused(Model("flag"), torch.randn(2, 3, 5, 5).double(), "symbolic")
-    assert RemoveDeadCode()(program).nodes_after < len(program.graph.nodes) + 1
+    RemoveDeadCode()(program)
+    assert "training" not in program.code
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -185,7 +186,7 @@ def test_resnet_50_has_53_pairs(level):
     with torch.no_grad():
         expected, found = model(x), program(x)
     # The paper's rtol, with an atol for the many sums of thousands of terms in another order.
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5 * float(expected.abs().max()))
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5 * float(expected.detach().abs().max()))
 
 
 def test_resnet_18_in_double_precision():
@@ -194,7 +195,7 @@ def test_resnet_18_in_double_precision():
     program = torchgraft.symbolic_trace(model)
     assert FuseConvNorm()(program).changes == 20
     expected = model(x)
-    torch.testing.assert_close(program(x), expected, rtol=1e-10, atol=1e-10 * float(expected.abs().max()))
+    torch.testing.assert_close(program(x), expected, rtol=1e-10, atol=1e-10 * float(expected.detach().abs().max()))
 
 
 def test_channels_last_stays():

@@ -164,7 +164,7 @@ def test_guards_stay_where_they_are():
 
 
 def test_not_a_number_and_objects_that_cannot_be_keys():
-    assert merged(lambda x: torch.nan_to_num(x, float("nan")) + torch.nan_to_num(x, float("nan")), X) in (0, 1)
+    assert merged(lambda x: torch.nan_to_num(x, float("nan")) + torch.nan_to_num(x, float("nan")), X) == 1
     assert merged(lambda x: x[{"a": 0}["a"]] + x[[0]].sum() + x[[0]].sum(), X) >= 1
 
 

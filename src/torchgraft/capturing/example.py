@@ -47,8 +47,11 @@ class ExampleInputs:
         self._where = f"the inputs of {getattr(function, '__qualname__', type(function).__name__)}"
         expected = {}
         for name, node in self.nodes.items():
-            value, expected[name] = self._take_in(self.bound.arguments[name], lambda node=node: node, name)  # type: ignore[misc]
-            self.bound.arguments[name] = value
+            if name in self.bound.arguments:
+                value, expected[name] = self._take_in(self.bound.arguments[name], lambda node=node: node, name)  # type: ignore[misc]
+                self.bound.arguments[name] = value
+            else:
+                expected[name] = _default(self.bound.signature.parameters[name])
         self._check(expected)
 
     def _check(self, expected: dict[str, Any]) -> None:
@@ -119,7 +122,7 @@ class ExampleInputs:
 
 
 def bind(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> inspect.BoundArguments:
-    """The arguments of a call by the names of the model's parameters, defaults included."""
+    """The arguments of a call by the names of the model's parameters."""
     target = function.forward if isinstance(function, torch.nn.Module) and not _has_own_call(function) else function
     try:
         signature = inspect.signature(target)
@@ -135,10 +138,15 @@ def bind(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
         raise TypeError(
             f"the example inputs do not fit {getattr(target, '__qualname__', target)}{signature}: {error}"
         ) from None
-    bound.apply_defaults()
     for name, value in bound.arguments.items():
         _refuse_iterators(value, name)
     return bound
+
+
+def _default(parameter: inspect.Parameter) -> Any:
+    """What a parameter is that was not given. The run does not get it either: decorators may tell the difference."""
+    empty: dict[Any, Any] = {inspect.Parameter.VAR_POSITIONAL: (), inspect.Parameter.VAR_KEYWORD: {}}
+    return empty.get(parameter.kind, parameter.default)
 
 
 def _has_own_call(module: torch.nn.Module) -> bool:
@@ -169,7 +177,7 @@ def placeholders(graph: Any, bound: inspect.BoundArguments) -> dict[str, Node]:
             nodes[name] = graph.placeholder(stars + name)
         elif _is_spelled(parameter.default):
             nodes[name] = graph.placeholder(name, default_value=parameter.default)
-        elif bound.arguments[name] is not parameter.default:
+        elif name in bound.arguments:
             raise TraceError(
                 f"cannot capture a model whose parameter '{name}' has the default {parameter.default!r}, which code cannot "
                 "spell, and a value; wrap the model in a function that gives the value"

@@ -20,69 +20,106 @@ if TYPE_CHECKING:
 
 WRONG_USAGE = 2
 
-FORMS = "zoo:NAME, PACKAGE.MODULE:FACTORY or PATH/FILE.py:FACTORY"
+FORMS = "zoo:NAME, torchvision:NAME, timm:NAME, hf:NAME, PACKAGE.MODULE:FACTORY, PATH/FILE.py:FACTORY or FILE.pt2"
 _DEFAULT_BOUND = 10
 _INPUT = re.compile(
-    r"(?:(?P<name>[A-Za-z_]\w*)=)?(?P<shape>\d+(?:x\d+)*|scalar)(?::(?P<dtype>\w+))?(?::(?P<bound>\d+))?"
+    r"(?:(?P<name>[A-Za-z_]\w*)[=:])?(?P<shape>\d+(?:x\d+)*|scalar)(?::(?P<dtype>\w+))?(?::(?P<bound>\d+))?"
 )
 
 
 class ChosenModel(NamedTuple):
-    """A model from the command line; `args` is None where neither the user nor the zoo gives inputs."""
+    """A model from the command line; `args` is None where neither the user nor the model's family gives inputs."""
 
     name: str
     model: nn.Module
-    args: tuple[Tensor, ...] | None
-    kwargs: dict[str, Tensor]
+    args: tuple[Any, ...] | None
+    kwargs: dict[str, Any]
+
+    @property
+    def has_inputs(self) -> bool:
+        """Whether there is something to run the model on."""
+        return self.args is not None or bool(self.kwargs)
 
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
-    """MODEL, --input and --train."""
-    parser.add_argument("model", metavar="MODEL", help=f"{FORMS} (a function that returns a module, or a module)")
+    """MODEL, --input, --train and --full."""
+    parser.add_argument("model", metavar="MODEL", help=f"{FORMS} (a factory is a function that returns a module, or a module)")
     parser.add_argument(
         "--input",
         action="append",
         default=[],
         metavar="SPEC",
         help="an example input such as 2x3x64x64:float32, 2x16:int64:1000 (integers below 1000), scalar:bool, or "
-        "mask=2x16:bool to pass it by name; once for each input (default for zoo models: their own)",
+        "ids:1x16:int64 to pass it by name; once for each input (default: guessed for zoo, torchvision, timm and hf models, "
+        "and those saved in a .pt2 file)",
     )
     parser.add_argument("--train", action="store_true", help="in training mode (default: evaluation mode)")
+    parser.add_argument(
+        "--full", action="store_true", help="hf models at their real size (default: a small configuration of the same kind)"
+    )
 
 
 def chosen_model(arguments: argparse.Namespace) -> ChosenModel:
     """The model and inputs that the command line names; a mistake ends the command with one line, as argparse does."""
     try:
-        model, inputs = load_model(arguments.model)
-        args: tuple[Tensor, ...] | None = inputs
-        kwargs: dict[str, Tensor] = {}
-        if arguments.input:
-            args, kwargs = read_inputs(arguments.input)
+        return _chosen(arguments, arguments.model)
     except GraftError as error:
-        if getattr(arguments, "traceback", False):
-            raise
-        print(f"{arguments.prog}: {error}", file=sys.stderr)
-        raise SystemExit(WRONG_USAGE) from error
-    return ChosenModel(arguments.model, model.train(arguments.train), args, kwargs)
+        wrong_usage(arguments, error)
+
+
+def other_model(arguments: argparse.Namespace, text: str) -> ChosenModel:
+    """A second model of the same command line, with the same options."""
+    try:
+        return _chosen(arguments, text)
+    except GraftError as error:
+        wrong_usage(arguments, error)
+
+
+def wrong_usage(arguments: argparse.Namespace, error: GraftError | str) -> NoReturn:
+    """End the command with one line and the code of wrong usage."""
+    if getattr(arguments, "traceback", False) and isinstance(error, GraftError):
+        raise error
+    print(f"{arguments.prog}: {error}", file=sys.stderr)
+    raise SystemExit(WRONG_USAGE) from (error if isinstance(error, GraftError) else None)
+
+
+def _chosen(arguments: argparse.Namespace, text: str) -> ChosenModel:
+    given = read_inputs(arguments.input) if arguments.input else None
+    model, inputs = load_model(text, getattr(arguments, "full", False))
+    args, kwargs = given or inputs or (None, {})
+    return ChosenModel(text, model.train(arguments.train), args, kwargs)
 
 
 # ---- models ----
 
 
-def load_model(text: str) -> tuple[nn.Module, tuple[Tensor, ...] | None]:
-    """The module that a text names, and its own example inputs if it is one of the zoo.
+Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 
-    >>> model, inputs = load_model("zoo:mlp")
-    >>> type(model).__name__, [tuple(tensor.shape) for tensor in inputs]
+
+def load_model(text: str, full: bool = False) -> tuple[nn.Module, Inputs | None]:
+    """The module that a text names, and the inputs that are known for it, by place and by name.
+
+    >>> model, (args, kwargs) = load_model("zoo:mlp")
+    >>> type(model).__name__, [tuple(tensor.shape) for tensor in args]
     ('MLP', [(1, 16)])
     """
+    if text.endswith(".pt2"):
+        from torchgraft.bridge.exported_files import load_exported
+
+        program, args, kwargs = load_exported(text)
+        return program, (args, kwargs) if args or kwargs else None
     place, colon, name = text.rpartition(":")
     if not colon or not place or not name:
         raise GraftError(f"cannot read the model {text!r}: it has no name after a colon; write {FORMS}")
     if place == "zoo":
         from torchgraft import zoo
 
-        return zoo.create(name), zoo.example_inputs(name)
+        return zoo.create(name), (zoo.example_inputs(name), {})
+    from torchgraft.cli.libraries import LIBRARIES, library_model
+
+    if place in LIBRARIES:
+        found = library_model(place, name, full)
+        return found.model, read_inputs(found.inputs) if found.inputs else None
     holder = _module_from_file(place) if place.endswith(".py") else _module_by_name(place)
     value: Any = holder
     for part in name.split("."):
@@ -167,7 +204,7 @@ def read_inputs(texts: list[str]) -> tuple[tuple[Tensor, ...], dict[str, Tensor]
         if match is None:
             raise GraftError(
                 f"cannot read the input {text!r}; write sizes, dtype and, for integers, a bound, such as 2x3x64x64:float32, "
-                "2x16:int64:1000, scalar:bool or mask=2x16:bool"
+                "2x16:int64:1000, scalar:bool or ids:2x16:int64"
             )
         tensor = _input_tensor(text, match, generator)
         if match["name"]:

@@ -63,11 +63,19 @@ def _most_called(title: str, counts: Counts) -> str:
     shown = list(counts.by_call.items())[:MOST_CALLS]
     most = shown[0][1] if shown else 1
     lines = [
-        f'<li><code title="{escape(name)}">{escape(name)}</code>{bar(count / most)}<b>{count:,}</b></li>' for name, count in shown
+        f'<li><code title="{escape(name)}">{escape(_short(name))}</code>{bar(count / most)}<b>{count:,}</b></li>'
+        for name, count in shown
     ]
     left = len(counts.by_call) - len(shown)
     note = element("p", f"and {left} more", class_="note") if left > 0 else ""
     return element("div", f"<h4>{escape(title)}</h4><ol>{''.join(lines)}</ol>{note}", class_="card")
+
+
+def _short(name: str) -> str:
+    """An operator without its namespace and its usual overload, as there is little room."""
+    for prefix in ("aten.", "aten::", "torch._C._nn.", "torch."):
+        name = name.removeprefix(prefix)
+    return name.removesuffix(".default")
 
 
 def _two_texts(seen: Seen, written: Written) -> str:
@@ -101,7 +109,7 @@ def level_section(level: Level, written: Written) -> str:
     assert counts is not None
     facts = (
         f"<b>{counts.nodes:,}</b> nodes, <b>{counts.calls:,}</b> calls of <b>{counts.different_calls:,}</b> different things, "
-        f"<b>{counts.guards:,}</b> guards, captured in <b>{seconds_text(level.seconds)}</b>"
+        f"<b>{counts.guards:,}</b> guard{'' if counts.guards == 1 else 's'}, captured in <b>{seconds_text(level.seconds)}</b>"
     )
     notes = "".join([element("p", escape(note), class_="note") for note in level.notes])
     tabs = [("Drawing", _viewer(level.name, texts)), ("Code", _code(level.name, texts)), ("Table", _table(level.name, texts))]
@@ -182,7 +190,7 @@ _BUTTONS = (
     ("out", "−", "zoom out"),
     ("fit", "Fit", "show the whole drawing"),
     ("one", "1:1", "real size, from the top"),
-    ("full", "⛶", "full screen"),
+    ("full", "Full screen", "full screen"),
 )
 
 

@@ -139,6 +139,8 @@ class Viewer {
     this.svg.removeAttribute("width");
     this.svg.removeAttribute("height");
     this.stage.replaceChildren(this.svg);
+    this.stage.style.height = "";
+    this.stage.style.height = `${Math.min(this.stage.offsetHeight, this.size.height + 2)}px`;
     this.start();
     this.find();
   }

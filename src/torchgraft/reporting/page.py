@@ -122,9 +122,9 @@ def _tiles(seen: Seen) -> str:
     tiles = []
     if seen.summary is not None:
         whole = seen.summary.facts.modules[0]
-        tiles += [("parameters", amount(whole.parameters)), ("bytes", amount(whole.bytes)), ("FLOPs a run", amount(whole.flops))]
+        tiles += [("parameters", amount(whole.parameters)), ("of weights", f"{amount(whole.bytes)}B"), ("FLOPs a run", amount(whole.flops))]
     if seen.memory is not None:
-        tiles.append(("bytes at the fullest moment", amount(seen.memory.peak)))
+        tiles.append(("at the fullest moment", f"{amount(seen.memory.peak)}B"))
     for level in seen.programs():
         if level.name in ("module", "aten", "joint") and level.counts is not None:
             tiles.append((f"nodes, {level.title}", f"{level.counts.nodes:,}"))

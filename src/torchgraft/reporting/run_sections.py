@@ -63,7 +63,7 @@ def calls_section(seen: Seen) -> str:
         rows = [
             [
                 number_cell(call.number, str(call.number)),
-                Cell(element("code", escape(call.name), class_="strong")),
+                Cell(element("code", escape(call.name), class_="strong"), None, "keep"),
                 code_cell(call.arguments),
                 text_cell(f"raised {call.error}", "bad") if call.error else code_cell(call.result),
                 code_cell(call.module),
@@ -97,15 +97,17 @@ def statistics_section(seen: Seen) -> str:
         return NOTHING
     rows = []
     for row in recording.rows():
+        if row["dtype"] is None:  # a guard, or a number: there is nothing to measure
+            continue
         size = math.prod(row["shape"]) if row["shape"] is not None else 0
         zeros = row.get("zeros")
         share = zeros / size if zeros is not None and size else None
         bad = (row.get("nan") or 0) + (row.get("inf") or 0)
         rows.append(
             [
-                Cell(element("code", escape(row["key"]), class_="strong")),
+                Cell(element("code", escape(row["key"]), class_="strong"), None, "keep"),
                 code_cell(row["target"]),
-                code_cell(f"{row['dtype']}{row['shape']}" if row["dtype"] else row["value"]),
+                Cell(element("code", escape(f"{row['dtype']}{row['shape']}")), None, "keep"),
                 *[number_cell(row.get(name), number_text(row.get(name))) for name in ("min", "max", "mean", "std", "norm")],
                 number_cell(share, "" if share is None else f"{share:.1%}"),
                 Cell(f"{bad:,}" if bad else "0", bad, "n bad" if bad else "n"),
