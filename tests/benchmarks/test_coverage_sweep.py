@@ -151,6 +151,7 @@ def test_the_summary_counts_and_the_page_names_no_folder_of_this_machine() -> No
     assert "| same program, other values | 1 refused, 1 WRONG |" in text
     assert "| **programs that answered wrongly** | 1 |" in text
     assert "| torch.export in captures | 40 (40 to 40) |" in text
+    assert "| 0, of which 0 are one call; 2 not recorded |" in text, "what was not looked at is no zero"
     page = report.markdown(some_rows(), Environment("3", "2", 1, "m"), "python -m benchmarks.coverage")
     assert "/some/where" not in page and "timm/c.py:3" in page
     assert "| d | 1,000,000,000 | 0.20 | 1 MiB | 5 | 1 |" in page

@@ -35,7 +35,9 @@ def load_exported(path: str | os.PathLike[str]) -> tuple[GraphModule, tuple[Any,
         exported = torch.export.load(place)
     except Exception as error:  # a damaged file, or one of another version, makes torch raise nearly anything
         reason = (str(error).splitlines() or [""])[0]
-        raise BridgeError(f"cannot read '{place}' with torch.export.load(): {type(error).__name__}: {reason}") from error
+        raise BridgeError(
+            f"cannot read '{place}' with torch.export.load(): {type(error).__name__}: {reason}"
+        ) from error
     args, kwargs = exported.example_inputs or ((), {})
     return from_export(exported), tuple(args), dict(kwargs)
 

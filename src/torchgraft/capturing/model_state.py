@@ -190,7 +190,7 @@ _PLAIN = frozenset(
         torch.device,
     }
 )
-_NOT_LOOKED_INTO = (torch.Tensor, torch.nn.Module, type, ModuleType, random.Random)
+_NOT_LOOKED_INTO = (torch.Tensor, torch.nn.Module, type, ModuleType, random.Random, Graph)
 
 
 def _values(tables: list[dict[str, Any]]) -> list[Any]:

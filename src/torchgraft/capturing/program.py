@@ -21,7 +21,7 @@ from torchgraft.capturing.regions import remove_empty_regions
 from torchgraft.capturing.sizes import unwrapped
 from torchgraft.capturing.watch import Watcher, WatchingMode, has_hooks, hooks_for_all, paths_of_modules
 from torchgraft.capturing.whole import eager_error, modules_of, whole_program
-from torchgraft.capturing.wrapping import Autowrap, wrapped_patches
+from torchgraft.capturing.wrapping import SCRIPT_PATCH, Autowrap, wrapped_patches
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import TraceError
 from torchgraft.ir.contexts import exit_context
@@ -198,7 +198,8 @@ def _watched_run(
     watcher.outside.watch_function(inspect.unwrap(function))
     with paused_collection:
         gc.collect(0)  # see `is_young`
-        patches: list[Any] = [*_PATCHES, *wrapped_patches(), *_AUTOWRAP.library_patches(), *BUILTIN_PATCHES]
+        patches: list[Any] = [*_PATCHES, *wrapped_patches(), *_AUTOWRAP.library_patches()]
+        patches += [*BUILTIN_PATCHES, SCRIPT_PATCH]
         for patch in patches:
             patch.acquire()
         previous, active.tracer = active.tracer, watcher
@@ -213,6 +214,8 @@ def _watched_run(
             changed = [(module, f"self.{name}") for module, name in watcher.state.restore() if not _draws(module, name)]
             outside = watcher.outside.restore()
             unseen = [*watcher.surroundings.restore(), *changed, *([] if outside is None else [(None, outside[0])])]
+    if unseen:
+        whole = whole | {inner for module in watcher.ran_whole for inner in module.modules()}
     _refuse_unseen(watcher, inputs, [entry for entry in unseen if entry[0] not in whole])
     watcher.create_node("output", "output", (output,), {})
     _tidy(watcher)

@@ -242,15 +242,30 @@ def _handled_ranges(code: CodeType) -> list[range]:
     listing = dis.Bytecode(code)
     following = [item for item in listing if item.opname not in ("CACHE", "RESUME", "NOP")]
     places = {item.offset: place for place, item in enumerate(following)}
-    ranges = []
-    for entry in listing.exception_entries:  # type: ignore[attr-defined]
+    ranges: list[range] = []
+    entries = listing.exception_entries  # type: ignore[attr-defined]
+    for entry in sorted(entries, key=lambda entry: -entry.target):  # a handler around a handler comes later in the code
         place = places.get(entry.target)
         names = [] if place is None else [item.opname for item in following[place : place + 8]]
         # What belongs to `with` and `finally` raises again.
         if names[:1] == ["PUSH_EXC_INFO"] and "WITH_EXCEPT_START" not in names:
-            if "CHECK_EXC_MATCH" in names or names[1:2] == ["POP_TOP"]:
+            is_except = "CHECK_EXC_MATCH" in names or names[1:2] == ["POP_TOP"]
+            if is_except and _goes_on(following, entries, entry.target, ranges):
                 ranges.append(range(entry.start, entry.end))
     return ranges
+
+
+def _goes_on(listing: list[dis.Instruction], entries: list[Any], handler: int, handled: list[range]) -> bool:
+    """Whether a handler ends by anything but raising (it takes the error off the stack, and no `RERAISE` follows), or what it
+    raises is handled in turn."""
+    ends = [entry.target for entry in entries if entry.start <= handler < entry.end and entry.lasti]
+    end = min((place for place in ends if place > handler), default=listing[-1].offset + 1)
+    # What cleans up after the handler is itself where an outer `try` sees the error come from.
+    within = [item for item in listing if handler <= item.offset < end + 8]
+    names = [item.opname for item in within if item.offset < end]
+    return any(item.offset in places for item in within for places in handled) or any(
+        name == "POP_EXCEPT" and names[place + 1 : place + 2] != ["RERAISE"] for place, name in enumerate(names)
+    )
 
 
 @functools.lru_cache(maxsize=4096)

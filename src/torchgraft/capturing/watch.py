@@ -28,7 +28,7 @@ from torchgraft.errors import TraceError
 from torchgraft.ir.graph import Graph
 from torchgraft.ir.guards import check_length, check_training
 from torchgraft.ir.node import Argument, Node
-from torchgraft.ir.origin import current_source_line, user_instruction
+from torchgraft.ir.origin import current_source_line, is_user_code, user_instruction
 from torchgraft.ir.structures import attributes_of, has_attributes, put_together, set_attributes, take_apart
 
 _MARK = "_torchgraft_value"
@@ -78,9 +78,13 @@ class Watcher(Reads):
         self.flags_are_plain = flags_are_plain
         self._is_leaf = is_leaf
         self._whole: dict[torch.nn.Module, bool] = {}
+        # Modules that ran as one call; what they change of themselves, each run of the program changes.
+        self.ran_whole: set[torch.nn.Module] = set()
         self._switching = False
         # The user's instruction that is running, while that is known: looking for it takes longer than making a node.
         self._instruction: tuple[CodeType | None, int] | None = None
+        # Where capture was called: what is around that is no business of the model's.
+        self._call_site = user_instruction(1)
         self._open_contexts: list[Any] = []
         self._modules: list[torch.nn.Module] = [root]
         # What came from outside the run, by identity: the object itself (so that the identity stays its own) and its node.
@@ -257,7 +261,7 @@ class Watcher(Reads):
             lowered = self._lowered(args, kwargs)
             args, kwargs = concrete(args), concrete(kwargs)
             given = _versions((args, kwargs))
-        if is_handled(*self._instruction):  # type: ignore[misc]
+        if is_handled(*self._instruction) and self._instruction != self._call_site:  # type: ignore[misc]
             raise KeepWhole(self._modules[-1], f"it goes on if a call fails{at_line()}")
         if spelling.may_write or (kwargs and ("out" in kwargs or "inplace" in kwargs)):
             self._before_writing(spelling.name, (args, kwargs))
@@ -427,6 +431,8 @@ class Watcher(Reads):
         if isinstance(function, MethodType):
             return not isinstance(function.__self__, torch.nn.Module) or function.__self__ not in self.paths
         if isinstance(function, FunctionType):
+            if "<locals>" in function.__qualname__ and is_user_code(function.__code__):
+                return True  # made by this run, and a program with it could not be pickled
             held = [cell.cell_contents for cell in function.__closure__ or () if _is_filled(cell)]
             held += list(function.__defaults__ or ())
         else:
@@ -481,6 +487,7 @@ class Watcher(Reads):
     def _call_whole(self, m: torch.nn.Module, path: str, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         if hooks_for_all():
             raise KeepWhole(self._modules[-1], f"there are hooks for all modules{at_line()}")
+        self.ran_whole.add(m)
         simple = self._simple(args, kwargs)
         lowered, given = (self._lowered(args, kwargs), None) if simple is None else simple
         node = self.create_node("call_module", path, *lowered)
@@ -604,7 +611,12 @@ def hooks_for_all() -> bool:
 
 
 def _has_tensors(module: torch.nn.Module) -> bool:
-    return any(inner._parameters or inner._buffers for inner in module.modules())
+    return any(
+        value is not None
+        for inner in module.modules()
+        for table in (inner._parameters, inner._buffers)  # a loss without weights has a buffer that is None
+        for value in table.values()
+    )
 
 
 def is_young(value: Any) -> bool:

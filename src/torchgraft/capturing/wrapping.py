@@ -134,6 +134,18 @@ def _wrapped_by_torch_fx() -> Iterable[tuple[dict[str, Any], str]]:
     return [(scope, key[1]) for key, scope in list(table.items()) if isinstance(scope, dict)]
 
 
+def _call_script(function: Any, *args: Any, **kwargs: Any) -> Any:
+    """A call of a compiled function, which torch's override protocol does not see."""
+    tracer = active.tracer
+    if tracer is None or not tracer._runs_for_real:
+        return _script_call(function, *args, **kwargs)
+    run = functools.partial(_script_call, function)
+    return tracer.call_leaf(function, run, args, kwargs, function.name)
+
+
+_script_call = torch.jit.ScriptFunction.__call__
+SCRIPT_PATCH = Patch(torch.jit.ScriptFunction, "__call__", _call_script)
+
 _library: dict[ModuleType, NamespacePatch] = {}
 
 

@@ -5,9 +5,9 @@ The work is done by `torchgraft.recording.doctor`; MODEL and --input are read in
 from __future__ import annotations
 
 import argparse
-import json
 
 from torchgraft.cli.models import add_model_arguments, chosen_model
+from torchgraft.cli.programs import add_json, add_output, json_text, put_out
 
 NAME = "doctor"
 SUMMARY = "capture a model, verify the program, and list what was fixed, kept whole or cannot be traced"
@@ -16,7 +16,8 @@ SUMMARY = "capture a model, verify the program, and list what was fixed, kept wh
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of the command."""
     add_model_arguments(parser)
-    parser.add_argument("--json", action="store_true", help="print the findings as JSON")
+    add_output(parser, "a file for the diagnosis (default: print it)")
+    add_json(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -25,7 +26,6 @@ def run(arguments: argparse.Namespace) -> int:
 
     from torchgraft.recording.doctor import doctor
 
-    has_inputs = chosen.args is not None or chosen.kwargs
-    diagnosis = doctor(chosen.model, chosen.args or (), chosen.kwargs) if has_inputs else doctor(chosen.model)
-    print(json.dumps(diagnosis.to_dict(), indent=2) if arguments.json else diagnosis)
+    diagnosis = doctor(chosen.model, chosen.args or (), chosen.kwargs) if chosen.has_inputs else doctor(chosen.model)
+    put_out(arguments, json_text(diagnosis.to_dict()) if arguments.json else str(diagnosis))
     return 0 if diagnosis.ok else 1

@@ -34,12 +34,18 @@ def _imported(package: str) -> ModuleType:
     except ImportError as error:
         raise GraftError(f"cannot import {package}: {error}; install it with: pip install {package}") from error
     except Exception as error:  # torchvision raises RuntimeError where its operators do not fit this torch
-        raise GraftError(f"cannot import {package}: {type(error).__name__}: {(str(error).splitlines() or [''])[0]}") from error
+        raise GraftError(
+            f"cannot import {package}: {type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+        ) from error
 
 
 def _unknown(library: str, name: str, names: Iterable[str]) -> NoReturn:
     close = difflib.get_close_matches(name, list(names), 3, 0.5)
-    hint = f"did you mean {' or '.join(map(repr, close))}?" if close else f"see the documentation of {library} for its names"
+    hint = (
+        f"did you mean {' or '.join(map(repr, close))}?"
+        if close
+        else f"see the documentation of {library} for its names"
+    )
     raise GraftError(f"no model named {name!r} in {library}; {hint}")
 
 
@@ -124,7 +130,9 @@ def _architecture(transformers: ModuleType, name: str) -> tuple[Callable[[Any], 
         auto_class = getattr(transformers, factory)
         if type(configuration) in auto_class._model_mapping:
             return auto_class.from_config, configuration
-    raise GraftError(f"transformers has a configuration {name!r} and no model for it; name a class, such as hf:BertModel")
+    raise GraftError(
+        f"transformers has a configuration {name!r} and no model for it; name a class, such as hf:BertModel"
+    )
 
 
 def _transformers_inputs(model: nn.Module, configuration: Any) -> list[str]:
@@ -141,6 +149,10 @@ def _transformers_inputs(model: nn.Module, configuration: Any) -> list[str]:
     return []
 
 
-LIBRARIES: dict[str, Callable[[str, bool], LibraryModel]] = {"torchvision": _torchvision, "timm": _timm, "hf": _transformers}
+LIBRARIES: dict[str, Callable[[str, bool], LibraryModel]] = {
+    "torchvision": _torchvision,
+    "timm": _timm,
+    "hf": _transformers,
+}
 
 __all__ = ["LIBRARIES", "LibraryModel", "library_model"]

@@ -10,11 +10,25 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from torchgraft.cli import demo, doctor, run_passes
+from torchgraft.cli import (
+    calls,
+    capture,
+    compare,
+    demo,
+    diff,
+    doctor,
+    draw,
+    graph,
+    record,
+    report,
+    run_passes,
+    show,
+    summary,
+)
 from torchgraft.errors import GraftError
 from torchgraft.version import __version__
 
-COMMANDS = (demo, doctor, run_passes)
+COMMANDS = (capture, show, summary, draw, calls, record, compare, graph, diff, doctor, report, run_passes, demo)
 
 FAILED = 1
 WRONG_USAGE = 2

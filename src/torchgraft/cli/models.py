@@ -43,7 +43,9 @@ class ChosenModel(NamedTuple):
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     """MODEL, --input, --train and --full."""
-    parser.add_argument("model", metavar="MODEL", help=f"{FORMS} (a factory is a function that returns a module, or a module)")
+    parser.add_argument(
+        "model", metavar="MODEL", help=f"{FORMS} (a factory is a function that returns a module, or a module)"
+    )
     parser.add_argument(
         "--input",
         action="append",
@@ -55,7 +57,9 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--train", action="store_true", help="in training mode (default: evaluation mode)")
     parser.add_argument(
-        "--full", action="store_true", help="hf models at their real size (default: a small configuration of the same kind)"
+        "--full",
+        action="store_true",
+        help="hf models at their real size (default: a small configuration of the same kind)",
     )
 
 
@@ -84,7 +88,10 @@ def wrong_usage(arguments: argparse.Namespace, error: GraftError | str) -> NoRet
 
 
 def _chosen(arguments: argparse.Namespace, text: str) -> ChosenModel:
+    import torch
+
     given = read_inputs(arguments.input) if arguments.input else None
+    torch.manual_seed(0)  # weights are random, and the same every time
     model, inputs = load_model(text, getattr(arguments, "full", False))
     args, kwargs = given or inputs or (None, {})
     return ChosenModel(text, model.train(arguments.train), args, kwargs)

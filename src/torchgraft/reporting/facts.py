@@ -17,6 +17,16 @@ from torchgraft.view.module_summary import amount
 SHOWN = 5
 
 
+def quantity(number: float | None, unit: str) -> str:
+    """A number in three digits with its unit.
+
+    >>> quantity(8_178_000_000, "FLOPs"), quantity(12, "B")
+    ('8.18 GFLOPs', '12 B')
+    """
+    text = amount(number)
+    return f"{text}{unit}" if text[-1:].isalpha() else f"{text} {unit}"
+
+
 class Fact(NamedTuple):
     """A short headline, the sentence, and its rank: the higher, the sooner it is said."""
 
@@ -122,7 +132,7 @@ def _arithmetic(seen: Seen) -> Iterator[Fact]:
     count = sum(row.type == kind for row in leaves)
     yield Fact(
         "Arithmetic",
-        f"{count} {kind} do {flops / whole.flops:.1%} of the {amount(whole.flops)}FLOPs of one run; "
+        f"{count} {kind} do {flops / whole.flops:.1%} of the {quantity(whole.flops, 'FLOPs')} of one run; "
         f"it has {whole.parameters:,} parameters.",
         44,
     )
@@ -132,7 +142,8 @@ def _arithmetic(seen: Seen) -> Iterator[Fact]:
         if parameters - arithmetic > 0.02:
             yield Fact(
                 "Heavy, but idle",
-                f"'{row.path}' ({row.type}) holds {parameters:.1%} of the parameters and does {arithmetic:.2%} of the arithmetic.",
+                f"'{row.path}' ({row.type}) holds {parameters:.1%} of the parameters and does {arithmetic:.2%} of the "
+                "arithmetic.",
                 42,
             )
 
@@ -176,4 +187,4 @@ def _slowest(seen: Seen) -> Iterator[Fact]:
 
 _SOURCES = (_problems, _verified, _beside_script, _training, _arithmetic, _values, _slowest)
 
-__all__ = ["SHOWN", "Fact", "interesting_facts"]
+__all__ = ["SHOWN", "Fact", "interesting_facts", "quantity"]

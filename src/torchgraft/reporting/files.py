@@ -12,9 +12,8 @@ from typing import Any
 
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import WriteError
-from torchgraft.ir.printing import tabular_text
-from torchgraft.recording.tables import plain
-from torchgraft.reporting.levels import Level, one_line
+from torchgraft.recording.tables import Table, plain
+from torchgraft.reporting.levels import Level, node_rows, one_line
 from torchgraft.reporting.seen import Failure, Progress, Seen
 from torchgraft.view.drawing import draw
 from torchgraft.view.graph_files import save_graph
@@ -26,10 +25,9 @@ MOST_DRAWN = 8000  # nodes; a larger program is drawn folded only, because nobod
 
 @dataclass
 class LevelTexts:
-    """What the page shows of one level: the texts and the drawings, by name of file."""
+    """What the page shows of one level: the program as text, and the drawings by name of file."""
 
     readable: str = ""
-    table: str = ""
     drawings: dict[str, str] = field(default_factory=dict)
 
 
@@ -66,11 +64,15 @@ def write_files(seen: Seen, folder: Path, progress: Progress) -> Written:
     for name, log in seen.calls.items():
         written.table(f"calls/{name}.json", log.to_dict(), f"the log of calls at level {name}")
         trace = f"calls/{name}-trace.json"
-        written.text(trace, log.to_chrome_trace() + "\n", f"the same log for chrome://tracing and Perfetto (level {name})")
+        written.text(
+            trace, log.to_chrome_trace() + "\n", f"the same log for chrome://tracing and Perfetto (level {name})"
+        )
     if seen.statistics is not None:
         written.table("statistics.json", seen.statistics.to_dict(), "statistics of every value of one run")
     if seen.diagnosis is not None:
-        written.table("diagnosis.json", seen.diagnosis.to_dict(), "the check against the model and what was specialised")
+        written.table(
+            "diagnosis.json", seen.diagnosis.to_dict(), "the check against the model and what was specialised"
+        )
     return written
 
 
@@ -81,9 +83,14 @@ def _write_level(seen: Seen, written: Written, level: Level) -> None:
 
     def write_texts() -> None:
         texts.readable = program.print_readable(print_output=False)
-        texts.table = tabular_text(program.graph)
-        written.text(f"programs/{level.name}.py", texts.readable + "\n", f"the program at level {level.name}, with shapes and lines")
-        written.text(f"programs/{level.name}-table.txt", texts.table + "\n", f"one row a node at level {level.name}")
+        written.text(
+            f"programs/{level.name}.py",
+            texts.readable + "\n",
+            f"the program at level {level.name}, with shapes and lines",
+        )
+        written.text(
+            f"programs/{level.name}-table.txt", _table_text(level) + "\n", f"one row a node at level {level.name}"
+        )
 
     def write_graphs() -> None:
         graph = to_networkx(program)
@@ -97,6 +104,11 @@ def _write_level(seen: Seen, written: Written, level: Level) -> None:
     for folded in (False, True):
         _part(seen, f"the drawing of level {level.name}", lambda folded=folded: _draw(written, level, program, folded))
     _part(seen, f"the graph of level {level.name}", write_graphs)
+
+
+def _table_text(level: Level) -> str:
+    columns = ("name", "opcode", "target", "arguments", "value", "module", "line")
+    return Table("", columns, [tuple(row)[: len(columns)] for row in node_rows(level)]).text()
 
 
 _FORMAT_NAMES = {"pickle": "a pickle that needs no torch to be read", "graphml": "GraphML", "json": "node-link JSON"}

@@ -8,8 +8,19 @@ import re
 
 from torchgraft.recording.tables import seconds_text
 from torchgraft.reporting.files import LevelTexts, Written
-from torchgraft.reporting.levels import Counts, Level
-from torchgraft.reporting.markup import Cell, bar, code_block, element, escape, link, number_cell, table, text_cell
+from torchgraft.reporting.levels import Counts, Level, node_rows
+from torchgraft.reporting.markup import (
+    Cell,
+    bar,
+    code_block,
+    code_cell,
+    element,
+    escape,
+    link,
+    number_cell,
+    table,
+    text_cell,
+)
 from torchgraft.reporting.seen import Seen
 
 MOST_CALLS = 12
@@ -24,7 +35,9 @@ def side_by_side(seen: Seen, written: Written) -> str:
     counted = [(level.title, level.name, level.counts, level.seconds) for level in seen.levels.values()]
     counted.append((JIT, "jit", seen.script.counts, 0.0))
     most = max([counts.nodes for _, _, counts, _ in counted if counts is not None], default=1)
-    rows = [_count_row(title, name, counts, seconds, most) for title, name, counts, seconds in counted if counts is not None]
+    rows = [
+        _count_row(title, name, counts, seconds, most) for title, name, counts, seconds in counted if counts is not None
+    ]
     columns = ("program", "nodes", "", "calls", "different", "inputs", "state fetched", "guards", "capture")
     intro = (
         "The same model, captured in every way, beside what <code>torch.jit.trace</code> writes for it with everything inlined, "
@@ -112,7 +125,7 @@ def level_section(level: Level, written: Written) -> str:
         f"<b>{counts.guards:,}</b> guard{'' if counts.guards == 1 else 's'}, captured in <b>{seconds_text(level.seconds)}</b>"
     )
     notes = "".join([element("p", escape(note), class_="note") for note in level.notes])
-    tabs = [("Drawing", _viewer(level.name, texts)), ("Code", _code(level.name, texts)), ("Table", _table(level.name, texts))]
+    tabs = [("Drawing", _viewer(level.name, texts)), ("Code", _code(level.name, texts)), ("Nodes", _nodes(level))]
     tabs.append(("Calls", _all_calls(counts)))
     tabs.append(("Files", _files_of(level.name, written)))
     return intro + element("p", facts, class_="note") + notes + tab_group(level.name, tabs)
@@ -178,16 +191,18 @@ def _viewer(name: str, texts: LevelTexts) -> str:
     )
     find = '<label class="find">Find <input type="search" placeholder="name or shape"><output></output></label>'
     file = link(first, "SVG file")
-    hint = '<span class="note hint">drag to move; Ctrl and wheel, or + and −, to zoom</span>'
+    hint = '<span class="note hint">drag to move, Ctrl and wheel to zoom</span>'
     bar_ = element("div", f"{choice}{buttons}{find}{hint}{file}", class_="bar")
     stage = '<div class="stage" tabindex="0" role="application" aria-label="drawing: drag to move, plus and minus to zoom"></div>'
     without = element("noscript", element("p", f"Drawings: {', '.join([link(path) for path in texts.drawings])}"))
-    return element("div", bar_ + stage + without + "".join(templates), class_="viewer", data_drawing=f"drawing-{name}-0")
+    return element(
+        "div", bar_ + stage + without + "".join(templates), class_="viewer", data_drawing=f"drawing-{name}-0"
+    )
 
 
 _BUTTONS = (
     ("in", "+", "zoom in"),
-    ("out", "−", "zoom out"),
+    ("out", "\N{MINUS SIGN}", "zoom out"),
     ("fit", "Fit", "show the whole drawing"),
     ("one", "1:1", "real size, from the top"),
     ("full", "Full screen", "full screen"),
@@ -198,20 +213,40 @@ def _code(name: str, texts: LevelTexts) -> str:
     return code_block(texts.readable, f"code-{name}", f"programs/{name}.py") if texts.readable else ""
 
 
-def _table(name: str, texts: LevelTexts) -> str:
-    return code_block(texts.table, f"table-{name}", f"programs/{name}-table.txt", False) if texts.table else ""
+def _nodes(level: Level) -> str:
+    rows = [
+        [
+            number_cell(place, str(place)),
+            Cell(element("code", escape(row.name), class_="strong"), None, "keep"),
+            text_cell(row.op, "keep"),
+            code_cell(row.target),
+            code_cell(row.arguments),
+            Cell(element("code", escape(row.value)), None, "keep"),
+            code_cell(row.module),
+            Cell(element("code", escape(row.place), title=row.line), None, "keep"),
+        ]
+        for place, row in enumerate(node_rows(level))
+    ]
+    columns = ("#", "name", "opcode", "target", "arguments", "value", "module", "line")
+    return table(columns, rows, find="name, target, shape, module", more=link(f"programs/{level.name}-table.txt"))
 
 
 def _all_calls(counts: Counts) -> str:
     rows = [
-        [Cell(element("code", escape(name))), number_cell(count, f"{count:,}"), Cell(bar(count / (counts.calls or 1)), None, "wide")]
+        [
+            Cell(element("code", escape(name))),
+            number_cell(count, f"{count:,}"),
+            Cell(bar(count / (counts.calls or 1)), None, "wide"),
+        ]
         for name, count in counts.by_call.items()
     ]
     return table(("call", "times", "share of all calls"), rows)
 
 
 def _files_of(name: str, written: Written) -> str:
-    own = [path for path in written.descriptions if re.match(rf"\w+/{name}[-.]", path) and not path.startswith("calls/")]
+    own = [
+        path for path in written.descriptions if re.match(rf"\w+/{name}[-.]", path) and not path.startswith("calls/")
+    ]
     return file_table(written, own)
 
 

@@ -5,11 +5,12 @@ What is written about a level on the page is in `level_section.py`.
 from __future__ import annotations
 
 import contextlib
+import operator
 import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -17,9 +18,10 @@ from torchgraft.capturing.program import capture
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.ir import guards
 from torchgraft.ir.node import Node
-from torchgraft.ir.printing import target_text
+from torchgraft.ir.printing import argument_text, known_value, target_text, value_text
 from torchgraft.passes.propagate_shapes import PropagateShapes
 from torchgraft.recording.record import input_values
+from torchgraft.view.node_facts import module_path_of, source_of
 
 # name: (title, what it shows)
 LEVELS = {
@@ -32,6 +34,9 @@ LEVELS = {
         "Forward and backward of one training step as one program, from AOTAutograd, in training mode.",
     ),
 }
+
+
+_WIDEST = 160
 
 
 @dataclass(frozen=True)
@@ -142,10 +147,59 @@ def counts_of(program: GraphModule) -> Counts:
     )
 
 
+class NodeRow(NamedTuple):
+    """A node as texts, to be shown in a table; `place` is the file and number of the `line` it comes from."""
+
+    name: str
+    op: str
+    target: str
+    arguments: str
+    value: str
+    module: str
+    place: str
+    line: str
+
+
+def node_rows(level: Level) -> list[NodeRow]:
+    """Every node of a program as a row; long arguments are cut."""
+    program = level.program
+    assert program is not None
+    rows = []
+    for node in program.graph.nodes:
+        arguments = [argument_text(value) for value in node.args]
+        arguments += [f"{key}={argument_text(value)}" for key, value in node.kwargs.items()]
+        source = source_of(node)
+        line = "" if source is None else str(source)
+        target = call_name(node, program) if node.op != "call_module" else str(node.target)
+        rows.append(
+            NodeRow(
+                node.name,
+                node.op,
+                target,
+                _cut(", ".join(arguments)),
+                _cut(value_text(known_value(node)) or ""),
+                module_path_of(node) or "",
+                line.partition(' "')[0].replace("\\", "/").rsplit("/", 1)[-1],
+                line,
+            )
+        )
+    return rows
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _WIDEST else f"{text[: _WIDEST - 1]}…"
+
+
 def _kind(node: Node) -> str:
     if getattr(node.target, "__module__", None) == guards.__name__ or node.target == "_guards_fn":
         return "guard"
+    if node.target is operator.getitem and isinstance(node.args[0], Node) and _returns_several(node.args[0]):
+        return "part"  # one of several results; nothing is computed
     return "call" if node.op.startswith("call_") else node.op
+
+
+def _returns_several(node: Node) -> bool:
+    return isinstance(node.target, torch._ops.OpOverload) and len(node.target._schema.returns) > 1
 
 
 def call_name(node: Node, program: GraphModule) -> str:
@@ -169,4 +223,15 @@ def one_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
-__all__ = ["LEVELS", "Counts", "Level", "call_name", "capture_level", "counts_of", "in_training_mode", "one_line"]
+__all__ = [
+    "LEVELS",
+    "Counts",
+    "Level",
+    "NodeRow",
+    "call_name",
+    "capture_level",
+    "counts_of",
+    "node_rows",
+    "note_shapes",
+    "one_line",
+]

@@ -106,7 +106,11 @@ def code_block(text: str, identity: str, source: str, is_python: bool = True) ->
     left = len(lines) - MOST_LINES
     note = f"… and {left:,} more lines, in " if left > 0 else f"{len(lines):,} lines, also in "
     markup = python_markup(shown) if is_python else html.escape(shown, quote=False)
-    bar = element("div", f'<span class="note">{note}{link(source)}</span><button type="button" class="copy">Copy</button>', class_="bar")
+    bar = element(
+        "div",
+        f'<span class="note">{note}{link(source)}</span><button type="button" class="copy">Copy</button>',
+        class_="bar",
+    )
     return element("div", f'{bar}<pre tabindex="0"><code id="{escape(identity)}">{markup}</code></pre>', class_="code")
 
 
@@ -136,4 +140,17 @@ def histogram(measured: Sequence[Any] | None) -> str:
     return f'<svg class="histogram" viewBox="0 0 {width} 22" role="img"><title>{escape(title)}</title><path d="{path}"/></svg>'
 
 
-__all__ = ["Cell", "bar", "code_block", "code_cell", "element", "escape", "histogram", "link", "number_cell", "python_markup", "table", "text_cell"]
+__all__ = [
+    "Cell",
+    "bar",
+    "code_block",
+    "code_cell",
+    "element",
+    "escape",
+    "histogram",
+    "link",
+    "number_cell",
+    "python_markup",
+    "table",
+    "text_cell",
+]

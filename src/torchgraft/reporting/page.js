@@ -146,7 +146,7 @@ class Viewer {
   }
 
   start() {
-    this.scale = Math.min(1, Math.max(0.4, this.stage.clientWidth / this.size.width));
+    this.scale = Math.min(1, Math.max(0.08, this.stage.clientWidth / this.size.width));
     this.x = (this.size.width - this.stage.clientWidth / this.scale) / 2;
     this.y = 0;
     this.update();

@@ -9,7 +9,7 @@ from importlib.resources import files
 
 import torch
 
-from torchgraft.reporting.facts import Fact
+from torchgraft.reporting.facts import Fact, quantity
 from torchgraft.reporting.files import Written
 from torchgraft.reporting.level_section import file_table, level_section, side_by_side
 from torchgraft.reporting.markup import code_block, element, escape
@@ -73,7 +73,7 @@ def _resource(name: str) -> str:
 
 def _drawing_styles() -> str:
     """One style sheet for all drawings of the page, which follows the page, not the system."""
-    return f'{style_sheet("light", ".drawing")}\n{style_sheet("dark", "[data-theme=dark] .drawing")}'
+    return f"{style_sheet('light', '.drawing')}\n{style_sheet('dark', '[data-theme=dark] .drawing')}"
 
 
 def _sections(seen: Seen, written: Written) -> list[tuple[str, str, int, str]]:
@@ -122,9 +122,13 @@ def _tiles(seen: Seen) -> str:
     tiles = []
     if seen.summary is not None:
         whole = seen.summary.facts.modules[0]
-        tiles += [("parameters", amount(whole.parameters)), ("of weights", f"{amount(whole.bytes)}B"), ("FLOPs a run", amount(whole.flops))]
+        tiles += [
+            ("parameters", amount(whole.parameters)),
+            ("of weights", quantity(whole.bytes, "B")),
+            ("FLOPs a run", amount(whole.flops)),
+        ]
     if seen.memory is not None:
-        tiles.append(("at the fullest moment", f"{amount(seen.memory.peak)}B"))
+        tiles.append(("at the fullest moment", quantity(seen.memory.peak, "B")))
     for level in seen.programs():
         if level.name in ("module", "aten", "joint") and level.counts is not None:
             tiles.append((f"nodes, {level.title}", f"{level.counts.nodes:,}"))

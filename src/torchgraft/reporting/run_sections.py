@@ -10,7 +10,18 @@ from typing import Any
 from torchgraft.recording.symbolic_trials import Finding
 from torchgraft.recording.tables import number_text, seconds_text
 from torchgraft.reporting.level_section import tab_group
-from torchgraft.reporting.markup import Cell, bar, code_cell, element, escape, histogram, link, number_cell, table, text_cell
+from torchgraft.reporting.markup import (
+    Cell,
+    bar,
+    code_cell,
+    element,
+    escape,
+    histogram,
+    link,
+    number_cell,
+    table,
+    text_cell,
+)
 from torchgraft.reporting.seen import CALL_LEVELS, Seen
 from torchgraft.view.module_summary import amount
 
@@ -26,7 +37,9 @@ def summary_section(seen: Seen) -> str:
     body = [_summary_row(row, has_children) for row, has_children in zip(rows, deeper, strict=True)]
     heads = ("module", "output", "parameters", "share", "", "FLOPs", "share", "", "calls")
     classes = ("", "", "n", "n", "", "n", "n", "", "n")
-    head = "".join([element("th", name, scope="col", class_=kind or None) for name, kind in zip(heads, classes, strict=True)])
+    head = "".join(
+        [element("th", name, scope="col", class_=kind or None) for name, kind in zip(heads, classes, strict=True)]
+    )
     tree = f'<table class="tree"><thead><tr>{head}</tr></thead><tbody>{"".join(body)}</tbody></table>'
     notes = "".join([element("p", escape(note), class_="note") for note in seen.summary.facts.notes()])
     buttons = '<button type="button" data-tree="open">Open all</button><button type="button" data-tree="close">Close all</button>'
@@ -37,8 +50,14 @@ def summary_section(seen: Seen) -> str:
 def _summary_row(row: dict[str, Any], has_children: bool) -> str:
     name = f"<b>{escape(row['name'])}</b> {escape(row['type'])}" if row["depth"] else f"<b>{escape(row['type'])}</b>"
     shared = ' <span class="chip">shared</span>' if row["shared"] else ""
-    toggle = '<button type="button" class="twist" aria-expanded="true" aria-label="open or close"></button>' if has_children else ""
-    first = f'<td style="--depth:{row["depth"]}" class="name">{toggle or "<span class=twist></span>"}{name}{shared}</td>'
+    toggle = (
+        '<button type="button" class="twist" aria-expanded="true" aria-label="open or close"></button>'
+        if has_children
+        else ""
+    )
+    first = (
+        f'<td style="--depth:{row["depth"]}" class="name">{toggle or "<span class=twist></span>"}{name}{shared}</td>'
+    )
     share, flops_share = row["share"] or 0.0, row["flops_share"] or 0.0
     cells = [
         element("code", escape(row["output"] or "")),
@@ -69,7 +88,7 @@ def calls_section(seen: Seen) -> str:
                 code_cell(call.module),
                 number_cell(call.seconds, seconds_text(call.seconds)),
                 Cell(bar(call.seconds / total)),
-                code_cell(_short_line(call.line)),
+                Cell(element("code", escape(_place(call.line)), title=call.line), None, "keep"),
             ]
             for call in log
         ]
@@ -85,9 +104,9 @@ def calls_section(seen: Seen) -> str:
     return tab_group("call-logs", tabs) if tabs else NOTHING
 
 
-def _short_line(line: str) -> str:
-    place, _, text = line.partition(' "')
-    return f"{place.replace(chr(92), '/').rsplit('/', 1)[-1]} {text.removesuffix(chr(34))}".strip()
+def _place(line: str) -> str:
+    """The name of the file and the number of a source line."""
+    return line.partition(' "')[0].replace("\\", "/").rsplit("/", 1)[-1]
 
 
 def statistics_section(seen: Seen) -> str:
@@ -108,7 +127,10 @@ def statistics_section(seen: Seen) -> str:
                 Cell(element("code", escape(row["key"]), class_="strong"), None, "keep"),
                 code_cell(row["target"]),
                 Cell(element("code", escape(f"{row['dtype']}{row['shape']}")), None, "keep"),
-                *[number_cell(row.get(name), number_text(row.get(name))) for name in ("min", "max", "mean", "std", "norm")],
+                *[
+                    number_cell(row.get(name), number_text(row.get(name)))
+                    for name in ("min", "max", "mean", "std", "norm")
+                ],
                 number_cell(share, "" if share is None else f"{share:.1%}"),
                 Cell(f"{bad:,}" if bad else "0", bad, "n bad" if bad else "n"),
                 Cell(histogram(row.get("histogram"))),

@@ -1,0 +1,52 @@
+"""`graft draw MODEL -o FILE.svg`: a drawing of a program.
+The work is done by `torchgraft.draw`.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from torchgraft.cli.models import add_model_arguments, chosen_model
+from torchgraft.cli.programs import add_json, add_level, add_output, captured, json_text, positive_or_zero, with_shapes
+
+NAME = "draw"
+SUMMARY = "draw a program as SVG (as PNG or PDF where cairosvg is installed)"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of the command."""
+    add_model_arguments(parser)
+    add_level(parser)
+    parser.add_argument(
+        "--depth", type=positive_or_zero, metavar="N", help="one box for every module so many calls deep"
+    )
+    parser.add_argument("--fold", action="store_true", help="draw modules that repeat once, with a count")
+    parser.add_argument(
+        "--direction", choices=("down", "right"), default="down", help="which way it goes (default: down)"
+    )
+    parser.add_argument("--theme", choices=("auto", "light", "dark"), default="auto", help="colours (default: auto)")
+    add_output(parser, "the file: .svg, .png or .pdf", required=True)
+    add_json(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Write the drawing and say how large it is."""
+    from torchgraft.view.drawing import draw
+    from torchgraft.view.drawing.files import check_suffix
+
+    check_suffix(arguments.output)  # before the work, not after
+    chosen = chosen_model(arguments)
+    program = with_shapes(captured(arguments, chosen), chosen)
+    options = {
+        "depth": arguments.depth,
+        "fold": arguments.fold,
+        "direction": arguments.direction,
+        "theme": arguments.theme,
+    }
+    drawing = draw(program, arguments.output, **options)
+    if arguments.json:
+        size = {"width": drawing.width, "height": drawing.height, "boxes": drawing.boxes}
+        print(json_text({"model": chosen.name, "output": arguments.output, **size}))
+    else:
+        print(f"written: {arguments.output} ({drawing.boxes} boxes, {drawing.width}×{drawing.height})")
+    return 0

@@ -1,0 +1,113 @@
+"""What commands that look at a program share: --level, -o, --json, capturing at a level, and where the result goes.
+What the commands show is in their own files; MODEL and --input are read in `models.py`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import warnings
+from typing import TYPE_CHECKING, Any
+
+from torchgraft.cli.models import ChosenModel, wrong_usage
+
+if TYPE_CHECKING:
+    from torchgraft.codegen.graph_module import GraphModule
+
+LEVELS = ("symbolic", "module", "function", "aten", "core_aten", "joint")
+
+
+def add_level(parser: argparse.ArgumentParser) -> None:
+    """--level, for programs."""
+    parser.add_argument(
+        "--level",
+        choices=LEVELS,
+        help="symbolic (captured without inputs), module, function, aten, core_aten, or joint (forward and backward) "
+        "(default: module where inputs are known, symbolic where not; a .pt2 file as it is)",
+    )
+
+
+def add_output(parser: argparse.ArgumentParser, what: str, required: bool = False) -> None:
+    """-o, for where to write."""
+    parser.add_argument("-o", "--output", metavar="PATH", required=required, help=what)
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    """--json, for machines."""
+    parser.add_argument("--json", action="store_true", help="as JSON")
+
+
+def positive_or_zero(text: str) -> int:
+    """A depth from the command line; argparse turns the ValueError into its one line."""
+    number = int(text)
+    if number < 0:
+        raise ValueError
+    return number
+
+
+def needs_inputs(
+    arguments: argparse.Namespace, chosen: ChosenModel, why: str
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The inputs of a model; without any the command ends, because it cannot be guessed what the model takes."""
+    if not chosen.has_inputs:
+        wrong_usage(arguments, f"{why}, and the inputs of {chosen.name} are not known; give them with --input")
+    return chosen.args or (), chosen.kwargs
+
+
+def captured(arguments: argparse.Namespace, chosen: ChosenModel, level: str | None = None) -> GraphModule:
+    """The program of a model at the level asked for."""
+    import torchgraft
+
+    level = level or getattr(arguments, "level", None)
+    if level is None and isinstance(chosen.model, torchgraft.GraphModule):
+        return chosen.model
+    if level == "symbolic" or (level is None and not chosen.has_inputs):
+        return torchgraft.symbolic_trace(chosen.model)
+    args, kwargs = needs_inputs(arguments, chosen, f"level {level} captures by running the model")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # torch's own, about its own calls
+        return torchgraft.capture(chosen.model, args, kwargs, level=level or "module")
+
+
+def with_shapes(program: GraphModule, chosen: ChosenModel) -> GraphModule:
+    """The program with the shape of every value noted, where the inputs are known."""
+    from torchgraft.reporting.levels import note_shapes
+
+    if chosen.has_inputs and not any("val" in node.meta for node in program.graph.nodes):
+        note_shapes(program, chosen.args or (), chosen.kwargs)
+    return program
+
+
+def colours_wanted() -> bool:
+    """Whether standard output is a terminal, and NO_COLOR is not set."""
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+
+
+def put_out(arguments: argparse.Namespace, text: str) -> None:
+    """Print a text, or write it to the file that -o names and say so."""
+    if arguments.output is None:
+        print(text)
+        return
+    from torchgraft.recording.files import write_text
+
+    write_text(arguments.output, text.rstrip("\n") + "\n")
+    print(f"written: {arguments.output}")
+
+
+def put_out_result(arguments: argparse.Namespace, result: Any) -> None:
+    """Show a result as a table, as JSON, or in a file."""
+    if arguments.json:
+        put_out(arguments, result.to_json())
+    elif arguments.output is not None:
+        put_out(arguments, str(result))
+    else:
+        result.show()
+
+
+def json_text(value: Any) -> str:
+    """Plain values as JSON."""
+    from torchgraft.recording.tables import plain
+
+    return json.dumps(plain(value), indent=1)
