@@ -522,9 +522,10 @@ def test_fake_tensors_are_enough() -> None:
 
 
 def test_explain_says_what_is_kept_whole_and_why() -> None:
-    assert "The model is kept as one call that runs its Python: it writes self.calls" in capture(
-        Counter(), (torch.ones(2, 3),)
-    ).explain()
+    assert (
+        "The model is kept as one call that runs its Python: it writes self.calls"
+        in capture(Counter(), (torch.ones(2, 3),)).explain()
+    )
 
 
 def test_a_program_verifies_itself_against_its_model() -> None:

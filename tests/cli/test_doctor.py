@@ -81,5 +81,8 @@ def test_help(capsys):
     with pytest.raises(SystemExit):
         main(["doctor", "--help"])
     text = " ".join(capsys.readouterr().out.split())
-    assert "zoo:NAME, PACKAGE.MODULE:FACTORY or PATH/FILE.py:FACTORY" in text
+    assert (
+        "zoo:NAME, torchvision:NAME, timm:NAME, hf:NAME, PACKAGE.MODULE:FACTORY, PATH/FILE.py:FACTORY or FILE.pt2"
+        in text
+    )
     assert "--input SPEC" in text and "--json" in text and "--train" in text

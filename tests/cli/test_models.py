@@ -67,7 +67,8 @@ def chosen(*texts):
 def test_zoo():
     model, inputs = load_model("zoo:mlp")
     assert type(model).__name__ == "MLP"
-    assert [tuple(tensor.shape) for tensor in inputs] == [(1, 16)]
+    args, kwargs = inputs
+    assert [tuple(tensor.shape) for tensor in args] == [(1, 16)] and kwargs == {}
 
 
 @pytest.mark.parametrize(
@@ -138,6 +139,7 @@ def test_file_that_cannot_be_imported(tmp_path):
 def test_inputs():
     args, kwargs = read_inputs(
         ["2x3x4:float32", "5", "2x6:int64:1000", "mask=2x6:bool", "scalar:float64", "2x2:complex64", "3:bfloat16"]
+        + ["ids:1x16:int64", "scale:scalar"]
     )
     assert [(tuple(value.shape), value.dtype) for value in args] == [
         ((2, 3, 4), torch.float32),
@@ -148,6 +150,7 @@ def test_inputs():
         ((3,), torch.bfloat16),
     ]
     assert kwargs["mask"].dtype is torch.bool
+    assert kwargs["ids"].shape == (1, 16) and kwargs["ids"].dtype is torch.int64 and kwargs["scale"].shape == ()
     assert args[2].max() > 10
     assert read_inputs(["20:int32"])[0][0].max() < 10
 

@@ -179,7 +179,6 @@ class TestNames:
         function = scope["function"]
         assert torch.equal(fx.symbolic_trace(function)(torch.ones(2), value), function(torch.ones(2), value))
 
-    @pytest.mark.xfail(strict=True, raises=TypeError, reason="the parameter is taken for the module")
     def test_a_function_with_a_parameter_called_self(self) -> None:
         def function(self, x):
             return self + x

@@ -65,7 +65,11 @@ def _sizes(x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
     return [x.detach().repeat(2, 1).requires_grad_(), y.repeat(2, 1)]
 
 
-OTHERS: dict[str, Callable[..., list[torch.Tensor]]] = {"the example": lambda x, y: [x, y], "values": _values, "sizes": _sizes}
+OTHERS: dict[str, Callable[..., list[torch.Tensor]]] = {
+    "the example": lambda x, y: [x, y],
+    "values": _values,
+    "sizes": _sizes,
+}
 
 
 def _captured(program: Program, level: str) -> tuple[GraphModule, Any]:

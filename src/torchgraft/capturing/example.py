@@ -39,8 +39,6 @@ class ExampleInputs:
     ) -> None:
         self._watcher = watcher
         self._copies: dict[int, tuple[torch.Tensor, torch.Tensor, MakeNode]] = {}
-        # Containers and objects that the run is given, with what was in them.
-        self._contents: list[tuple[str, Any, dict[Any, Any]]] = []
         self._same: list[tuple[str, MakeNode, MakeNode]] = []
         self.bound = bind(function, args, kwargs)
         self.nodes = placeholders(watcher.graph, self.bound)
@@ -104,21 +102,12 @@ class ExampleInputs:
                 part, make_part, f"{path}.{key}" if by_attribute else f"{path}[{key!r}]"
             )
         result = rebuilt(value, new)
-        self._contents.append((path, result, parts_of(result)))
         self._watcher.add_object(result, make)
         if type(value) is dict and all(isinstance(key, str) for key in expected):
             return result, expected
         if type(value) in (tuple, list):
             return result, type(value)(expected.values())
         return result, Like(type(value), expected)
-
-    def written(self) -> str | None:
-        """The path of a container or object among the inputs that the run changed."""
-        for path, value, before in self._contents:
-            now = parts_of(value)
-            if list(now) != list(before) or any(now[key] is not part for key, part in before.items()):
-                return path
-        return None
 
 
 def bind(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> inspect.BoundArguments:

@@ -27,6 +27,7 @@ from torchgraft.capturing.pictures import (
     same_content,
 )
 from torchgraft.errors import TraceError
+from torchgraft.ir.graph import Graph
 from torchgraft.ir.origin import SourceLine, current_source_line, is_user_code
 from torchgraft.ir.origin import source_line as line_of
 

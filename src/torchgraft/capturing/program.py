@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import gc
 import inspect
+from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -26,7 +27,7 @@ from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import TraceError
 from torchgraft.ir.contexts import exit_context
 from torchgraft.ir.node import Node
-from torchgraft.ir.structures import has_attributes, put_together, take_apart
+from torchgraft.ir.structures import has_attributes, put_into, put_together, take_apart
 
 LeafRule = Callable[[torch.nn.Module, str], bool] | Iterable[Any] | type | str | None
 
@@ -207,6 +208,7 @@ def _watched_run(
             with WatchingMode(watcher):
                 result = function(*inputs.bound.args, **inputs.bound.kwargs)
                 output = _result(watcher, result)
+                watcher.unwatched(_write_objects, watcher)
         finally:
             active.tracer = previous
             for patch in reversed(patches):
@@ -216,7 +218,7 @@ def _watched_run(
             unseen = [*watcher.surroundings.restore(), *changed, *([] if outside is None else [(None, outside[0])])]
     if unseen:
         whole = whole | {inner for module in watcher.ran_whole for inner in module.modules()}
-    _refuse_unseen(watcher, inputs, [entry for entry in unseen if entry[0] not in whole])
+    _refuse_unseen(watcher, [entry for entry in unseen if entry[0] not in whole])
     watcher.create_node("output", "output", (output,), {})
     _tidy(watcher)
     return GraphModule(watcher.root, watcher.graph, _program_name(function))
@@ -227,15 +229,12 @@ def _draws(module: torch.nn.Module, name: str) -> bool:
     return isinstance(vars(module).get(name), torch.Generator)
 
 
-def _refuse_unseen(watcher: Watcher, inputs: ExampleInputs, unseen: list[tuple[torch.nn.Module | None, str]]) -> None:
+def _refuse_unseen(watcher: Watcher, unseen: list[tuple[torch.nn.Module | None, str]]) -> None:
     """Keep whole what the run did that the program would not do."""
     for module, what in unseen:
         raise KeepWhole(module, f"it changes {what}")
     if watcher.recovered is not None:
         raise KeepWhole(*watcher.recovered)
-    written = inputs.written()
-    if written is not None:
-        raise KeepWhole(None, f"it changes the input {written}")
 
 
 def _program_name(model: Any) -> str:
@@ -254,10 +253,28 @@ def _result(watcher: Watcher, value: Any) -> Any:
         known = watcher._outside_node(value)
         if known is not None:
             return known
-        template, parts = take_apart(value, watcher.is_of_this_run)
-        arguments = (watcher.constant("_template", template), *[watcher.create_arg(part) for part in parts])
-        return watcher.create_node("call_function", put_together, arguments, {})
+        template, parts = take_apart(value, lambda part: watcher.is_of_this_run(part) or watcher.is_known(part))
+        lowered = [watcher._outside_node(part) or watcher.create_arg(part) for part in parts]
+        return watcher.create_node(
+            "call_function", put_together, (watcher.constant("_template", template), *lowered), {}
+        )
     return watcher.create_arg(value)
+
+
+def _write_objects(watcher: Watcher) -> None:
+    """Have the program leave in the objects that it was given what the run left in them; a cache, say."""
+    changes = []
+    for value, before, now in watcher.changed_objects():
+        keys = list(now)
+        if not isinstance(value, (list, dict)):
+            keys = [key for key in now if key not in before or now[key] is not before[key]]
+        is_odd = isinstance(value, dict) and type(value) not in (dict, OrderedDict)
+        if is_odd or (not isinstance(value, (list, dict)) and len(now) < len(before)):
+            raise KeepWhole(None, f"it changes a {type(value).__name__} that it is given")
+        items = [_result(watcher, now[key]) for key in keys]
+        changes.append((watcher._outside_node(value), watcher.create_arg(tuple(keys)), *items))
+    for arguments in changes:  # after everything that is read
+        watcher.create_node("call_function", put_into, arguments, {})
 
 
 def _tidy(watcher: Watcher) -> None:

@@ -218,8 +218,19 @@ class Reads(TracerBase):
 
 @functools.lru_cache(maxsize=4096)
 def _asks_types(code: CodeType | None) -> bool:
-    """Whether a function asks for the type of something, which for a symbolic number is not what it is for a plain one."""
-    return code is not None and "type" in code.co_names and "type" not in code.co_varnames
+    """Whether a function compares the type of something, which for a symbolic number is not what it is for a plain one."""
+    if code is None or "type" not in code.co_names:
+        return False
+    listing = [item for item in dis.get_instructions(code) if item.opname not in ("CACHE", "PUSH_NULL", "PRECALL")]
+    for place, item in enumerate(listing):
+        if item.opname in ("LOAD_GLOBAL", "LOAD_NAME") and item.argval == "type":
+            following = listing[place + 1 : place + 6]
+            if following[0].argval != "self" and any(after.opname in _COMPARISONS for after in following):
+                return True
+    return False
+
+
+_COMPARISONS = ("COMPARE_OP", "IS_OP", "CONTAINS_OP")
 
 
 # By identity, because the hash of a code object is computed from everything in it; holding the code keeps the id its own.
@@ -298,7 +309,7 @@ def _decides(listing: list[dis.Instruction], place: int) -> bool:
     following = listing[place + 1 : place + 3]
     if following and following[0].opname in ("LOAD_ATTR", "LOAD_METHOD") and following[0].argval in ("type", "index"):
         return True
-    return any(item.opname in ("COMPARE_OP", "IS_OP", "CONTAINS_OP") for item in following)
+    return any(item.opname in _COMPARISONS for item in following)
 
 
 # How a method or function that reads is answered, by its name.

@@ -5,14 +5,17 @@ Python forces a plain number; that is where a guard belongs. Which numbers are s
 
 from __future__ import annotations
 
+import linecache
 import math
 import operator
+import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from torchgraft.ir.node import Node
+from torchgraft.ir.origin import current_source_line
 
 if TYPE_CHECKING:
     from torchgraft.capturing.watch import Watcher
@@ -47,7 +50,8 @@ class SymbolicNumber:
         return self._description or str(self.value)
 
     def _graph_repr(self) -> str:
-        return str(self._decide())  # a number in a text is a number that Python has read
+        # A number in a text is a number that Python has read, unless the text is only for the case that something fails.
+        return str(self.value if _is_in_message() else self._decide())
 
     str = _graph_repr
 
@@ -115,6 +119,22 @@ class SymbolicNumber:
         return self._decide()
 
     bool_ = int_
+
+
+_MESSAGE = re.compile(r"(?:\b_assert\(|\braise \w+\(|^\s*assert )", re.MULTILINE)
+
+
+def _is_in_message() -> bool:
+    """Whether the user's line, or a call or statement that begins a few lines above it, gives a text to an assertion."""
+    line = current_source_line()
+    if line is None:
+        return False
+    text = "".join([linecache.getline(line.file, number) for number in range(max(line.line - 4, 1), line.line + 1)])
+    found = list(_MESSAGE.finditer(text))
+    if not found:
+        return False
+    rest = text[found[-1].start() : text.rfind(line.text)]
+    return rest.count("(") > rest.count(")") or "\n" not in text[found[-1].start() :].strip()
 
 
 class _Int(torch.SymInt):

@@ -89,6 +89,8 @@ class Watcher(Reads):
         self._modules: list[torch.nn.Module] = [root]
         # What came from outside the run, by identity: the object itself (so that the identity stays its own) and its node.
         self._outside: dict[int, tuple[Any, Node | MakeNode]] = {}
+        # Objects among them, with what was in them.
+        self._objects: dict[int, tuple[Any, dict[Any, Any]]] = {}
         self._inputs: set[int] = set()
         self._found_attributes = False
         self._constants: dict[int, tuple[Any, Node]] = {}
@@ -172,6 +174,16 @@ class Watcher(Reads):
     def add_object(self, value: Any, node: Node | MakeNode) -> None:
         """Say that an object of the run is the value of a node."""
         self._outside[id(value)] = (value, node)
+        self._objects[id(value)] = (value, dict(vars_of(value)))
+
+    def is_known(self, value: Any) -> bool:
+        """Whether an object is the value of a node, as it is and not only as it looks."""
+        return id(value) in self._objects
+
+    def changed_objects(self) -> list[tuple[Any, dict[Any, Any], dict[Any, Any]]]:
+        """Objects that are values of nodes and were changed since, with what was in them then and is now."""
+        found = [(value, before, vars_of(value)) for value, before in self._objects.values()]
+        return [entry for entry in found if list(entry[1]) != list(entry[2]) or not _same_parts(entry[2], entry[1])]
 
     def is_static(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor has the same size in every run: parameters, buffers and constants."""
@@ -236,6 +248,9 @@ class Watcher(Reads):
         parts = result if isinstance(result, dict) else dict(enumerate(result)) if is_container else vars_of(result)
         if isinstance(result, list):
             self._guard_length(make(), result, what)
+        elif isinstance(result, dict) and all(isinstance(key, str) for key in result):
+            keys = self.create_node("call_function", list, (make(),), {})
+            self.guard(keys, list(result), f"the keys of the result of {what}")
         new = {
             key: self.register_anything(item, self.part(node, key, not is_container), given, what)
             for key, item in parts.items()
@@ -396,6 +411,9 @@ class Watcher(Reads):
         if cls is not tuple:
             known = self._outside_node(a)
             if known is not None:
+                if self.is_known(a) and self.changed_objects():
+                    # The program writes into objects at its end, and this call would see them as they were.
+                    raise KeepWhole(None, f"it changes a {cls.__name__} and hands it on{at_line()}")
                 return known
         if isinstance(a, torch.nn.Module) and a in self.paths and self.paths[a]:
             return self.create_node("get_attr", self.paths[a], (), {})
@@ -554,14 +572,20 @@ class Watcher(Reads):
 
     def _training_decides(self, module: torch.nn.Module) -> bool:
         value = module.__dict__["training"]
-        if (module, "training") not in self._guarded:
+        if (module, "training") not in self._guarded and not self._is_of_every_run(module):
             self._guarded.add((module, "training"))
             where = str(current_source_line() or type(module).__name__)
             self.create_node("call_function", check_training, (self._training_node(module), value, where), {})
         return value
 
-    def _training_node(self, module: torch.nn.Module) -> Node:
+    def _is_of_every_run(self, module: torch.nn.Module) -> bool:
+        """Whether a module is made by the model while it runs, so that its mode is the same each time."""
+        return module not in self.paths and is_young(module)
+
+    def _training_node(self, module: torch.nn.Module) -> Node | bool:
         path = self.paths.get(module)
+        if path is None and is_young(module):
+            return bool(module.__dict__["training"])
         if path is None:
             raise KeepWhole(
                 self._modules[-1], f"{type(module).__name__} is no submodule, and asks for its mode{at_line()}"

@@ -30,8 +30,8 @@ def run(arguments: argparse.Namespace) -> int:
     seconds = time.perf_counter() - started
 
     from torchgraft.ir.guards import find_guards
-    from torchgraft.recording.tables import seconds_text
     from torchgraft.reporting.levels import counts_of
+    from torchgraft.results.tables import seconds_text
 
     counts = counts_of(program)
     guards = [f"{guard.condition} is {guard.expected!r} at {guard.where}" for guard in find_guards(program.graph)]
@@ -66,7 +66,7 @@ def _keep(program: object, place: str) -> None:
     if place.endswith(".pt"):
         import torch
 
-        from torchgraft.recording.files import whole_file
+        from torchgraft.results.files import whole_file
 
         with whole_file(place) as file:
             torch.save(program, file)

@@ -94,7 +94,11 @@ def _chosen(arguments: argparse.Namespace, text: str) -> ChosenModel:
     torch.manual_seed(0)  # weights are random, and the same every time
     model, inputs = load_model(text, getattr(arguments, "full", False))
     args, kwargs = given or inputs or (None, {})
-    return ChosenModel(text, model.train(arguments.train), args, kwargs)
+    if not text.endswith(".pt2"):
+        model.train(arguments.train)
+    elif arguments.train:
+        raise GraftError("an exported program stays in the mode it was exported in; leave --train out")
+    return ChosenModel(text, model, args, kwargs)
 
 
 # ---- models ----

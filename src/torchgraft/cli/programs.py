@@ -90,7 +90,7 @@ def put_out(arguments: argparse.Namespace, text: str) -> None:
     if arguments.output is None:
         print(text)
         return
-    from torchgraft.recording.files import write_text
+    from torchgraft.results.files import write_text
 
     write_text(arguments.output, text.rstrip("\n") + "\n")
     print(f"written: {arguments.output}")
@@ -108,6 +108,6 @@ def put_out_result(arguments: argparse.Namespace, result: Any) -> None:
 
 def json_text(value: Any) -> str:
     """Plain values as JSON."""
-    from torchgraft.recording.tables import plain
+    from torchgraft.results.shown import plain
 
     return json.dumps(plain(value), indent=1)

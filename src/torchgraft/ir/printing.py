@@ -63,7 +63,9 @@ def qualified_name(function: Callable[..., Any]) -> str:
         return f"{owner.__module__}.{owner.__qualname__}.{name}"
     if name == "<lambda>":
         name = _lambda_name(function)
-    if isinstance(function, torch.jit.ScriptFunction):  # all have the same name; the function it was made of has its own
+    if isinstance(
+        function, torch.jit.ScriptFunction
+    ):  # all have the same name; the function it was made of has its own
         original = getattr(function, "_torchdynamo_inline", function)
         return f"{original.__module__}.{original.__qualname__}"
     return f"{_module_of(function)}.{name}"

@@ -75,6 +75,27 @@ def put_together(template: Any, *parts: Any) -> Any:
     return _rebuild(template, lambda leaf: parts[leaf.number] if isinstance(leaf, _Slot) else leaf, {})
 
 
+def put_into(target: Any, keys: tuple[Any, ...], *values: Any) -> None:
+    """Give a container other items, or an object other attributes.
+
+    >>> items = [1]
+    >>> put_into(items, (0, 1), 1, 2)
+    >>> items
+    [1, 2]
+    """
+    if isinstance(target, list):
+        target[:] = values
+    elif isinstance(target, dict):
+        target.clear()
+        target.update(zip(keys, values, strict=True))
+    else:
+        set_attributes(target, dict(zip(keys, values, strict=True)))
+
+
+# Read by analysis/effects: what is written into an object of the caller's is never dead.
+put_into.__torchgraft_effect__ = True  # type: ignore[attr-defined]
+
+
 def _rebuild(value: Any, replace: Callable[[Any], Any], memo: dict[int, Any]) -> Any:
     new = replace(value)
     if new is not value or isinstance(value, (torch.Tensor, torch.nn.Module, type, _Slot)):

@@ -15,8 +15,9 @@ from typing import Any, NamedTuple, overload
 from torchgraft.errors import RunError
 from torchgraft.ir.origin import source_line
 from torchgraft.recording.call_watch import ModuleSpan, RawCall, TensorBrief, Watch, brief_text, qualified_name
-from torchgraft.recording.files import write_text
-from torchgraft.recording.tables import Table, Tabular, plain, seconds_text
+from torchgraft.results.files import write_text
+from torchgraft.results.shown import Tabular, plain
+from torchgraft.results.tables import Table, seconds_text
 
 LEVELS = ("function", "dispatch")
 

@@ -19,7 +19,8 @@ from torchgraft.recording.record import as_program, recording_of
 from torchgraft.recording.recorded import Entry, Recording
 from torchgraft.recording.runs import Surroundings
 from torchgraft.recording.situations import Situation
-from torchgraft.recording.tables import Table, Tabular, number_text
+from torchgraft.results.shown import Tabular
+from torchgraft.results.tables import Table, number_text
 
 EQUAL, CLOSE, DIFFERENT, NOT_COMPARED = "equal", "close", "DIFFERENT", "-"
 

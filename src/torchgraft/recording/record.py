@@ -35,8 +35,8 @@ from torchgraft.recording.requirements import required_nodes
 from torchgraft.recording.selection import Choice, chosen_nodes
 from torchgraft.recording.snapshots import Slot, Snapshots
 from torchgraft.recording.statistics import Reduction, reducer
-from torchgraft.recording.tables import plain
 from torchgraft.recording.tensor_file import TensorWriter, tensor_file
+from torchgraft.results.shown import plain
 
 
 def record(

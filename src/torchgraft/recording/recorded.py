@@ -15,8 +15,9 @@ from torchgraft.recording.call_watch import TensorBrief, brief, brief_text
 from torchgraft.recording.selection import unknown_node
 from torchgraft.recording.snapshots import Slot
 from torchgraft.recording.statistics import Statistics
-from torchgraft.recording.tables import Table, Tabular, number_text
 from torchgraft.recording.tensor_file import read_tensor
+from torchgraft.results.shown import Tabular
+from torchgraft.results.tables import Table, number_text
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ import torch
 
 from torchgraft.errors import GraftError
 from torchgraft.recording.comparison import comparable, has_values
-from torchgraft.recording.files import named_errors, whole_file
+from torchgraft.results.files import named_errors, whole_file
 
 _NAMES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.complex64: "C64",

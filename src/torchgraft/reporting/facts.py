@@ -9,10 +9,9 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from torchgraft.recording.tables import seconds_text
 from torchgraft.reporting.seen import Seen
+from torchgraft.results.tables import amount, seconds_text
 from torchgraft.view.module_facts import ModuleFacts
-from torchgraft.view.module_summary import amount
 
 SHOWN = 5
 

@@ -12,9 +12,10 @@ from typing import Any
 
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import WriteError
-from torchgraft.recording.tables import Table, plain
 from torchgraft.reporting.levels import Level, node_rows, one_line
 from torchgraft.reporting.seen import Failure, Progress, Seen
+from torchgraft.results.shown import plain
+from torchgraft.results.tables import Table
 from torchgraft.view.drawing import draw
 from torchgraft.view.graph_files import save_graph
 from torchgraft.view.networkx_graph import to_networkx

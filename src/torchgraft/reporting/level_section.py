@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import re
 
-from torchgraft.recording.tables import seconds_text
 from torchgraft.reporting.files import LevelTexts, Written
 from torchgraft.reporting.levels import Counts, Level, node_rows
 from torchgraft.reporting.markup import (
@@ -22,6 +21,7 @@ from torchgraft.reporting.markup import (
     text_cell,
 )
 from torchgraft.reporting.seen import Seen
+from torchgraft.results.tables import seconds_text
 
 MOST_CALLS = 12
 JIT = "torch.jit.trace"

@@ -15,9 +15,9 @@ from torchgraft.reporting.level_section import file_table, level_section, side_b
 from torchgraft.reporting.markup import code_block, element, escape
 from torchgraft.reporting.run_sections import calls_section, diagnosis_section, statistics_section, summary_section
 from torchgraft.reporting.seen import Failure, Seen
+from torchgraft.results.tables import amount
 from torchgraft.version import __version__
 from torchgraft.view.drawing.theme import style_sheet
-from torchgraft.view.module_summary import amount
 
 _TEMPLATE = """<!DOCTYPE html>
 <html lang="en">

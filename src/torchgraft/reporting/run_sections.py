@@ -8,7 +8,6 @@ import math
 from typing import Any
 
 from torchgraft.recording.symbolic_trials import Finding
-from torchgraft.recording.tables import number_text, seconds_text
 from torchgraft.reporting.level_section import tab_group
 from torchgraft.reporting.markup import (
     Cell,
@@ -23,7 +22,7 @@ from torchgraft.reporting.markup import (
     text_cell,
 )
 from torchgraft.reporting.seen import CALL_LEVELS, Seen
-from torchgraft.view.module_summary import amount
+from torchgraft.results.tables import amount, number_text, seconds_text
 
 NOTHING = '<p class="note">There is nothing to show: see what could not be had.</p>'
 

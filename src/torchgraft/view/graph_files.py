@@ -1,20 +1,19 @@
 """Files of graphs: pickle (which needs no torch to be read), GraphML, node-link JSON, DOT and Model Explorer's JSON.
-A file is written beside its place and moved there when it is whole, so nothing half-written is left behind.
+What a node and an edge say is decided in `networkx_graph.py`; how a file is written whole or not at all, in `results/files.py`.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import pickle
 import re
-import secrets
 from collections.abc import Callable
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchgraft.errors import GraftError
+from torchgraft.results.files import write_whole
 from torchgraft.view.dot import to_dot
 from torchgraft.view.model_explorer import to_model_explorer
 from torchgraft.view.networkx_graph import EDGE_ATTRIBUTES, NODE_ATTRIBUTES, as_networkx, import_networkx
@@ -80,24 +79,6 @@ def load_graph(path: str | PathLike[str]) -> networkx.MultiDiGraph:
             f"cannot load a graph from '{place}': it holds a {type(graph).__name__}, and save_graph() writes a MultiDiGraph"
         )
     return graph
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """Put `content` at `path` at once, or raise and leave everything as it was."""
-    if path.is_dir():
-        raise GraftError(f"cannot write '{path}': it is a folder; give the name of a file")
-    place = Path(os.path.realpath(path))  # a link keeps pointing where it did
-    temporary = place.with_name(f".{place.name}.{secrets.token_hex(4)}.part")
-    try:
-        try:
-            temporary.write_bytes(content)
-            os.replace(temporary, place)
-        finally:
-            if temporary.exists():
-                temporary.unlink()
-    except OSError as error:
-        reason = "there is no such folder" if not path.parent.is_dir() else error.strerror or error
-        raise GraftError(f"cannot write '{path}': {reason}; nothing was written") from error
 
 
 # ---- GraphML: attributes are texts and numbers, so everything else is JSON inside a text ----

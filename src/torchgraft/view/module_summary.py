@@ -10,27 +10,13 @@ from dataclasses import asdict
 from typing import Any
 
 from torchgraft.errors import GraftError
+from torchgraft.results.shown import Shown
+from torchgraft.results.tables import aligned, amount, painted
 from torchgraft.view.module_facts import ModelFacts, ModuleFacts, model_facts
-from torchgraft.view.shown import Shown, painted
 from torchgraft.view.values import facts_text
 
-_PREFIXES = ("", "k", "M", "G", "T", "P")
 _UNKNOWN = "-"
 _WIDEST = 60
-
-
-def amount(number: float | None) -> str:
-    """A number in three digits and a prefix: powers of 1000.
-
-    >>> amount(8_178_000_000), amount(512), amount(None)
-    ('8.18 G', '512', '-')
-    """
-    if number is None:
-        return _UNKNOWN
-    index = 0
-    while abs(number) >= 999.5 and index < len(_PREFIXES) - 1:
-        number, index = number / 1000, index + 1
-    return f"{number:.3g} {_PREFIXES[index]}" if index else f"{number:g}"
 
 
 def _share(part: int | None, whole: int | None) -> str:
@@ -78,13 +64,9 @@ class ModelSummary(Shown):
         rows = self.modules
         heads = ["module", *[_COLUMNS[name][0] for name in self.columns]]
         cells = [[self._label(index, rows), *map(_cut, self._cells(row))] for index, row in enumerate(rows)]
-        widths = [max(map(len, column)) for column in zip(heads, *cells, strict=True)]
-        sides = [str.ljust if name in ("module", *_TEXTS) else str.rjust for name in ("module", *self.columns)]
-        lines = [
-            "  ".join([side(cell, width) for side, cell, width in zip(sides, row, widths, strict=True)]).rstrip()
-            for row in [heads, *cells]
-        ]
-        rule = "-" * (sum(widths) + 2 * len(widths) - 2)
+        numbers = [place for place, name in enumerate(self.columns, 1) if name not in _TEXTS]
+        lines = aligned([heads, *cells], numbers)
+        rule = "-" * max(map(len, lines))
         return "\n".join([painted(lines[0], "bold", color), rule, *lines[1:], rule, *self.facts.notes()])
 
     def _cells(self, row: ModuleFacts) -> list[str]:

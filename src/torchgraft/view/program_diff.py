@@ -14,11 +14,12 @@ import torch
 from torchgraft.ir.node import Node, map_arg
 from torchgraft.ir.printing import target_text
 from torchgraft.ir.verify import find_attribute
+from torchgraft.results.shown import Shown
+from torchgraft.results.tables import painted
 from torchgraft.view.alignment import align
 from torchgraft.view.call_info import node_call_info
 from torchgraft.view.node_facts import graph_of
 from torchgraft.view.plain import readable, short_text
-from torchgraft.view.shown import Shown, painted
 from torchgraft.view.values import Facts, facts_text, known_facts
 
 _ABSENT = "(none)"

@@ -1,17 +1,16 @@
 """Writing a drawing to a file: SVG always, PNG and PDF where the package cairosvg is there.
-A file is written beside its place and moved there when it is complete, so that a failure leaves what was there before.
+What a drawing looks like is decided in the other files of this folder.
 """
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import os
-import secrets
 from pathlib import Path
 from typing import Any
 
 from torchgraft.errors import GraftError
+from torchgraft.results.files import write_whole
 
 SUFFIXES = (".svg", ".png", ".pdf")
 
@@ -47,23 +46,4 @@ def _cairosvg(suffix: str) -> Any:
         raise GraftError(
             f"cannot save a drawing as {suffix[1:].upper()}: the package cairosvg or the library cairo is missing ({error}); "
             "install it with: pip install 'torchgraft[draw]', or save as .svg, which needs nothing"
-        ) from error
-
-
-def write_whole(path: str | os.PathLike[str], content: bytes) -> None:
-    """Put a complete file in its place, or leave everything as it was and raise."""
-    place = Path(os.path.realpath(path))
-    part = place.with_name(f".{place.name}.{secrets.token_hex(4)}.part")
-    try:
-        if place.is_dir():
-            raise IsADirectoryError("it is a folder")
-        with open(part, "xb") as file:
-            file.write(content)
-        os.replace(part, place)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            part.unlink()
-        reason = error.strerror or str(error)
-        raise GraftError(
-            f"cannot write the drawing to '{os.fspath(path)}': {reason}; give a path in a folder that exists and can be written"
         ) from error

@@ -26,8 +26,8 @@ def whole_file(path: str | PathLike[str]) -> Iterator[BinaryIO]:
     ...     os.listdir(folder)
     ['a.bin']
     """
-    target = Path(path)
-    with named_errors(target):
+    target = Path(os.path.realpath(path))  # a link keeps pointing where it did
+    with named_errors(path):
         if target.is_dir():
             raise IsADirectoryError(0, "it is a folder")
         temporary = target.with_name(f".{target.name[:100]}.{secrets.token_hex(8)}.part")
@@ -35,7 +35,7 @@ def whole_file(path: str | PathLike[str]) -> Iterator[BinaryIO]:
     try:
         with file:
             yield file
-        with named_errors(target):
+        with named_errors(path):
             os.replace(temporary, target)
     except BaseException:
         with contextlib.suppress(OSError):
@@ -43,10 +43,15 @@ def whole_file(path: str | PathLike[str]) -> Iterator[BinaryIO]:
         raise
 
 
+def write_whole(path: str | PathLike[str], content: bytes) -> None:
+    """Write a file, whole or not at all."""
+    with whole_file(path) as file, named_errors(path):
+        file.write(content)
+
+
 def write_text(path: str | PathLike[str], text: str) -> None:
     """Write a text file, whole or not at all."""
-    with whole_file(path) as file, named_errors(path):
-        file.write(text.encode())
+    write_whole(path, text.encode())
 
 
 @contextlib.contextmanager
@@ -61,4 +66,4 @@ def named_errors(path: str | PathLike[str]) -> Iterator[None]:
         ) from error
 
 
-__all__ = ["named_errors", "whole_file", "write_text"]
+__all__ = ["named_errors", "whole_file", "write_text", "write_whole"]

@@ -7,7 +7,7 @@ import os
 import pytest
 
 from torchgraft.errors import GraftError, WriteError
-from torchgraft.recording.files import whole_file, write_text
+from torchgraft.results.files import whole_file, write_text
 
 
 def test_a_file_appears_when_it_is_complete(tmp_path) -> None:

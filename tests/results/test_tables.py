@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 
-from torchgraft.recording.tables import Table, Tabular
+from torchgraft.results.shown import Tabular
+from torchgraft.results.tables import Table
 
 
 class Result(Tabular):

@@ -1,0 +1,108 @@
+"""What every result can do: be text (coloured on a terminal), HTML in a notebook, JSON, and rows for pandas.
+What is in it is decided by the result itself; a result that is one table says only that, and is a `Tabular`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from os import PathLike
+from typing import Any, TextIO
+
+from torchgraft.results.files import write_text
+from torchgraft.results.tables import Table
+
+
+class Shown(ABC):
+    """A result that can be printed, shown in a notebook, written as JSON and handed to pandas as rows.
+
+    `print(result)` is plain text; `result.show()` and rich's own `print` use colours on a terminal.
+    """
+
+    @abstractmethod
+    def text(self, color: bool = False) -> str:
+        """The result as text, with or without colours."""
+
+    @abstractmethod
+    def rows(self) -> list[dict[str, Any]]:
+        """One dict of plain values for each row: `pandas.DataFrame(result.rows())`."""
+
+    @abstractmethod
+    def _repr_html_(self) -> str: ...
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as plain values."""
+        return {"rows": self.rows()}
+
+    def to_json(self, path: str | PathLike[str] | None = None) -> str:
+        """The result as JSON text, also written to `path` where one is given. What JSON has no number for is a string."""
+        text = json.dumps(plain(self.to_dict()), indent=1)
+        if path is not None:
+            write_text(path, text + "\n")
+        return text
+
+    def show(self, file: TextIO | None = None) -> None:
+        """Print to `file` (standard output), with colours if that is a terminal and NO_COLOR is not set."""
+        stream = sys.stdout if file is None else file
+        stream.write(f"{self.text(color=stream.isatty() and not os.environ.get('NO_COLOR'))}\n")
+
+    def __str__(self) -> str:
+        return self.text()
+
+    def __repr__(self) -> str:
+        return self.text()
+
+    def __rich__(self) -> Any:
+        from rich.text import Text
+
+        return Text.from_ansi(self.text(color=True))
+
+
+class Tabular(Shown):
+    """A result that is one table; on a terminal rich draws it."""
+
+    @abstractmethod
+    def _table(self) -> Table:
+        """The texts to show."""
+
+    def text(self, color: bool = False) -> str:
+        """The table in aligned columns, the rows to look at first in red where colours are wanted."""
+        return self._table().text(color)
+
+    def show(self, file: TextIO | None = None) -> None:
+        """Print to `file` (standard output): a table in the width of the terminal, plain text where there is none."""
+        stream = sys.stdout if file is None else file
+        if not stream.isatty():
+            stream.write(f"{self}\n")
+            return
+        from rich.console import Console
+
+        Console(file=stream).print(self)
+
+    def __rich__(self) -> Any:
+        return self._table().rich()
+
+    def _repr_html_(self) -> str:
+        return self._table().html()
+
+
+def plain(value: Any) -> Any:
+    """Only what JSON knows: not-a-number and infinities become "nan", "inf" and "-inf", other objects their repr.
+
+    >>> plain({"a": (1, float("inf")), 2: {3}})
+    {'a': [1, 'inf'], '2': '{3}'}
+    """
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value if value is None or type(value) in (bool, int, float, str) else repr(value)
+
+
+__all__ = ["Shown", "Tabular", "plain"]
