@@ -34,7 +34,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@touch $@
 
 test: $(INSTALLED) ## run the tests and the examples in docstrings
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n auto --dist loadfile $(ARGS)
 
 lint: $(INSTALLED) ## check style, unused code and the ban on torch.fx outside bridge/
 	$(BIN)/ruff check .
@@ -52,8 +52,11 @@ layers: $(INSTALLED) ## check that each room imports only the rooms below it
 
 check: test lint types layers ## test, lint, types and layers, as CI does
 
-demo: $(INSTALLED) ## capture ResNet-50, show it, swap its activation, check it against eager
+# A thread that waits must not keep a core from those that work: on two busy cores that is a minute instead of three.
+demo: $(INSTALLED) ## capture ResNet-50, change it, check it against eager, and write a page about it to build/demo
 	@$(BIN)/python -m torchgraft demo $(ARGS)
+	@echo
+	@OMP_WAIT_POLICY=passive $(BIN)/python -m torchgraft report zoo:resnet50 -o build/demo
 
 bench: $(INSTALLED) ## time torchgraft beside torch.fx and print the ratios
 	@$(BIN)/python -m benchmarks $(ARGS)

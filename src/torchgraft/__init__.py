@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from torchgraft.recording.program_comparison import compare
     from torchgraft.recording.record import record
     from torchgraft.recording.verify import verify
+    from torchgraft.reporting import Report, report
     from torchgraft.rewriting import (
         Found,
         Match,
@@ -105,6 +106,7 @@ _HOMES = {
     "torchgraft.recording.program_comparison": ("compare",),
     "torchgraft.recording.record": ("record",),
     "torchgraft.recording.verify": ("verify",),
+    "torchgraft.reporting": ("Report", "report"),
     "torchgraft.rewriting.explain": ("explain",),
     "torchgraft.rewriting.found": ("Found", "call_any"),
     "torchgraft.rewriting.replace": ("Match", "ReplacedPatterns", "replace_pattern", "replace_pattern_with_filters"),
@@ -167,6 +169,7 @@ __all__ = [
     "Proxy",
     "ProxyableClassMeta",
     "ReplacedPatterns",
+    "Report",
     "RunError",
     "ShapeError",
     "Shapes",
@@ -211,6 +214,7 @@ __all__ = [
     "record",
     "replace_pattern",
     "replace_pattern_with_filters",
+    "report",
     "rewrite",
     "save_graph",
     "shapes",

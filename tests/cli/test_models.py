@@ -138,8 +138,8 @@ def test_file_that_cannot_be_imported(tmp_path):
 
 def test_inputs():
     args, kwargs = read_inputs(
-        ["2x3x4:float32", "5", "2x6:int64:1000", "mask=2x6:bool", "scalar:float64", "2x2:complex64", "3:bfloat16"]
-        + ["ids:1x16:int64", "scale:scalar"]
+        "2x3x4:float32 5 2x6:int64:1000 mask=2x6:bool scalar:float64 2x2:complex64 3:bfloat16 ids:1x16:int64 "
+        "scale:scalar".split()
     )
     assert [(tuple(value.shape), value.dtype) for value in args] == [
         ((2, 3, 4), torch.float32),

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 import torchgraft as fx
+from tests.names import stable
 from torchgraft.codegen.values import SourceGlobals
 from torchgraft.ir.names import Namespace
 
@@ -72,7 +73,7 @@ VALUES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("value", VALUES, ids=repr)
+@pytest.mark.parametrize("value", VALUES, ids=stable)
 def test_a_value_is_read_back_as_itself(source: SourceGlobals, value) -> None:
     result = read_back(source, source.text(value))
     assert result == value

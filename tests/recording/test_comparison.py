@@ -6,6 +6,7 @@ from collections import OrderedDict, namedtuple
 import pytest
 import torch
 
+from tests.names import stable
 from torchgraft.recording.comparison import Tolerance, compare, frozen_leaves, named_tensors_in, tensors_in
 
 Pair = namedtuple("Pair", "a b")
@@ -60,7 +61,7 @@ def test_frozen_tensors_do_not_change():
         torch.tensor(2**53 + 1),
         Box(Cache(Pair(1, torch.ones(2)))),
     ],
-    ids=repr,
+    ids=stable,
 )
 def test_equal(value):
     assert differences(value, value) == []

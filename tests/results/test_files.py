@@ -7,7 +7,7 @@ import os
 import pytest
 
 from torchgraft.errors import GraftError, WriteError
-from torchgraft.results.files import whole_file, write_text
+from torchgraft.results.files import whole_file, write_text, write_whole
 
 
 def test_a_file_appears_when_it_is_complete(tmp_path) -> None:
@@ -44,3 +44,28 @@ def test_errors_name_the_path() -> None:
     ) as e:
         write_text("/no/such/folder/a", "x")
     assert isinstance(e.value, GraftError) and isinstance(e.value, OSError)
+
+
+def test_a_link_is_followed(tmp_path) -> None:
+    (tmp_path / "real").write_text("before")
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    write_whole(tmp_path / "link", b"after")
+    assert (tmp_path / "link").is_symlink() and (tmp_path / "real").read_text() == "after"
+
+
+def test_a_folder_in_the_place_of_the_file(tmp_path) -> None:
+    (tmp_path / "a").mkdir()
+    with pytest.raises(WriteError, match="it is a folder; give a path"):
+        write_whole(tmp_path / "a", b"x")
+    assert os.listdir(tmp_path) == ["a"]
+
+
+def test_a_full_disk_leaves_the_old_file(tmp_path, monkeypatch) -> None:
+    def full(*args) -> None:
+        raise OSError(28, "No space left on device")
+
+    write_text(tmp_path / "a", "old")
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(WriteError, match="No space left on device"):
+        write_whole(tmp_path / "a", b"new")
+    assert (tmp_path / "a").read_text() == "old" and os.listdir(tmp_path) == ["a"]

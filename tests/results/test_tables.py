@@ -44,3 +44,9 @@ def test_json(tmp_path) -> None:
     text = Result().to_json(tmp_path / "a.json")
     assert json.loads(text) == {"rows": [{"value": "nan", "type": "<class 'int'>"}]}
     assert (tmp_path / "a.json").read_text().strip() == text
+
+
+def test_colours_only_where_they_are_wanted() -> None:
+    lines = Result().text(color=True).splitlines()
+    assert lines[1].startswith("\033[1mname") and lines[3].startswith("\033[31ma longer one") and "\033" not in lines[2]
+    assert Result().text() == str(Result()) == repr(Result()) and "\033" not in str(Result())

@@ -106,7 +106,11 @@ class State(nn.Module):
         return x + self.count + self.norm.running_mean
 
 
-@pytest.mark.parametrize("by", [Size(1), Size(3), Size(100), Stages(3), lambda node: node.op == "call_module"], ids=str)
+@pytest.mark.parametrize(
+    "by",
+    [Size(1), Size(3), Size(100), Stages(3), lambda node: node.op == "call_module"],
+    ids=lambda by: getattr(by, "__name__", str(by)),
+)
 @pytest.mark.parametrize("training", [True, False])
 def test_state_finds_its_home(by: Any, training: bool) -> None:
     model = State().train(training)

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import torchgraft
+from tests.names import stable
 from tests.view.programs import MLP, Net, Twice, WritesInPlace
 from torchgraft.errors import GraphError
 
@@ -184,7 +185,7 @@ AWKWARD = [
 ]
 
 
-@pytest.mark.parametrize("value", AWKWARD, ids=str)
+@pytest.mark.parametrize("value", AWKWARD, ids=stable)
 def test_awkward_constants(value) -> None:
     def keep(x, constant):
         return x

@@ -8,6 +8,7 @@ from torch import nn
 
 import torchgraft
 from tests.view.programs import MLP, Net
+from torchgraft.ir.origin import source_of
 from torchgraft.view.node_facts import (
     graph_of,
     module_path_of,
@@ -15,7 +16,6 @@ from torchgraft.view.node_facts import (
     origin_name,
     phases_of,
     role_of,
-    source_of,
 )
 
 IMAGE = torch.ones(2, 3, 4, 4)

@@ -30,7 +30,7 @@ from torchgraft.interpreter import Interpreter
 from torchgraft.ir import guards
 from torchgraft.ir.graph import Graph
 from torchgraft.ir.node import Node
-from torchgraft.ir.origin import source_line
+from torchgraft.ir.origin import source_of
 
 OperatorWatch = Callable[[Any, tuple[Any, ...], dict[str, Any], Any], None]
 _SKIPPED: Any = object()
@@ -270,9 +270,4 @@ def inputs_of(program: GraphModule, args: tuple[Any, ...], kwargs: dict[str, Any
 
 def where(node: Node) -> str:
     """The user's line that made a node, as errors say it."""
-    origin = node._origin
-    line = source_line(origin[0], origin[1]) if origin is not None else None
-    if line is not None:
-        return str(line)
-    trace = (node.stack_trace or "").strip().splitlines()
-    return trace[-1].strip() if trace else f"node '{node.name}' (no source line is known)"
+    return str(source_of(node) or f"node '{node.name}' (no source line is known)")

@@ -4,6 +4,7 @@ what the program has to check of its inputs. What happens to the copies during t
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import enum
 import inspect
@@ -18,6 +19,7 @@ from torchgraft.capturing.reads import KeepWhole
 from torchgraft.capturing.sizes import SymbolicNumber, wrapped
 from torchgraft.capturing.tracer_base import UNCHANGED_TYPES
 from torchgraft.errors import TraceError
+from torchgraft.ir.arguments import rebuild_tuple
 from torchgraft.ir.guards import Like, check_inputs, parts_of
 from torchgraft.ir.node import Node
 from torchgraft.ir.structures import has_attributes, set_attributes
@@ -127,8 +129,6 @@ def bind(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
         raise TypeError(
             f"the example inputs do not fit {getattr(target, '__qualname__', target)}{signature}: {error}"
         ) from None
-    for name, value in bound.arguments.items():
-        _refuse_iterators(value, name)
     return bound
 
 
@@ -144,6 +144,13 @@ def _has_own_call(module: torch.nn.Module) -> bool:
     if call is torch.nn.Module.__call__:
         return False
     return any(item.kind not in _STARS for item in list(inspect.signature(call).parameters.values())[1:])
+
+
+def refuse_iterators(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Raise if an input can be read only once: then capturing would take it away."""
+    with contextlib.suppress(TypeError):  # inputs that do not fit; the model itself will say so
+        for name, value in bind(function, args, kwargs).arguments.items():
+            _refuse_iterators(value, name)
 
 
 def _refuse_iterators(value: Any, path: str) -> None:
@@ -218,7 +225,7 @@ def rebuilt(value: Any, parts: dict[Any, Any]) -> Any:
     if type(value) is dict:
         return parts
     if isinstance(value, tuple):
-        return type(value)._make(parts.values()) if hasattr(value, "_fields") else type(value)(parts.values())
+        return rebuild_tuple(value, list(parts.values()))
     result = copy.copy(value)
     if isinstance(value, list):
         result[:] = parts.values()

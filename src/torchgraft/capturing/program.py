@@ -14,7 +14,7 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from torchgraft.capturing.active import active, paused_collection
-from torchgraft.capturing.example import ExampleInputs
+from torchgraft.capturing.example import ExampleInputs, refuse_iterators
 from torchgraft.capturing.min_max import BUILTIN_PATCHES
 from torchgraft.capturing.module_patches import MODULE_PATCHES
 from torchgraft.capturing.reads import KeepWhole
@@ -127,6 +127,7 @@ class _Capture:
 
     def _reason_for_one_call(self) -> str | None:
         """Why a model is not looked into at all."""
+        refuse_iterators(self.model, self.args, self.kwargs)
         parameters = [value for module in paths_of_modules(self.root) for value in module._parameters.values()]
         if any(value is not None and is_lazy(value) for value in parameters):
             raise TraceError(

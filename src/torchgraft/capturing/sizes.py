@@ -261,9 +261,9 @@ def _add_operator(name: str, function: Callable[..., Any], symbol: str, is_swapp
             if type(other) not in _SEEN_AS:
                 return NotImplemented
             theirs = SymbolicNumber(mine.watcher, other, None)
-        return wrapped(
-            combine(function, symbol, theirs, mine) if is_swapped else combine(function, symbol, mine, theirs)
-        )
+        result = combine(function, symbol, theirs, mine) if is_swapped else combine(function, symbol, mine, theirs)
+        # A comparison is there to decide something; and where it flows on, torch wants a plain bool.
+        return result._decide() if type(result.value) is bool else wrapped(result)
 
     for cls in (_Int, _Float, _Bool):
         setattr(cls, name, apply)

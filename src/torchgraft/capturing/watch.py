@@ -25,6 +25,7 @@ from torchgraft.capturing.surroundings import Surroundings
 from torchgraft.capturing.tensors import has_tensor, tensors_in
 from torchgraft.capturing.tracer_base import UNCHANGED_TYPES
 from torchgraft.errors import TraceError
+from torchgraft.ir.arguments import rebuild_tuple
 from torchgraft.ir.graph import Graph
 from torchgraft.ir.guards import check_length, check_training
 from torchgraft.ir.node import Argument, Node
@@ -225,7 +226,7 @@ class Watcher(Reads):
             items = [self.register(item, self.part(node, index), given) for index, item in enumerate(result)]
             if all(new is old for new, old in zip(items, result, strict=True)):
                 return result
-            return type(result)._make(items) if hasattr(result, "_fields") else type(result)(items)
+            return rebuild_tuple(result, items) if isinstance(result, tuple) else type(result)(items)
         if isinstance(result, dict):
             for key, item in result.items():
                 new = self.register(item, self.part(node, key), given)
@@ -415,6 +416,8 @@ class Watcher(Reads):
                     # The program writes into objects at its end, and this call would see them as they were.
                     raise KeepWhole(None, f"it changes a {cls.__name__} and hands it on{at_line()}")
                 return known
+        if isinstance(a, tuple) and "__new__" in vars(cls) and "_fields" not in vars(cls) and hasattr(a, "_fields"):
+            return self._opaque(a)  # a named tuple with a constructor of its own, which may want tensors
         if isinstance(a, torch.nn.Module) and a in self.paths and self.paths[a]:
             return self.create_node("get_attr", self.paths[a], (), {})
         try:
@@ -690,7 +693,7 @@ def _mutable_parts(value: Any, depth: int = 0) -> list[tuple[Any, dict[Any, Any]
 
 def _with_parts(value: Any, parts: dict[Any, Any]) -> Any:
     if isinstance(value, tuple):
-        return type(value)._make(parts.values()) if hasattr(value, "_fields") else type(value)(parts.values())
+        return rebuild_tuple(value, list(parts.values()))
     if isinstance(value, list):
         value[:] = parts.values()
     elif isinstance(value, dict):

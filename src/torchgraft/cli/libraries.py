@@ -4,9 +4,11 @@ Nothing is downloaded. What the texts of MODEL and --input mean otherwise is in 
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import importlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from inspect import signature
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
@@ -17,10 +19,11 @@ if TYPE_CHECKING:
 
 
 class LibraryModel(NamedTuple):
-    """A model, and the texts of --input that it is fed with where the user gives none."""
+    """A model, and the texts of --input that it is fed with where the user gives none; `as_list`: as one list of tensors."""
 
     model: nn.Module
     inputs: list[str]
+    as_list: bool = False
 
 
 def library_model(library: str, name: str, full: bool = False) -> LibraryModel:
@@ -52,12 +55,12 @@ def _unknown(library: str, name: str, names: Iterable[str]) -> NoReturn:
 # ---- torchvision ----
 
 _PICTURE = "1x3x224x224:float32"
-# By the part of torchvision.models that a model lives in; detection takes a list of pictures, which --input cannot write.
+# By the part of torchvision.models that a model lives in; detection takes a list of pictures.
 _VISION_INPUTS = {
     "segmentation": [_PICTURE],
     "video": ["1x3x16x112x112:float32"],
     "optical_flow": ["1x3x128x128:float32"] * 2,
-    "detection": [],
+    "detection": ["3x224x224:float32"],
 }
 
 
@@ -74,7 +77,7 @@ def _torchvision(name: str, full: bool) -> LibraryModel:
         inputs = ["1x3x16x224x224:float32"]
     else:
         inputs = ["1x3x299x299:float32"] if name == "inception_v3" else _VISION_INPUTS.get(kind, [_PICTURE])
-    return LibraryModel(models.get_model(name, weights=None, **options), inputs)
+    return LibraryModel(models.get_model(name, weights=None, **options), inputs, kind == "detection")
 
 
 # ---- timm ----
@@ -95,26 +98,31 @@ def _timm(name: str, full: bool) -> LibraryModel:
 def _transformers(name: str, full: bool) -> LibraryModel:
     transformers = _imported("transformers")
     transformers.logging.set_verbosity_error()
-    make, configuration = _architecture(transformers, name)
+    hint = "" if full else "; use --full for the real size"
+    with _explained(
+        f"cannot import the model {name!r} of transformers", ""
+    ):  # it imports its parts when they are asked for
+        make, configuration = _architecture(transformers, name)
     if not full:
         from torchgraft.cli.small_configurations import smaller
 
-        try:
+        with _explained(f"cannot make a small configuration of {name!r}", hint):
             configuration = smaller(configuration)
-        except Exception as error:  # configurations check themselves, each in its own way
-            raise GraftError(
-                f"cannot make a small configuration of {name!r}: {type(error).__name__}: {(str(error).splitlines() or [''])[0]}; "
-                "use --full for the real size"
-            ) from error
-    try:
+    with _explained(f"cannot make the model {name!r} from its configuration", hint):
         model = make(configuration)
-    except Exception as error:
-        hint = "" if full else "; use --full for the real size"
-        raise GraftError(
-            f"cannot make the model {name!r} from its configuration: {type(error).__name__}: "
-            f"{(str(error).splitlines() or [''])[0]}{hint}"
-        ) from error
     return LibraryModel(model, _transformers_inputs(model, configuration))
+
+
+@contextlib.contextmanager
+def _explained(what: str, hint: str) -> Iterator[None]:
+    """Errors of a library, which may be anything, as one of ours."""
+    try:
+        yield
+    except GraftError:
+        raise
+    except Exception as error:
+        reason = (str(error).splitlines() or [""])[0]
+        raise GraftError(f"{what}: {type(error).__name__}: {reason}{hint}") from error
 
 
 def _architecture(transformers: ModuleType, name: str) -> tuple[Callable[[Any], nn.Module], Any]:
@@ -140,7 +148,13 @@ def _transformers_inputs(model: nn.Module, configuration: Any) -> list[str]:
     if kind == "input_ids":
         words = getattr(configuration.get_text_config(), "vocab_size", None) or 100
         # The last words of a small vocabulary stand for pictures and sounds, which are not there.
-        return [f"input_ids:1x16:int64:{max(2, words - 16)}"]
+        names = ["input_ids"]
+        if (
+            getattr(configuration, "is_encoder_decoder", False)
+            and "decoder_input_ids" in signature(model.forward).parameters
+        ):
+            names.append("decoder_input_ids")
+        return [f"{name}:1x16:int64:{max(2, words - 16)}" for name in names]
     if kind == "pixel_values":
         vision = getattr(configuration, "vision_config", configuration)
         size = getattr(vision, "image_size", 224)

@@ -86,6 +86,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _explain(error: Exception) -> str:
+    """What happened, in one line whatever the error says."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if isinstance(error, GraftError | OSError):
-        return str(error)
-    return f"unexpected {type(error).__name__}: {error}; run again with --traceback to see where"
+        return " ".join(lines)
+    first = lines[0] if lines else "it says nothing"
+    return f"unexpected {type(error).__name__}: {first}; run again with --traceback to see where"

@@ -130,7 +130,8 @@ def load_model(text: str, full: bool = False) -> tuple[nn.Module, Inputs | None]
 
     if place in LIBRARIES:
         found = library_model(place, name, full)
-        return found.model, read_inputs(found.inputs) if found.inputs else None
+        args, kwargs = read_inputs(found.inputs)
+        return found.model, (([*args],) if found.as_list else args, kwargs) if found.inputs else None
     holder = _module_from_file(place) if place.endswith(".py") else _module_by_name(place)
     value: Any = holder
     for part in name.split("."):

@@ -54,12 +54,13 @@ def _text(program: GraphModule, form: str, colored: bool) -> str:
         return tabular_text(program.graph)
     if form == "readable":
         return program.print_readable(print_output=False, colored=colored)
-    return program.code.strip("\n") if form == "code" else str(program.graph)
+    return program.code.strip("\n").rstrip() if form == "code" else str(program.graph)
 
 
 def _rows(program: GraphModule) -> list[dict[str, Any]]:
+    from torchgraft.ir.origin import source_of
     from torchgraft.ir.printing import known_value, target_text, value_text
-    from torchgraft.view.node_facts import module_path_of, source_of
+    from torchgraft.view.node_facts import module_path_of
 
     return [
         {

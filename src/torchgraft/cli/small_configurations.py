@@ -102,7 +102,7 @@ def _kinds_of_layers(fields: dict[str, Any]) -> dict[str, Any]:
     """
     for counter in LAYER_COUNTS:
         number = fields.get(counter)
-        if not _is_number(number):
+        if not isinstance(number, int) or isinstance(number, bool):
             continue
         lists = {
             name: value

@@ -98,7 +98,7 @@ def rebuild_tuple(original: tuple[Any, ...], items: list[Any]) -> tuple[Any, ...
     if cls is tuple:
         return tuple(items)
     if hasattr(original, "_fields"):
-        return cls._make(items)  # type: ignore[attr-defined, no-any-return]  # a constructor may want real tensors
+        return cls._make(items)  # type: ignore[attr-defined]  # a constructor may want real tensors
     try:
         return cls(items)
     except TypeError:  # torch.Size takes integers only; a symbolic size makes it a plain tuple

@@ -40,6 +40,11 @@ class SourceLine(NamedTuple):
     function: str
     text: str
 
+    @property
+    def place(self) -> str:
+        """The file without its folders, and the number of the line: `model.py:41`."""
+        return f"{os.path.basename(self.file)}:{self.line}"
+
     def __str__(self) -> str:
         return f'{self.file}:{self.line} "{self.text}"'
 
@@ -128,6 +133,21 @@ def user_source_line(trace: str | None) -> SourceLine | None:
             entries.append(SourceLine(found[1], int(found[2]), found[3] or "", text if is_text else ""))
     own = [entry for entry in entries if _is_user_file(entry.file)] or entries
     return own[-1] if own else None
+
+
+def source_of(node: Any) -> SourceLine | None:
+    """The user's line that made a node, whether it was written down while capturing or came along as the text of a traceback.
+
+    >>> import torchgraft
+    >>> program = torchgraft.symbolic_trace(torch.nn.Sequential(torch.nn.ReLU()))
+    >>> source_of(next(iter(program.graph.nodes))) is None
+    True
+    """
+    if getattr(node, "_meta", True) is None:  # no metadata has been asked for: no need to make any
+        origin: Origin | None = node._origin
+        return None if origin is None else source_line(origin[0], origin[1])
+    trace = node.meta.get("stack_trace")
+    return user_source_line(trace) if isinstance(trace, str) else None
 
 
 def module_stack(scope: Scope | None) -> dict[str, tuple[str, type]]:

@@ -17,6 +17,7 @@ import torch
 from torchgraft.errors import GraphError
 from torchgraft.ir.node import Node
 from torchgraft.ir.origin import user_source_line
+from torchgraft.results.tables import aligned
 
 if TYPE_CHECKING:
     from torchgraft.ir.graph import Graph
@@ -63,10 +64,9 @@ def qualified_name(function: Callable[..., Any]) -> str:
         return f"{owner.__module__}.{owner.__qualname__}.{name}"
     if name == "<lambda>":
         name = _lambda_name(function)
-    if isinstance(
-        function, torch.jit.ScriptFunction
-    ):  # all have the same name; the function it was made of has its own
-        original = getattr(function, "_torchdynamo_inline", function)
+    if isinstance(function, torch.jit.ScriptFunction):
+        # All have the same name; the function it was made of has its own.
+        original: Any = getattr(function, "_torchdynamo_inline", function)
         return f"{original.__module__}.{original.__qualname__}"
     return f"{_module_of(function)}.{name}"
 
@@ -225,6 +225,5 @@ def tabular_text(graph: Graph, source: bool = False) -> str:
         lines = [user_source_line(node.stack_trace) for node in graph.nodes]
         texts = [f"{line.file}:{line.line}  {line.text}" if line else "" for line in lines]
         rows = [[*row, text] for row, text in zip(rows, ["source", *texts], strict=True)]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    table = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    return "\n".join([table[0], "  ".join("-" * width for width in widths), *table[1:]])
+    rule = ["-" * max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(aligned([rows[0], rule, *rows[1:]]))

@@ -18,12 +18,20 @@ class _Slot(NamedTuple):
     number: int
 
 
+class _Named:
+    """A named tuple in a template. Its own class may want tensors where the slots are, when the template is copied."""
+
+    def __init__(self, kind: Any, items: list[Any]) -> None:
+        self.kind = kind
+        self.items = items
+
+
 def has_attributes(value: Any) -> bool:
     """Whether an object is more than a value: it has attributes that may change, in its `__dict__` or in slots."""
     if hasattr(value, "__dict__"):
         return True
     is_value = type(value).__hash__ not in (None, object.__hash__) and not dataclasses.is_dataclass(value)
-    return not is_value and bool(_slots(type(value)))
+    return not is_value and bool(_slots_of(value))
 
 
 def attributes_of(value: Any) -> dict[str, Any]:
@@ -32,18 +40,22 @@ def attributes_of(value: Any) -> dict[str, Any]:
     >>> attributes_of(_Slot(1))
     {}
     """
-    slots = {name: getattr(value, name) for name in _slots(type(value)) if hasattr(value, name)}
+    slots = {name: getattr(value, name) for name in _slots_of(value) if hasattr(value, name)}
     return {**slots, **getattr(value, "__dict__", {})}
 
 
 def set_attributes(value: Any, attributes: dict[str, Any]) -> None:
     """Give an object other attributes, whatever its class has to say about that (a frozen one refuses)."""
-    in_slots = _slots(type(value))
+    in_slots = _slots_of(value)
     for name, item in attributes.items():
         if name in in_slots:
             object.__setattr__(value, name, item)
         else:
             value.__dict__[name] = item
+
+
+def _slots_of(value: Any) -> tuple[str, ...]:
+    return _slots(type(value))  # type: ignore[arg-type]
 
 
 @functools.cache
@@ -72,7 +84,14 @@ def take_apart(value: Any, is_part: Callable[[Any], bool]) -> tuple[Any, list[An
 
 def put_together(template: Any, *parts: Any) -> Any:
     """A new object like the template, with the parts in its slots."""
-    return _rebuild(template, lambda leaf: parts[leaf.number] if isinstance(leaf, _Slot) else leaf, {})
+    memo: dict[int, Any] = {}
+
+    def replace(leaf: Any) -> Any:
+        if isinstance(leaf, _Named):
+            return leaf.kind._make([_rebuild(item, replace, memo) for item in leaf.items])
+        return parts[leaf.number] if isinstance(leaf, _Slot) else leaf
+
+    return _rebuild(template, replace, memo)
 
 
 def put_into(target: Any, keys: tuple[Any, ...], *values: Any) -> None:
@@ -126,7 +145,7 @@ def _rebuild(value: Any, replace: Callable[[Any], Any], memo: dict[int, Any]) ->
 
 def _with_items(value: Any, items: list[Any]) -> Any:
     if hasattr(value, "_fields"):
-        return type(value)._make(items)
+        return _Named(type(value), items)
     return type(value)(items, value.maxlen) if isinstance(value, deque) else type(value)(items)
 
 

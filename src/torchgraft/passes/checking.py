@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 
 from torchgraft.errors import PassError
 from torchgraft.interpreter import Interpreter
-from torchgraft.ir.origin import source_line
+from torchgraft.ir.origin import source_of
 
 if TYPE_CHECKING:
     from torchgraft.codegen.graph_module import GraphModule
@@ -193,5 +193,5 @@ def _tensor_difference(expected: torch.Tensor, found: torch.Tensor) -> str | Non
 
 def _described(graph: Graph, name: str) -> str:
     node = next(node for node in graph.nodes if node.name == name)
-    line = source_line(node._origin[0], node._origin[1]) if node._origin else None
+    line = source_of(node)
     return f"'{name}'" + (f" ({line})" if line else "")

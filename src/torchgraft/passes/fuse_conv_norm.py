@@ -16,7 +16,7 @@ from torch import nn
 
 from torchgraft.ir.guards import check_value
 from torchgraft.ir.node import Node
-from torchgraft.ir.origin import source_line
+from torchgraft.ir.origin import source_of
 from torchgraft.ir.verify import find_attribute
 from torchgraft.passes.attributes import References
 from torchgraft.passes.definition import Pass
@@ -296,5 +296,5 @@ def _is_of_torch(module: Any) -> bool:
 
 
 def _at(node: Node) -> str:
-    line = source_line(node._origin[0], node._origin[1]) if node._origin else None
+    line = source_of(node)
     return f" ({line})" if line else ""

@@ -13,6 +13,7 @@ from torchgraft.errors import PassError
 from torchgraft.passes.checking import Checker
 from torchgraft.passes.definition import Pass, PassReport
 from torchgraft.passes.pipeline_text import parse_passes
+from torchgraft.results.tables import aligned
 
 if TYPE_CHECKING:
     from torchgraft.codegen.graph_module import GraphModule
@@ -53,16 +54,10 @@ class PipelineReport:
         for report in self.passes:
             nodes = f"{report.nodes_before} -> {report.nodes_after}"
             rows.append((report.name, str(report.changes), f"{report.seconds * 1e3:.2f}", nodes))
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = []
-        for number, row in enumerate(rows):
-            cells = [
-                row[0].ljust(widths[0]),
-                *[cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)],
-            ]
-            lines.append("  ".join(cells).rstrip())
-            if number:
-                lines += [f"    {note}" for note in self.passes[number - 1].notes]
+        head, *lines_of_passes = aligned(rows, range(1, 4))
+        lines = [head]
+        for report, line in zip(self.passes, lines_of_passes, strict=True):
+            lines += [line, *[f"    {note}" for note in report.notes]]
         return "\n".join(lines)
 
 

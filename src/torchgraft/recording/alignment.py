@@ -1,6 +1,7 @@
 """Which node of one program corresponds to which node of another: by name, by what is called, by value and by place.
 Every likely pair is given a weight, and the heaviest chain of pairs that keeps the order of both programs is taken; what lies
-between two links is then paired by what it calls and by shape. What the pairs are compared for is in `program_comparison.py`.
+between two links is then paired by what it calls and by shape. What the pairs are compared for is in `program_comparison.py`;
+programs that are only read, whose names and values say nothing, are lined up in `view/alignment.py`.
 """
 
 from __future__ import annotations

@@ -5,7 +5,6 @@ Only short descriptions are kept, no tensors; how the log is shown and filtered 
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import threading
 import time
@@ -18,12 +17,11 @@ import torch
 from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from torchgraft.ir.origin import SourceLine, source_line, user_instruction
+from torchgraft.ir.origin import source_line, source_of, user_instruction
 from torchgraft.recording.runs import modules_behind
 
 _MOST_ITEMS = 8
 _LONGEST_TEXT = 40
-_TORCH = os.path.dirname(torch.__file__) + os.sep
 
 
 class TensorBrief(NamedTuple):
@@ -291,14 +289,7 @@ class GeneratedCode:
         stack = node.meta.get("nn_module_stack") or {}
         # A module that the program calls is running, and knows its path itself.
         path = str([*stack.values()][-1][0]) if stack and node.op != "call_module" else ""
-        return re.sub(r"^L\['self'\]\.?", "", path), _last_line(node.meta.get("stack_trace") or "")
-
-
-def _last_line(trace: str) -> str:
-    """The innermost entry of a stack trace that is not inside torch, as file, line and text."""
-    entries = re.findall(r'File "(.*)", line (\d+), in (.*)\n\s*(.*)', trace)
-    own = [entry for entry in entries if not entry[0].startswith(_TORCH)] or entries
-    return str(SourceLine(own[-1][0], int(own[-1][1]), own[-1][2], own[-1][3])) if own else ""
+        return re.sub(r"^L\['self'\]\.?", "", path), str(source_of(node) or "")
 
 
 __all__ = ["ModuleSpan", "RawCall", "TensorBrief", "Watch", "brief", "brief_text", "qualified_name"]

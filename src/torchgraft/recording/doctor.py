@@ -17,7 +17,7 @@ from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import GraftError
 from torchgraft.ir.guards import Guard, find_guards
 from torchgraft.ir.node import Node
-from torchgraft.ir.origin import source_line
+from torchgraft.ir.origin import source_of
 from torchgraft.recording.runs import Surroundings, observe
 from torchgraft.recording.situations import Situation
 from torchgraft.recording.symbolic_trials import Finding, try_symbolically
@@ -202,10 +202,14 @@ def _leaves(program: GraphModule) -> list[Finding]:
             if reason is None:
                 plain[type(module).__name__] += 1
             else:
-                others[f"{type(module).__name__} at '{node.target}': {reason[0]}", _line_of(node), reason[1]] += 1
+                others[
+                    f"{type(module).__name__} at '{node.target}': {reason[0]}", str(source_of(node) or ""), reason[1]
+                ] += 1
         elif node.op == "call_function" and _is_users_function(node):
             name = getattr(node.target, "__qualname__", str(node.target))
-            others[f"the Python function {name} is called as a whole", _line_of(node), _FUNCTION_REMEDY] += 1
+            others[
+                f"the Python function {name} is called as a whole", str(source_of(node) or ""), _FUNCTION_REMEDY
+            ] += 1
     result = [Finding(what, where, remedy, count) for (what, where, remedy), count in others.items()]
     if plain:
         kinds = ", ".join(f"{count} {kind}" for kind, count in plain.most_common())
@@ -245,10 +249,6 @@ def _is_users_function(node: Node) -> bool:
         return False
     known = ("torch", "_operator", "builtins", "math", "random", "operator", "torchgraft")
     return home.split(".")[0] not in known and not isinstance(node.target, type(len))
-
-
-def _line_of(node: Node) -> str:
-    return str(source_line(node._origin[0], node._origin[1]) or "") if node._origin else ""
 
 
 __all__ = ["Diagnosis", "Finding", "doctor"]

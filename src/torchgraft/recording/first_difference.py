@@ -15,7 +15,7 @@ import torch
 
 from torchgraft.interpreter import Interpreter
 from torchgraft.ir.node import Node
-from torchgraft.ir.origin import source_line
+from torchgraft.ir.origin import source_of
 from torchgraft.recording.comparison import tensors_in
 from torchgraft.recording.runs import Surroundings, backward, module_of
 from torchgraft.recording.situations import Situation
@@ -239,7 +239,7 @@ class _Search:
 
     def _described(self, node: Node, text: str) -> FirstDifference:
         partner = self._partner.get(node)
-        line = _line_of(node)
+        line = str(source_of(node) or "")
         if partner is not None and partner.line and partner.line != line:
             text += f" (there: {_said(partner)})"
         return FirstDifference(node.name, f"{_called(node)}: {text}", line)
@@ -263,12 +263,8 @@ def _called(node: Node) -> str:
     return f"{node.op} {node._pretty_print_target(node.target)}"
 
 
-def _line_of(node: Node) -> str:
-    return str(source_line(node._origin[0], node._origin[1]) or "") if node._origin else ""
-
-
 def _at_node(node: Node, text: str) -> FirstDifference:
-    return FirstDifference(node.name, f"{_called(node)} {text}", _line_of(node))
+    return FirstDifference(node.name, f"{_called(node)} {text}", str(source_of(node) or ""))
 
 
 def _first_line(error: Exception) -> str:

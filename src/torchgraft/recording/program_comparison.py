@@ -11,7 +11,7 @@ import torch
 
 from torchgraft.errors import RunError
 from torchgraft.ir.node import Node
-from torchgraft.ir.origin import source_line
+from torchgraft.ir.origin import source_of
 from torchgraft.recording.alignment import Pair, line_up
 from torchgraft.recording.comparison import Tolerance, compare_tensors, has_values
 from torchgraft.recording.error_measures import ErrorMeasures, error_measures
@@ -193,7 +193,9 @@ def _explain_first(pairs: list[Pair], compared: list[NodePair], matched: set[Nod
 
 def _pair(pair: Pair, first: Entry, second: Entry, tolerance: Tolerance) -> NodePair:
     verdict, measures, note = _verdict(first, second, tolerance)
-    return NodePair(pair.first.name, pair.second.name, pair.how, verdict, measures, note, _line_of(pair.second))
+    return NodePair(
+        pair.first.name, pair.second.name, pair.how, verdict, measures, note, str(source_of(pair.second) or "")
+    )
 
 
 def _verdict(first: Entry, second: Entry, tolerance: Tolerance) -> tuple[str, ErrorMeasures | None, str]:
@@ -258,10 +260,6 @@ def _shape(tensor: torch.Tensor) -> str:
 
 def _dtype(tensor: torch.Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
-
-
-def _line_of(node: Node) -> str:
-    return str(source_line(node._origin[0], node._origin[1]) or "") if node._origin else ""
 
 
 __all__ = ["NodePair", "ProgramComparison", "compare"]

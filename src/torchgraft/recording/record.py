@@ -24,7 +24,7 @@ from torchgraft.interpreter import Interpreter
 from torchgraft.ir.arguments import immutable_dict, immutable_list
 from torchgraft.ir.contexts import enter_context, exit_context
 from torchgraft.ir.node import Node
-from torchgraft.ir.origin import source_line
+from torchgraft.ir.origin import source_of
 from torchgraft.ir.structures import take_apart
 from torchgraft.recording.call_watch import brief
 from torchgraft.recording.comparison import named_tensors_in
@@ -301,7 +301,7 @@ def _last_uses(running: list[Node]) -> dict[Node, list[Node]]:
 
 
 def _failure(node: Node, error: Exception, recording: Recording, is_streamed: bool) -> str:
-    line = source_line(node._origin[0], node._origin[1]) if node._origin else None
+    line = source_of(node)
     where = f"node '{node.name}'" + (f" at {line}" if line else "")
     rest = "no file was written" if is_streamed else "the values until then are this error's `partial`"
     return (

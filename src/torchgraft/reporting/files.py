@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -103,7 +104,7 @@ def _write_level(seen: Seen, written: Written, level: Level) -> None:
 
     _part(seen, f"the text of level {level.name}", write_texts)
     for folded in (False, True):
-        _part(seen, f"the drawing of level {level.name}", lambda folded=folded: _draw(written, level, program, folded))
+        _part(seen, f"the drawing of level {level.name}", partial(_draw, written, level, program, folded))
     _part(seen, f"the graph of level {level.name}", write_graphs)
 
 

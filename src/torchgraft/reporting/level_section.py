@@ -191,12 +191,14 @@ def _viewer(name: str, texts: LevelTexts) -> str:
     )
     find = '<label class="find">Find <input type="search" placeholder="name or shape"><output></output></label>'
     file = link(first, "SVG file")
-    hint = '<span class="note hint">drag to move, Ctrl and wheel to zoom</span>'
-    bar_ = element("div", f"{choice}{buttons}{find}{hint}{file}", class_="bar")
+    bar_ = element("div", f"{choice}{buttons}{find}{file}", class_="bar")
     stage = '<div class="stage" tabindex="0" role="application" aria-label="drawing: drag to move, plus and minus to zoom"></div>'
+    hint = element(
+        "p", "Drag to move, Ctrl and wheel or double click to zoom, hover to see arguments and lines.", class_="note"
+    )
     without = element("noscript", element("p", f"Drawings: {', '.join([link(path) for path in texts.drawings])}"))
     return element(
-        "div", bar_ + stage + without + "".join(templates), class_="viewer", data_drawing=f"drawing-{name}-0"
+        "div", bar_ + stage + hint + without + "".join(templates), class_="viewer", data_drawing=f"drawing-{name}-0"
     )
 
 
@@ -219,15 +221,15 @@ def _nodes(level: Level) -> str:
             number_cell(place, str(place)),
             Cell(element("code", escape(row.name), class_="strong"), None, "keep"),
             text_cell(row.op, "keep"),
-            code_cell(row.target),
-            code_cell(row.arguments),
-            Cell(element("code", escape(row.value)), None, "keep"),
-            code_cell(row.module),
+            code_cell(row.target, "keep"),
+            code_cell(row.value, "keep"),
+            code_cell(row.module, "keep"),
             Cell(element("code", escape(row.place), title=row.line), None, "keep"),
+            code_cell(row.arguments, "long"),
         ]
         for place, row in enumerate(node_rows(level))
     ]
-    columns = ("#", "name", "opcode", "target", "arguments", "value", "module", "line")
+    columns = ("#", "name", "opcode", "target", "value", "module", "line", "arguments")
     return table(columns, rows, find="name, target, shape, module", more=link(f"programs/{level.name}-table.txt"))
 
 

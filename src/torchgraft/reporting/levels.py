@@ -18,10 +18,11 @@ from torchgraft.capturing.program import capture
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.ir import guards
 from torchgraft.ir.node import Node
+from torchgraft.ir.origin import source_of
 from torchgraft.ir.printing import argument_text, known_value, target_text, value_text
 from torchgraft.passes.propagate_shapes import PropagateShapes
 from torchgraft.recording.record import input_values
-from torchgraft.view.node_facts import module_path_of, source_of
+from torchgraft.view.node_facts import module_path_of
 
 # name: (title, what it shows)
 LEVELS = {

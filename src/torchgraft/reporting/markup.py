@@ -43,9 +43,9 @@ def text_cell(value: Any, classes: str = "") -> Cell:
     return Cell(escape(value), None, classes)
 
 
-def code_cell(value: Any) -> Cell:
+def code_cell(value: Any, classes: str = "") -> Cell:
     """A cell in the letters of code."""
-    return Cell(element("code", escape(value)) if value else "")
+    return Cell(element("code", escape(value)) if value else "", None, classes)
 
 
 def number_cell(value: float | None, text: str) -> Cell:

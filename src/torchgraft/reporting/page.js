@@ -146,9 +146,16 @@ class Viewer {
   }
 
   start() {
-    this.scale = Math.min(1, Math.max(0.08, this.stage.clientWidth / this.size.width));
+    this.scale = Math.min(1, this.stage.clientWidth / this.size.width);
     this.x = (this.size.width - this.stage.clientWidth / this.scale) / 2;
     this.y = 0;
+    this.update();
+    // A drawing that is too wide to be read begins where the program does: at its input.
+    const input = this.scale < 0.12 && this.svg.querySelector("g.b.input[id]");
+    if (!input) return;
+    this.scale = 0.5;
+    this.centre(input);
+    this.y += this.stage.clientHeight / this.scale / 3;
     this.update();
   }
 
@@ -246,12 +253,12 @@ class Viewer {
     if (!this.found || !this.found.length) return;
     this.place = (this.place + 1) % this.found.length;
     this.count.textContent = `${this.place + 1} of ${this.found.length}`;
+    this.scale = Math.max(this.scale, 0.7);
     this.centre(this.found[this.place]);
   }
 
   centre(box) {
     const place = box.getBBox();
-    this.scale = Math.max(this.scale, 0.7);
     this.x = place.x + place.width / 2 - this.stage.clientWidth / this.scale / 2;
     this.y = place.y + place.height / 2 - this.stage.clientHeight / this.scale / 2;
     this.update();

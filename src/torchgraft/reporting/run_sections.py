@@ -82,12 +82,12 @@ def calls_section(seen: Seen) -> str:
             [
                 number_cell(call.number, str(call.number)),
                 Cell(element("code", escape(call.name), class_="strong"), None, "keep"),
-                code_cell(call.arguments),
-                text_cell(f"raised {call.error}", "bad") if call.error else code_cell(call.result),
-                code_cell(call.module),
+                text_cell(f"raised {call.error}", "bad") if call.error else code_cell(call.result, "keep"),
+                code_cell(call.module, "keep"),
                 number_cell(call.seconds, seconds_text(call.seconds)),
                 Cell(bar(call.seconds / total)),
                 Cell(element("code", escape(_place(call.line)), title=call.line), None, "keep"),
+                code_cell(call.arguments, "long"),
             ]
             for call in log
         ]
@@ -98,7 +98,7 @@ def calls_section(seen: Seen) -> str:
             f"Also as {link(file)} and, for chrome://tracing and Perfetto, as {link(trace)}.",
             class_="note",
         )
-        columns = ("#", "call", "arguments", "result", "module", "time", "share", "line")
+        columns = ("#", "call", "result", "module", "time", "share", "line", "arguments")
         tabs.append((level.capitalize(), intro + table(columns, rows, find="name, module, shape", more=link(file))))
     return tab_group("call-logs", tabs) if tabs else NOTHING
 
@@ -106,6 +106,9 @@ def calls_section(seen: Seen) -> str:
 def _place(line: str) -> str:
     """The name of the file and the number of a source line."""
     return line.partition(' "')[0].replace("\\", "/").rsplit("/", 1)[-1]
+
+
+_MEASURES = ("min", "max", "mean", "std", "norm")
 
 
 def statistics_section(seen: Seen) -> str:
@@ -124,18 +127,15 @@ def statistics_section(seen: Seen) -> str:
         rows.append(
             [
                 Cell(element("code", escape(row["key"]), class_="strong"), None, "keep"),
-                code_cell(row["target"]),
                 Cell(element("code", escape(f"{row['dtype']}{row['shape']}")), None, "keep"),
-                *[
-                    number_cell(row.get(name), number_text(row.get(name)))
-                    for name in ("min", "max", "mean", "std", "norm")
-                ],
+                Cell(histogram(row.get("histogram"))),
+                *[number_cell(row.get(name), number_text(row.get(name))) for name in _MEASURES],
                 number_cell(share, "" if share is None else f"{share:.1%}"),
                 Cell(f"{bad:,}" if bad else "0", bad, "n bad" if bad else "n"),
-                Cell(histogram(row.get("histogram"))),
+                code_cell(row["target"], "keep"),
             ]
         )
-    columns = ("node", "target", "value", "min", "max", "mean", "std", "norm", "zeros", "NaN, Inf", "histogram")
+    columns = ("node", "value", "histogram", *_MEASURES, "zeros", "NaN, Inf", "target")
     text = f"Every value of one run of the program at level {seen.statistics_level}, on the example inputs. Also in "
     intro = element("p", f"{escape(text)}{link('statistics.json')}.", class_="note")
     return intro + table(columns, rows, find="node, target, shape", more=link("statistics.json"))

@@ -42,7 +42,7 @@ def script_trace(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str
             traced = torch.jit.trace(
                 model, None if keyword_inputs else args, check_trace=False, strict=False, **keyword_inputs
             )
-            graph = traced.inlined_graph  # type: ignore[union-attr]
+            graph = traced.inlined_graph
             return ScriptTrace(str(graph), _counts(graph))
     except Exception as error:  # most models of transformers, and it raises nearly anything
         return ScriptTrace(failure=one_line(error))

@@ -7,6 +7,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -91,7 +92,7 @@ def _observe(
     seen.summary = _attempt(seen, "the summary", lambda: summary(model, args, kwargs, columns=COLUMNS))
     progress("logging calls")
     for level in CALL_LEVELS:
-        log = _attempt(seen, f"the log of calls at level {level}", lambda level=level: _log(model, args, kwargs, level))
+        log = _attempt(seen, f"the log of calls at level {level}", partial(_log, model, args, kwargs, level))
         if log is not None:
             seen.calls[level] = log
     chosen = next(seen.programs(), None)

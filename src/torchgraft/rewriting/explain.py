@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.ir.node import Node
-from torchgraft.ir.origin import source_line
+from torchgraft.ir.origin import source_of
 from torchgraft.rewriting.found import Found
 from torchgraft.rewriting.matching import InternalMatch
 from torchgraft.rewriting.meaning_matching import MeaningMatcher, MeaningPattern
@@ -99,6 +99,5 @@ def _call_name(node: Node) -> str:
 
 
 def _line(node: Node) -> str:
-    origin = node._origin
-    line = None if origin is None else source_line(origin[0], origin[1])
-    return "" if line is None or not line.text else f" ({line.file.rpartition('/')[2]}:{line.line})"
+    line = source_of(node)
+    return "" if line is None or not line.text else f" ({line.place})"

@@ -11,7 +11,7 @@ from typing import Any
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import GraphError
 from torchgraft.ir.node import Node
-from torchgraft.ir.origin import source_line
+from torchgraft.ir.origin import source_of
 from torchgraft.splitting.assembly import Style, assemble, cut
 from torchgraft.splitting.order import Order
 from torchgraft.splitting.split_module import new_names
@@ -143,6 +143,5 @@ def _names(nodes: Any) -> tuple[str, ...]:
 
 def _where(node: Node) -> str:
     """The user's line that a node comes from, as the end of a line of the report."""
-    origin = node._origin
-    line = None if origin is None else source_line(origin[0], origin[1])
-    return "" if line is None else f"  ({line.file.rpartition('/')[2]}:{line.line})"
+    line = source_of(node)
+    return "" if line is None else f"  ({line.place})"

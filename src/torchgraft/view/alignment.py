@@ -1,5 +1,6 @@
 """Two programs side by side: which node of the one is which node of the other, by what they do and where they stand.
-What differs between two nodes that belong together is said in `program_diff.py`.
+What differs between two nodes that belong together is said in `program_diff.py`. Nothing is run here; two programs that
+were run are lined up by their values, which says more, in `recording/alignment.py`.
 """
 
 from __future__ import annotations

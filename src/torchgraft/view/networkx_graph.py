@@ -15,6 +15,7 @@ import torch
 
 from torchgraft.errors import GraftError
 from torchgraft.ir.node import Node
+from torchgraft.ir.origin import source_of
 from torchgraft.ir.printing import target_text
 from torchgraft.ir.verify import find_attribute
 from torchgraft.view.call_info import CallInfo, node_call_info
@@ -25,7 +26,6 @@ from torchgraft.view.node_facts import (
     origin_name,
     phases_of,
     role_of,
-    source_of,
 )
 from torchgraft.view.plain import encode, is_at, readable
 from torchgraft.view.values import Facts, facts_text, known_facts, part

@@ -1,5 +1,5 @@
-"""What people ask about a node besides its value: which part it plays, which module it belongs to, which line made it.
-Shapes and dtypes are in `values.py`; the arguments bound to their names are in `call_info.py`.
+"""What people ask about a node besides its value: which part it plays, and which module it belongs to.
+Shapes and dtypes are in `values.py`, arguments bound to their names in `call_info.py`, source lines in `ir/origin.py`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from torchgraft.errors import GraftError
 from torchgraft.ir import guards
 from torchgraft.ir.graph import Graph
 from torchgraft.ir.node import Node
-from torchgraft.ir.origin import SourceLine, user_source_line
 from torchgraft.ir.verify import find_attribute
 
 ROLES = ("input", "tangent", "parameter", "buffer", "constant", "guard", "operation", "output")
@@ -76,11 +75,6 @@ def origin_name(node: Node) -> str | None:
     if node.op == "get_attr":
         return str(node.target)
     return node.meta.get("origin_name")
-
-
-def source_of(node: Node) -> SourceLine | None:
-    """The user's line that a node was made from."""
-    return user_source_line(node.meta.get("stack_trace"))
 
 
 def module_stack_of(node: Node) -> list[tuple[str, str]]:

@@ -4,7 +4,7 @@ Nothing is written to the program; values themselves are not kept (`recording/` 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -106,20 +106,23 @@ def _noted(node: Node, owner: Any) -> Facts:
     return None
 
 
-def observe(program: GraphModule, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[Node, Facts]:
+def observe(
+    program: GraphModule,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    describe: Callable[[Any], Any] = facts_of,
+) -> dict[Node, Any]:
     """Run a program once and say what every node gave; on fake tensors where the program allows it, else on copies."""
-    facts: dict[Node, Facts] = {}
+    found: dict[Node, Any] = {}
 
     def note(node: Node, value: Any) -> None:
-        facts[node] = facts_of(value)
+        found[node] = describe(value)
 
     def run(compute: bool) -> None:
-        attempt = DryRun(program, args, dict(kwargs), node_done=note, compute=compute)
-        facts.update({node: facts_of(value) for node, value in attempt.inputs.items()})
-        attempt.forward()
+        DryRun(program, args, dict(kwargs), node_done=note, compute=compute).forward()
 
     try:
         run(compute=False)
     except Exception:  # a program may fail on fakes in any way; if it is at fault itself, it fails again here
         run(compute=True)
-    return facts
+    return found

@@ -72,8 +72,8 @@ def test_a_module_that_is_not_there_may_read_anything() -> None:
 
 def test_rows_json_and_html() -> None:
     found = effects(torchgraft.symbolic_trace(lambda x: x + 1))
-    assert [row["name"] for row in json.loads(found.to_json())] == ["x", "add", "output"]
-    assert "<td>add</td>" in found._repr_html_()
+    assert [row["name"] for row in json.loads(found.to_json())["rows"]] == ["x", "add", "output"]
+    assert ">add</td>" in found._repr_html_()
 
 
 VIEWS = {"t": (), "detach": (), "squeeze": (), "exp": (), "relu_": (), "clone": (), "view": (-1,), "sum": ()}

@@ -34,7 +34,7 @@ def test_a_folder_that_is_not_there(tmp_path):
     with pytest.raises(torchgraft.GraftError) as error:
         torchgraft.draw(PROGRAM, path)
     assert str(error.value) == (
-        f"cannot write the drawing to '{path}': No such file or directory; give a path in a folder that exists and can be written"
+        f"cannot write '{path}': No such file or directory; give a path in a folder that exists and may be written to"
     )
     assert os.listdir(tmp_path) == []
 

@@ -5,7 +5,7 @@ import torch
 
 import torchgraft
 from tests.view.drawing.geometry import read
-from torchgraft.view.drawing.observation import observe
+from torchgraft.view.values import observe
 
 
 class Counting(torch.nn.Module):
@@ -24,7 +24,7 @@ def test_the_run_leaves_no_trace():
     program = torchgraft.symbolic_trace(model)
     before = {name: buffer.clone() for name, buffer in program.named_buffers()}
     state = torch.random.get_rng_state()
-    seen = observe(program, (inputs,))
+    seen = {node.name: facts for node, facts in observe(program, (inputs,), {}).items()}
     assert seen["norm"].shape == (4, 3)
     assert all(torch.equal(buffer, before[name]) for name, buffer in program.named_buffers())
     assert torch.equal(torch.random.get_rng_state(), state)
@@ -33,7 +33,7 @@ def test_the_run_leaves_no_trace():
 def test_inputs_written_in_place_stay_as_they_were():
     program = torchgraft.capture(lambda x: x.add_(1), (torch.zeros(3),))
     given = torch.zeros(3)
-    observe(program, (given,))
+    observe(program, (given,), {})
     assert torch.equal(given, torch.zeros(3))
 
 

@@ -5,12 +5,12 @@ How the numbers are found is in `count.py`.
 from __future__ import annotations
 
 import html
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-_PREFIXES = ("", "k", "M", "G", "T", "P")
+from torchgraft.results.shown import Shown
+from torchgraft.results.tables import Table, amount
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class ModuleCost:
 
 
 @dataclass(frozen=True)
-class Cost:
+class Cost(Shown):
     """What a program costs. `unknown` names the operators that no formula is known for and the nodes that called them:
     their arithmetic is in no sum.
     """
@@ -109,9 +109,9 @@ class Cost:
         entries: list[Any] = list(self.nodes if by == "node" else self.modules.values())
         return [_row(entry, by) for entry in entries]
 
-    def to_json(self) -> str:
-        """Everything as a JSON text."""
-        data = {
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as plain values."""
+        return {
             "name": self.name,
             "parameters": self.parameters,
             "forward": asdict(self.forward),
@@ -120,22 +120,25 @@ class Cost:
             "modules": self.rows("module"),
             "nodes": self.rows("node"),
         }
-        return json.dumps(data)
 
-    def text(self, by: str = "module", depth: int = 2) -> str:
+    def text(self, color: bool = False, by: str = "module", depth: int = 2) -> str:
         """A table for people: the sums, then a line for each module down to `depth`, or for each node."""
         lines = [f"{self.name}: {len(self.nodes)} nodes, {self.parameters:,} parameters"]
-        columns = ("", "FLOPs", "MACs", "read", "written", "FLOPs/byte")
-        sums = [("forward", self.forward), ("backward", self.backward), ("total", self.total)]
-        lines += table([columns, *[(name, *_work_cells(work)) for name, work in sums]])
+        lines.append(self._sums().text(color))
         if self.unknown:
             lines += ["", "not counted, because no formula is known (add one with @flop_formula):"]
             lines += [f"  {name}: {len(nodes)} calls, in {_some(nodes)}" for name, nodes in self.unknown.items()]
-        return "\n".join([*lines, "", *table(self._detail(by, depth))])
+        return "\n".join([*lines, "", self._detail(by, depth).text(color)])
 
-    def _detail(self, by: str, depth: int) -> list[tuple[str, ...]]:
-        heading = ("module" if by == "module" else "node", "type" if by == "module" else "target")
-        rows: list[tuple[str, ...]] = [(*heading, "parameters", "forward FLOPs", "backward FLOPs", "share")]
+    def _sums(self) -> Table:
+        sums = [("forward", self.forward), ("backward", self.backward), ("total", self.total)]
+        columns = ("FLOPs", "MACs", "read", "written", "FLOPs/byte")
+        return Table("", ("", *columns), [(name, *_work_cells(work)) for name, work in sums], frozenset(columns))
+
+    def _detail(self, by: str, depth: int) -> Table:
+        heading = ("module", "type") if by == "module" else ("node", "target")
+        columns = ("parameters", "forward FLOPs", "backward FLOPs", "share")
+        rows: list[tuple[str, ...]] = []
         whole = self.total.flops or 1
         entries: list[Any] = [*self.nodes] if by == "node" else list(self.modules.values())
         for entry in entries:
@@ -145,20 +148,15 @@ class Cost:
             work = (amount(entry.forward.flops), amount(entry.backward.flops))
             share = f"{(entry.forward.flops + entry.backward.flops) / whole:.1%}"
             rows.append((*names, f"{entry.parameters:,}", *work, share))
-        return rows
-
-    def __str__(self) -> str:
-        return self.text()
+        return Table("", (*heading, *columns), rows, frozenset(columns))
 
     def _repr_html_(self) -> str:
-        sums = [("forward", self.forward), ("backward", self.backward), ("total", self.total)]
         parts = [f"<b>{html.escape(self.name)}</b>: {len(self.nodes)} nodes, {self.parameters:,} parameters"]
-        head = ("", "FLOPs", "MACs", "read", "written", "FLOPs/byte")
-        parts.append(html_table([head, *[(name, *_work_cells(work)) for name, work in sums]]))
+        parts.append(self._sums().html())
         if self.unknown:
             parts.append(f"not counted: {html.escape(', '.join(self.unknown))}")
-        parts.append(f"<details><summary>modules</summary>{html_table(self._detail('module', 99))}</details>")
-        parts.append(f"<details><summary>nodes</summary>{html_table(self._detail('node', 99))}</details>")
+        parts.append(f"<details><summary>modules</summary>{self._detail('module', 99).html()}</details>")
+        parts.append(f"<details><summary>nodes</summary>{self._detail('node', 99).html()}</details>")
         return "<br>".join(parts)
 
 
@@ -174,41 +172,10 @@ def _row(entry: Any, by: str) -> dict[str, Any]:
 
 
 def _work_cells(work: Work) -> tuple[str, ...]:
-    sizes = (amount(work.bytes_read) + "B", amount(work.bytes_written) + "B")
+    sizes = (amount(work.bytes_read, "B"), amount(work.bytes_written, "B"))
     return (amount(work.flops), amount(work.macs), *sizes, f"{work.intensity:.1f}")
 
 
 def _some(names: tuple[str, ...], most: int = 3) -> str:
     distinct = list(dict.fromkeys(names))
     return ", ".join(distinct[:most]) + (f" and {len(distinct) - most} more" if len(distinct) > most else "")
-
-
-def amount(number: float) -> str:
-    """A number in three or four digits and a prefix: powers of 1000, for bytes too.
-
-    >>> amount(8_178_000_000), amount(512)
-    ('8.18 G', '512 ')
-    """
-    index = 0
-    while abs(number) >= 1000 and index < len(_PREFIXES) - 1:
-        number /= 1000
-        index += 1
-    return f"{number:.3g} {_PREFIXES[index]}" if index else f"{number:g} "
-
-
-def table(rows: list[tuple[str, ...]]) -> list[str]:
-    """Rows as lines with aligned columns, numbers to the right."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    is_number = [all(row[column][:1].isdigit() for row in rows[1:]) for column in range(len(rows[0]))]
-    lines = []
-    for row in rows:
-        cells = zip(row, widths, is_number, strict=True)
-        lines.append("  ".join(cell.rjust(w) if right else cell.ljust(w) for cell, w, right in cells).rstrip())
-    return lines
-
-
-def html_table(rows: list[tuple[str, ...]]) -> str:
-    """Rows as an HTML table, the first one its heading."""
-    head = "".join(f"<th>{html.escape(cell)}</th>" for cell in rows[0])
-    body = "".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows[1:])
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"

@@ -4,8 +4,6 @@ One node is answered by `nodes.py`; here the answers are put together, and follo
 
 from __future__ import annotations
 
-import html
-import json
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -17,6 +15,8 @@ from torchgraft.analysis.effects.values import OUTSIDE
 from torchgraft.ir.graph import Graph
 from torchgraft.ir.node import Node
 from torchgraft.ir.printing import target_text
+from torchgraft.results.shown import Tabular
+from torchgraft.results.tables import Table
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class NodeEffects:
 
 
 @dataclass(frozen=True)
-class ProgramEffects:
+class ProgramEffects(Tabular):
     """The effects of every node of a program, in order."""
 
     nodes: tuple[NodeEffects, ...]
@@ -83,29 +83,14 @@ class ProgramEffects:
         """A row of plain values for each node."""
         return [asdict(entry) for entry in self.nodes]
 
-    def to_json(self) -> str:
-        """The rows as a JSON text."""
-        return json.dumps(self.rows())
-
-    def _cells(self) -> list[tuple[str, ...]]:
-        rows: list[tuple[str, ...]] = [("node", "reads", "writes", "aliases", "")]
+    def _table(self) -> Table:
+        rows: list[tuple[str, ...]] = []
         for entry in self.nodes:
             marks = [mark for mark, holds in (("random", entry.random), ("UNKNOWN", entry.unknown)) if holds]
             lists = (entry.reads, entry.writes, entry.aliases)
             rows.append((entry.name, *map(_some, lists), " ".join(marks)))
-        return rows
-
-    def __str__(self) -> str:
-        rows = self._cells()
-        widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-        lines = ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows]
-        lines += [f"{name} is unknown: {'; '.join(reasons)}" for name, reasons in self.unknown.items()]
-        return "\n".join(lines)
-
-    def _repr_html_(self) -> str:
-        head, *body = [[html.escape(cell) for cell in row] for row in self._cells()]
-        lines = ["<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in body]
-        return f"<table><tr>{''.join(f'<th>{cell}</th>' for cell in head)}</tr>{''.join(lines)}</table>"
+        unknown = [f"{name} is unknown: {'; '.join(reasons)}" for name, reasons in self.unknown.items()]
+        return Table("", ("node", "reads", "writes", "aliases", ""), rows, footer="\n".join(unknown))
 
 
 def _some(names: tuple[str, ...], most: int = 2) -> str:

@@ -4,12 +4,12 @@ How it is found is in `peak.py`.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from torchgraft.analysis.cost.report import amount, html_table, table
+from torchgraft.results.shown import Shown
+from torchgraft.results.tables import Table, aligned, amount
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Moment:
 
 
 @dataclass(frozen=True)
-class Memory:
+class Memory(Shown):
     """The memory of a run or a training step, in bytes. `peak` and `forward_peak` count everything, also what was there before;
     `saved` is what autograd keeps for backward when forward is over, by the node that made it.
     """
@@ -54,12 +54,12 @@ class Memory:
         """The timeline as plain values, one row for each operator."""
         return [asdict(moment) for moment in self.timeline]
 
-    def to_json(self) -> str:
-        """Everything as a JSON text."""
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as plain values."""
         data = {name: value for name, value in vars(self).items() if name != "timeline"}
-        return json.dumps({**data, "saved_for_backward": self.saved_for_backward, "timeline": self.rows()})
+        return {**data, "saved_for_backward": self.saved_for_backward, "timeline": self.rows()}
 
-    def _lines(self) -> list[tuple[str, ...]]:
+    def _table(self) -> Table:
         named = [
             ("parameters", self.parameters),
             ("buffers", self.buffers),
@@ -70,13 +70,16 @@ class Memory:
             ("peak of forward", self.forward_peak),
             ("peak", self.peak),
         ]
-        return [("", "bytes"), *[(name, f"{amount(size)}B") for name, size in named if size or name == "peak"]]
+        cells = [(name, amount(size, "B")) for name, size in named if size or name == "peak"]
+        return Table("", ("part", "bytes"), cells, frozenset(["bytes"]))
 
-    def __str__(self) -> str:
+    def text(self, color: bool = False) -> str:
+        """The parts, and what is alive where memory is fullest."""
         phase, node = self.peak_at
         where = phase if node is None else f"{phase} of '{node}'"
-        largest = [f"  {amount(size)}B  {owner}" for owner, size in list(self.at_peak.items())[:5]]
-        return "\n".join([f"{self.name}: fullest in the {where}", *table(self._lines())[1:], "largest then:", *largest])
+        largest = [f"  {amount(size, 'B')}  {owner}" for owner, size in list(self.at_peak.items())[:5]]
+        parts = aligned(self._table().cells, [1])
+        return "\n".join([f"{self.name}: fullest in the {where}", *parts, "largest then:", *largest])
 
     def _repr_html_(self) -> str:
-        return html_table(self._lines())
+        return self._table().html()

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from torchgraft.errors import GraftError
+from torchgraft.ir.origin import source_of
 from torchgraft.ir.printing import DTYPE_LETTERS, target_text
 
 # The kinds of boxes, in the order of the legend, with what the legend says of them.
@@ -34,7 +35,6 @@ _ORIGIN_KINDS = {"parameter": "parameter", "buffer": "constant", "constant": "co
 _GUARD_HOMES = ("torchgraft.ir.guards", "torchgraft.bridge.input_guards", "torchgraft.bridge.checked_calls")
 _CALLS = {"call_module": "module", "call_function": "function", "call_method": "method"}
 _LONGEST_ARGUMENTS = 400
-_FILE_AND_LINE = re.compile(r'File "([^"]+)", line (\d+)')
 _PATH = re.compile(r"(?:[A-Za-z]:)?[\w./\\~@+-]*[/\\]([\w.@+-]+[/\\][\w.@+-]+\.py)")
 
 
@@ -326,20 +326,8 @@ def tooltip_of(node: Any, kind: str, root: Any, shape: str) -> str:
 
 def source_lines(node: Any) -> list[str]:
     """The user's line that made the node: the innermost one outside of torch, as `folder/file.py:12` and its text."""
-    trace = node.meta.get("stack_trace")
-    if not isinstance(trace, str):
-        return []
-    lines = trace.strip().splitlines()
-    found: list[str] = []
-    for place, line in enumerate(lines):
-        match = _FILE_AND_LINE.search(line)
-        if match is None or "/torch/" in match[1].replace("\\", "/"):
-            continue
-        text = (
-            lines[place + 1].strip() if place + 1 < len(lines) and not _FILE_AND_LINE.search(lines[place + 1]) else ""
-        )
-        found = [f"{short_path(match[1])}:{match[2]}  {shorten(text, 160)}".rstrip()]
-    return found
+    line = source_of(node)
+    return [] if line is None else [f"{short_path(line.file)}:{line.line}  {shorten(line.text, 160)}".rstrip()]
 
 
 def short_path(path: str) -> str:

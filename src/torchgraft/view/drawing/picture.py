@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from torchgraft.analysis.shapes.metadata import tree_metadata
+from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import GraftError
 from torchgraft.view.drawing.captions import caption_of
 from torchgraft.view.drawing.files import check_suffix, convert, save
@@ -22,10 +24,10 @@ from torchgraft.view.drawing.layout import Layout
 from torchgraft.view.drawing.levels import make_levels
 from torchgraft.view.drawing.long_lines import name_far_values
 from torchgraft.view.drawing.nesting import dissolve_small_groups, nest
-from torchgraft.view.drawing.observation import observe
 from torchgraft.view.drawing.scene import Scene, SceneBuilder
 from torchgraft.view.drawing.svg import Painter
 from torchgraft.view.drawing.theme import style_sheet
+from torchgraft.view.values import observe
 
 DIRECTIONS = ("down", "right")
 
@@ -87,7 +89,7 @@ def draw(
     style_sheet(theme, "")  # an unknown theme is refused before the work, not after
     program = _captured(program, args, kwargs)
     graph = require_graph(program)
-    observed = observe(program, args, kwargs) if args is not None and shapes else {}
+    observed = _observed(program, args, kwargs) if args is not None and shapes else {}
     root = program if program is not graph else getattr(graph, "owning_module", None)
     builder = SceneBuilder(graph, root, title or _name_of(root), shapes, observed)
     scene = builder.build()
@@ -115,6 +117,22 @@ def _captured(program: Any, args: Iterable[Any] | None, kwargs: Mapping[str, Any
     from torchgraft.capturing.program import capture
 
     return capture(program, args or (), dict(kwargs or {}))
+
+
+def _observed(program: Any, args: Iterable[Any], kwargs: Mapping[str, Any] | None) -> dict[str, Any]:
+    """What every node gives on example inputs, with metadata in the place of tensors, by name."""
+    if not isinstance(program, GraphModule):
+        raise GraftError(
+            f"cannot run a {type(program).__name__} to see its shapes: example inputs need a torchgraft program; "
+            "convert it with from_fx() or from_export(), or leave args out"
+        )
+
+    def described(value: Any) -> Any:
+        metadata = tree_metadata(value)
+        return value if metadata is None else metadata
+
+    values = tuple(args) if isinstance(args, (tuple, list)) else (args,)
+    return {node.name: value for node, value in observe(program, values, kwargs or {}, described).items()}
 
 
 def _name_of(root: Any) -> str:

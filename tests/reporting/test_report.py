@@ -1,0 +1,278 @@
+"""A report holds everything that it promises, says what could not be had, and leaves nothing behind where it fails."""
+
+import json
+import os
+import pickle
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote
+
+import pytest
+import torch
+from torch import nn
+
+import torchgraft
+from torchgraft import zoo
+from torchgraft.cli.main import main
+from torchgraft.errors import GraftError, WriteError
+from torchgraft.reporting import report
+
+LEVELS = ("module", "function", "aten", "core_aten", "joint")
+
+
+class Page(HTMLParser):
+    """What a page links to, what it loads, its identities, and whether its elements are closed in order."""
+
+    empty = frozenset("meta link input br hr img".split())
+
+    def __init__(self, text):
+        super().__init__()
+        self.links, self.loaded, self.identities, self.open = [], [], [], []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        values = dict(attrs)
+        self.identities += [values["id"]] if "id" in values else []
+        if tag == "a" and "href" in values:
+            self.links.append(values["href"])
+        self.loaded += [values[name] for name in ("src", "srcset") if name in values]
+        self.loaded += [values["href"]] if tag == "link" else []
+        if tag not in self.empty:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        pass
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    torch.manual_seed(0)
+    folder = tmp_path_factory.mktemp("reports") / "mlp"
+    steps = []
+    model = zoo.create("mlp").eval()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    result = report(model, zoo.example_inputs("mlp"), folder=folder, name="zoo:mlp", progress=steps.append)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items()) and not model.training
+    result.__dict__["steps"] = steps
+    return result
+
+
+def test_files(made):
+    folder = made.page.parent
+    for level in LEVELS:
+        for name in (f"graphs/{level}.pickle", f"graphs/{level}.graphml", f"graphs/{level}.json"):
+            graph = torchgraft.load_graph(folder / name)
+            assert graph.number_of_nodes() == made.seen.levels[level].counts.nodes
+        assert (folder / f"drawings/{level}.svg").read_text().startswith("<svg")
+        assert "def forward" in (folder / f"programs/{level}.py").read_text()
+        assert (folder / f"programs/{level}-table.txt").read_text().count("\n") > 5
+    assert "aten::linear" in (folder / "programs/jit_trace.txt").read_text()
+    for name in ("summary", "statistics", "diagnosis", "calls/function", "calls/dispatch", "calls/function-trace"):
+        json.loads((folder / f"{name}.json").read_text())
+    assert made.failures == [] and made.steps[-1] == "writing the page"
+
+
+def test_graphs_are_read_without_torch(made):
+    graph = pickle.loads((made.page.parent / "graphs/joint.pickle").read_bytes())
+    assert {name for name in graph.nodes if name.startswith("tangents")} == {"tangents_1"}
+
+
+def test_page_is_whole_and_needs_nothing_else(made):
+    text = made.page.read_text(encoding="utf-8")
+    page = Page(text)
+    assert page.open == [] and page.loaded == ["data:,"]
+    assert len(set(page.identities)) == len(page.identities)
+    assert not re.search(r"""(?:src|href)=["']?(?:https?:)?//""", text) and "@import" not in text and "url(" not in text
+    for link in page.links:
+        if link.startswith("#"):
+            assert link[1:] in page.identities, link
+        else:
+            assert (made.page.parent / unquote(link)).is_file(), link
+    # Every file of the folder can be reached from the page.
+    linked = {unquote(link) for link in page.links}
+    files = {str(path.relative_to(made.page.parent)) for path in made.page.parent.rglob("*") if path.is_file()}
+    assert files - linked == {"index.html", ".graft-report"}
+
+
+def test_page_shows_every_part(made):
+    text = made.page.read_text(encoding="utf-8")
+    for part in ("levels", "level-joint", "summary", "calls", "statistics", "specialised", "failures", "files"):
+        assert f'<section id="{part}">' in text
+    assert "torch.nn.functional.linear" in text and "aten.addmm.default" in text and "aten::linear" in text
+    assert text.count('class="histogram"') >= 4 and text.count('<svg xmlns="http://www.w3.org/2000/svg"') == 5
+
+
+def test_five_facts(made):
+    assert len(made.facts) == 5
+    assert any("torch.jit.trace writes 10" in fact.text for fact in made.facts)
+    assert str(made).splitlines()[-1] == f"page: {made.page}"
+
+
+# ---- what cannot be had ----
+
+
+class Unexportable(nn.Module):
+    """Runs in eager and is captured; torch.export cannot follow the branch on a value."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x):
+        y = self.linear(x)
+        return y if y.sum().item() > -1e9 else -y
+
+
+def test_level_that_cannot_be_had_does_not_stop_the_rest(tmp_path):
+    made = report(Unexportable(), torch.ones(2, 4), folder=tmp_path / "out")
+    missing = [failure.what for failure in made.failures]
+    assert "the program at level aten" in missing and "the program at level module" not in missing
+    text = made.page.read_text(encoding="utf-8")
+    assert "Not to be had:" in text and (tmp_path / "out/graphs/module.json").is_file()
+    assert not (tmp_path / "out/graphs/aten.json").exists()
+    assert any(fact.headline == "Missing" for fact in made.facts)
+    # What capture specialised is there with its line.
+    assert "if y.sum().item() &gt; -1e9" in text or "y.sum().item() &gt; -1e9" in text
+    Page(text)
+
+
+class NotFinite(nn.Module):
+    def forward(self, x):
+        return torch.log(x - 1) * 2
+
+
+def test_values_that_are_not_finite_come_first(tmp_path):
+    made = report(NotFinite(), torch.tensor([0.0, 1.0, 2.0]), folder=tmp_path / "out")
+    assert made.facts[0].headline == "Not finite" and "1 NaN and 1 infinities" in made.facts[0].text
+    assert 'class="n bad"' in made.page.read_text(encoding="utf-8")
+
+
+class Hostile(nn.Module):
+    """Names that would end an attribute, an element or a script, and a dict of results."""
+
+    def __init__(self):
+        super().__init__()
+        self.add_module('</script><b a="x">&', nn.Linear(2, 2))
+
+    def forward(self, x, *, scale=1.0):
+        return {"<i>": next(iter(self.children()))(x) * scale, "shape": x.shape}
+
+
+def test_hostile_names_and_keyword_inputs(tmp_path):
+    made = report(Hostile(), (torch.ones(1, 2),), {"scale": 2.0}, tmp_path / "out", name="<h1>&'\"")
+    text = made.page.read_text(encoding="utf-8")
+    assert "<b a=" not in text and "<h1>&'" not in text and "&lt;h1&gt;&amp;" in text
+    Page(text)
+
+
+class Training(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(3)
+
+    def forward(self, x):
+        return self.norm(x)
+
+
+def test_model_stays_as_it_was_in_training_mode(tmp_path):
+    model = Training().train()
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    numbers = torch.get_rng_state()
+    made = report(model, torch.randn(4, 3, generator=torch.Generator().manual_seed(0)), folder=tmp_path / "out")
+    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+    assert torch.equal(torch.get_rng_state(), numbers) and model.training
+    assert made.failures == []
+
+
+def test_training_program_where_training_mode_fails(tmp_path):
+    made = report(Training().eval(), torch.ones(1, 3), folder=tmp_path / "out")
+    level = made.seen.levels["joint"]
+    assert level.program is not None
+    assert "because in training mode: BridgeError: cannot capture Training: Expected more" in level.notes[0]
+
+
+# ---- failing as a whole ----
+
+
+class Fails(nn.Module):
+    def forward(self, x):
+        raise ValueError("no luck\nat all")
+
+
+def test_model_that_does_not_run(tmp_path):
+    with pytest.raises(GraftError, match="the model itself raises ValueError: no luck; give inputs it accepts"):
+        report(Fails(), torch.ones(1), folder=tmp_path / "deep" / "out")
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(GraftError, match="cannot report on a function"):
+        report(lambda x: x, torch.ones(1), folder=tmp_path / "out")
+
+
+def test_broken_off_midway_leaves_nothing(tmp_path):
+    def progress(step):
+        if step == "writing the page":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        report(nn.ReLU(), torch.ones(1), folder=tmp_path / "out", progress=progress)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_folder_that_cannot_be_written(tmp_path):
+    (tmp_path / "file").write_text("")
+    for place, words in (("file", "it is a file"), ("file/below", "Not a directory")):
+        with pytest.raises(WriteError, match=words):
+            report(nn.ReLU(), torch.ones(1), folder=tmp_path / place)
+    if os.geteuid() != 0:
+        locked = tmp_path / "locked"
+        locked.mkdir(mode=0o500)
+        with pytest.raises(WriteError, match="Permission denied; nothing was written"):
+            report(nn.ReLU(), torch.ones(1), folder=locked / "out")
+    assert [path.name for path in tmp_path.iterdir() if path.name != "locked"] == ["file"]
+
+
+def test_folder_with_other_files_is_refused_before_the_work(tmp_path):
+    (tmp_path / "thesis.tex").write_text("years of work")
+    with pytest.raises(WriteError, match=r"the folder holds other files, such as 'thesis.tex'; give a new folder"):
+        report(Fails(), torch.ones(1), folder=tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_older_report_is_replaced_whole_or_stays(tmp_path):
+    folder = tmp_path / "out"
+    folder.mkdir()
+    report(nn.ReLU(), torch.ones(1), folder=folder)
+    (folder / "left over").write_text("")
+    first = (folder / "index.html").read_text(encoding="utf-8")
+    with pytest.raises(GraftError):
+        report(Fails(), torch.ones(1), folder=folder)
+    assert (folder / "index.html").read_text(encoding="utf-8") == first and (folder / "left over").exists()
+    report(nn.Tanh(), torch.ones(1), folder=folder)
+    assert "Tanh" in (folder / "index.html").read_text(encoding="utf-8") and not (folder / "left over").exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+# ---- the command ----
+
+
+def test_command(tmp_path, capsys):
+    assert main(["report", "zoo:mlp", "-o", str(tmp_path / "out")]) == 0
+    text, error = capsys.readouterr()
+    assert error == "" and text.startswith("The 5 most interesting facts about zoo:mlp\n")
+    assert text.splitlines()[-1] == str(tmp_path / "out" / "index.html") and Path(text.splitlines()[-1]).is_file()
+    assert main(["report", "zoo:mlp", "-o", str(tmp_path / "out"), "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert len(data["facts"]) == 5 and data["failures"] == []
+
+
+def test_command_refuses(tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    assert main(["report", "zoo:mlp", "-o", str(tmp_path / "file")]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("graft report: cannot write a report to ") and error.count("\n") == 1
+    with pytest.raises(SystemExit) as end:
+        main(["report", "torch.nn:ReLU", "-o", str(tmp_path / "out")])
+    assert end.value.code == 2 and "give them with --input" in capsys.readouterr().err
