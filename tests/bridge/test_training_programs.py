@@ -266,6 +266,19 @@ def test_lines_and_modules_of_nodes():
     assert list(node.meta["nn_module_stack"]) == ["", "relu"]
 
 
+def test_sums_of_gradients_belong_to_no_module():
+    """Where a value is used several times its gradients are added, by nobody's code; the nodes around keep their lines."""
+    model = Model(lambda self, x: (lambda y: self.linear(y * y + y.sin()))(self.linear(x)))
+    graph = joint_program(model, (X,)).graph
+    backward = [node for node in graph.nodes if node.meta.get("partitioner_tag") == "is_backward"]
+    sums = [node for node in backward if node.target is torch.ops.aten.add.Tensor]
+    assert len(sums) == 4  # of y, which is used three times, of the weight and of the bias, which are used twice
+    assert all(node.stack_trace is None and not node.meta.get("nn_module_stack") for node in sums)
+    assert not any("seq_nr" in node.meta for node in sums)
+    calls = [node for node in backward if node.op == "call_function" and node not in sums]
+    assert all(node.stack_trace and node.meta["nn_module_stack"] for node in calls)
+
+
 # ---- forward and backward ----
 
 

@@ -467,3 +467,92 @@ def test_threads_capture_at_once() -> None:
     for thread in threads:
         thread.join()
     assert found == ["right"] * 4
+
+
+# ---- what Python asks about a number ----
+
+
+def _kind(value: Any) -> str:
+    return "number" if type(value) == int else "other"  # noqa: E721
+
+
+@functools.singledispatch
+def _dispatched(value: Any) -> int:
+    return 3
+
+
+@_dispatched.register
+def _(value: int) -> int:
+    return 2
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda x: x * 2 if type(x.shape[0]) is int else x,
+        lambda x: x * {int: 2}.get(type(x.shape[0]), 3),
+        lambda x: x * 2 if _kind(x.shape[0]) == "number" else x,
+        lambda x: x * 2 if all(type(size) is int for size in x.shape) else x,
+        lambda x: x * 2 if type(x.sum().item()) in (int, float) else x,
+        lambda x: x * 2 if type(x.shape[0]).__name__ == "int" and isinstance(int, type) else x,
+        lambda x: x * 2 if issubclass(type(x.shape[0]), int) else x,
+        lambda x: x * 2 if type("Made", (), {})().__class__.__name__ == "Made" else x,
+        lambda x: x * _dispatched(x.shape[0]),
+    ],
+    ids=["is", "key", "callee", "all", "item", "name", "subclass", "made", "dispatch"],
+)
+def test_types_of_numbers_are_those_of_eager(ask: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    program = captured_like_eager(lambda: ask, given(normal(3, 4)), [given(normal(5, 4))])
+    assert is_looked_into(program) and "type" not in globals()
+
+
+# ---- one thing given twice ----
+
+
+def _writes_one(first: dict[str, Any], second: dict[str, Any]) -> torch.Tensor:
+    first["x"] = first["x"] * 2
+    return second["x"] + 1
+
+
+def test_one_object_given_twice_is_one_object() -> None:
+    def same() -> Any:
+        items = {"x": torch.ones(2)}
+        return (items, items), {}
+
+    program = captured_like_eager(lambda: _writes_one, same)
+    with pytest.raises(GuardError, match="same"):
+        program({"x": torch.ones(2)}, {"x": torch.ones(2)})
+
+
+def test_different_objects_may_not_become_one() -> None:
+    program = captured_like_eager(
+        lambda: _writes_one, given(lambda: {"x": torch.ones(2)}, lambda: {"x": torch.zeros(2)})
+    )
+    items = {"x": torch.ones(2)}
+    with pytest.raises(GuardError, match="among the inputs twice"):
+        program(items, items)
+    assert torch.equal(items["x"], torch.ones(2))
+
+
+def test_an_object_that_refers_to_itself() -> None:
+    sample = Sample(torch.ones(2))
+    sample.extra = sample
+    program = capture(lambda given: given.extra.x * 2, (sample,))
+    assert torch.equal(program(sample), torch.full((2,), 2.0))
+    assert "refers to itself" in program.meta["kept_whole"][""]
+
+
+class WritesInput(Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x += 1
+        return self.linear(x) if x.grad_fn is not None else x
+
+
+def test_computed_inputs_may_be_written_into() -> None:
+    leaf = torch.ones(3, 4, requires_grad=True)
+    model = WritesInput()
+    program = capture(model, (leaf * 1,))
+    assert is_looked_into(program)
+    torch.testing.assert_close(program(leaf * 3), model(leaf * 3))
+    with pytest.raises(GuardError, match="grad_fn"):
+        program(torch.ones(3, 4))

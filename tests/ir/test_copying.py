@@ -233,6 +233,19 @@ class TestPickle:
         clone = by_pickle(module.graph)
         assert fx.GraphModule(nn.Module(), clone)({"a": 1}) == 2
 
+    def test_copies_of_programs_with_containers_raise_no_warning(self) -> None:
+        """torch deprecates making leaves of its tree specs again, which copying and reading them does."""
+        module = fx.symbolic_trace(lambda x: x["a"] + 1, concrete_args={"x": {"a": fx.PH}})
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            exported = fx.capture(nn.Linear(2, 3), (torch.ones(1, 2),), level="core_aten")
+            for copied in (copy.deepcopy, copy.copy, by_pickle):
+                assert copied(module)({"a": 1}) == 2
+                assert str(copied(module.graph)) == str(module.graph)
+            for copied in (copy.deepcopy, copy.copy):
+                assert copied(exported)(torch.ones(1, 2)).shape == (1, 3)
+            assert str(copy.deepcopy(exported.graph)) == str(exported.graph)
+
     def test_functions_without_a_name_are_told(self) -> None:
         graph = fx.Graph()
         graph.call_function(lambda x: x, (1,))

@@ -2,10 +2,15 @@
 Programs with such inputs are in tests/capturing/test_inputs.py.
 """
 
+import copy
+import pickle
+import warnings
+from collections import OrderedDict, namedtuple
+
 import pytest
 from torch.utils import _pytree as pytree
 
-from torchgraft.ir.pytree import children_of, tree_flatten_spec
+from torchgraft.ir.pytree import children_of, spec_data, spec_from_data, tree_flatten_spec
 
 
 def spec_of(*values):
@@ -37,3 +42,22 @@ def test_another_structure_is_refused_and_both_are_named(value) -> None:
 def test_too_few_values_are_refused() -> None:
     with pytest.raises(ValueError):
         tree_flatten_spec([1], spec_of(1, 2))
+
+
+Point = namedtuple("Point", "x y")
+
+
+@pytest.mark.parametrize(
+    "value",
+    [0, [], (), {}, None, [1, (2, {"a": 3, "b": [4]})], Point(1, [2]), OrderedDict(b=1, a=2)],
+    ids=str,
+)
+def test_a_spec_as_data_comes_back_the_same(value) -> None:
+    spec = pytree.tree_structure(value)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for data in (copy.deepcopy(spec_data(spec)), pickle.loads(pickle.dumps(spec_data(spec)))):
+            again = spec_from_data(data)
+            leaves = list(range(spec.num_leaves))
+            assert again == spec and pytree.tree_unflatten(leaves, again) == pytree.tree_unflatten(leaves, spec)
+    assert spec_from_data(spec_data(None)) is None

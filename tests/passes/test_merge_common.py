@@ -1,6 +1,7 @@
 """Equal calls are merged, and nothing that somebody could tell apart."""
 
 import copy
+import operator
 
 import pytest
 import torch
@@ -47,11 +48,50 @@ X = torch.tensor([[1.0, -2.0], [3.0, 4.0]])
         (lambda x: (x.sin(), x.sin()), 0),
         (lambda x: (x.sin(), x.sin().sum()), 1),
         (lambda x: (x[0], x[0]), 0),
+        (lambda x: (x.sin().sum(), x.sin(), x.sin()), 1),
         (lambda x: x.sin() + x.sin().mul_(2), 0),
+        (lambda x: x * x + x * x, 1),
+        (lambda x: (x + 1) * 2 - (x + 1) * 2 + -x * -x, 3),
+        (lambda x: x * 2 + x * 2.0, 0),
+        (lambda x: (x * x, x * x), 0),
+        (lambda x: ((x * x)[0], (x * x)[0]), 0),
+        (lambda x: (x * x) + (x * x).add_(1), 0),
+        (lambda x: [x * x + x * x, (x * x).sum()], 2),
     ],
 )
 def test_what_is_merged(function, count):
     assert merged(function, X) == count
+
+
+@pytest.mark.parametrize("value", [[1, 2], (1, 2), 3, 2.5])
+def test_operators_on_lists_and_numbers(value):
+    def function(a, b):
+        return (a + b) + (a + b), a + b, a + b
+
+    program = torchgraft.symbolic_trace(function)
+    assert check_edit(MergeCommon(), program) == 2
+    whole, first, second = program(value, value)
+    assert whole == value + value + value + value and first == second == value + value
+    if isinstance(value, list):
+        first.append(3)
+        assert second == [1, 2, 1, 2] and whole == [1, 2] * 4
+
+
+def test_what_lists_hold_stays_apart():
+    """A sum of lists hands on what they hold, so merging the calls that made it would give the caller one tensor twice."""
+
+    def nested(x, y):
+        first, second = operator.add([x.sin()], y), operator.add([x.sin()], y)
+        return first + second
+
+    program = torchgraft.symbolic_trace(nested)
+    assert MergeCommon()(program).changes == 0
+    first, second = program(X, [])
+    assert first.data_ptr() != second.data_ptr()
+    program = torchgraft.symbolic_trace(lambda x: torch.sort(x) + torch.sort(x))
+    assert MergeCommon()(program).changes == 0
+    results = program(X.clone())
+    assert len({value.data_ptr() for value in results}) == 4
 
 
 def test_a_write_between_two_reads():

@@ -138,7 +138,7 @@ def test_tabs_tables_tree_and_texts(page):
     calls.locator(".find input").fill("")
     calls.locator("th", has_text="time").click()
     calls.locator("th", has_text="time").click()
-    seconds = [float(cell.get_attribute("data-value")) for cell in calls.locator("tbody tr td:nth-child(6)").all()]
+    seconds = [float(cell.get_attribute("data-value")) for cell in calls.locator("tbody tr td:nth-child(5)").all()]
     assert seconds == sorted(seconds, reverse=True)
     page.click("[data-tree=close]")
     assert page.locator(".tree tbody tr:visible").count() == 4

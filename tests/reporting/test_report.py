@@ -147,7 +147,7 @@ class NotFinite(nn.Module):
 
 def test_values_that_are_not_finite_come_first(tmp_path):
     made = report(NotFinite(), torch.tensor([0.0, 1.0, 2.0]), folder=tmp_path / "out")
-    assert made.facts[0].headline == "Not finite" and "1 NaN and 1 infinities" in made.facts[0].text
+    assert made.facts[0].text == "3 values of the run hold NaN; the first is 'log', with 1."
     assert 'class="n bad"' in made.page.read_text(encoding="utf-8")
 
 
@@ -218,6 +218,21 @@ def test_broken_off_midway_leaves_nothing(tmp_path):
 
     with pytest.raises(KeyboardInterrupt):
         report(nn.ReLU(), torch.ones(1), folder=tmp_path / "out", progress=progress)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["index.html", "module.svg", "joint.graphml"])
+def test_full_disk_leaves_nothing(name, tmp_path, monkeypatch):
+    write_text, replace = Path.write_text, os.replace
+
+    def refuse(path):
+        if name in os.path.basename(path):
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", lambda path, *args, **more: (refuse(path), write_text(path, *args, **more)))
+    monkeypatch.setattr(os, "replace", lambda source, target: (refuse(target), replace(source, target)))
+    with pytest.raises(GraftError, match="No space left on device; (nothing was written|give a path)"):
+        report(nn.Linear(1, 1), torch.ones(1), folder=tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
 
 

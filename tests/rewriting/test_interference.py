@@ -122,3 +122,50 @@ def test_too_many_writers_are_not_looked_at() -> None:
 
     assert not moved_past(lambda *arguments: build(*arguments, count=100))
     assert moved_past(lambda *arguments: build(*arguments, count=1_000))
+
+
+class Tied(torch.nn.Module):
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.first, self.second = torch.nn.Linear(3, 3), torch.nn.Linear(3, 3)
+        if kind == "tied":
+            self.second.weight = self.first.weight
+        elif kind == "view":
+            del self.second.weight
+            self.second.register_buffer("weight", self.first.weight.detach()[:2])
+        elif kind == "module":
+            self.second = self.first
+
+
+@pytest.mark.parametrize(("kind", "noticed"), [("apart", False), ("tied", True), ("view", True), ("module", True)])
+@pytest.mark.parametrize("reads", ["weight", "module"])
+def test_state_is_one_under_two_names(kind: str, noticed: bool, reads: str) -> None:
+    model = Tied(kind)
+    graph = torchgraft.Graph(owning_module=model)
+    x = graph.placeholder("x")
+    weight = graph.get_attr("first.weight")
+    other = graph.get_attr("second.weight")
+    read = graph.call_function(torch.sin, (weight,)) if reads == "weight" else graph.call_module("first", (x,))
+    graph.call_method("mul_", (other, 2))
+    graph.output(read)
+    nodes = list(graph.nodes)
+    assert Interference(nodes).between(nodes.index(read), len(nodes) - 1, [read]) is noticed
+
+
+def test_a_replacement_stays_on_its_side_of_a_write_under_another_name() -> None:
+    """The replacement would stand where the match ends: after the write of what it reads."""
+
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("first", torch.ones(3))
+            self.register_buffer("second", self.first.view(3, 1))
+
+        def forward(self, x):
+            read = torch.sin(self.first)
+            self.second.mul_(2)
+            return torch.neg(read + x)
+
+    program, x = torchgraft.symbolic_trace(Model()), torch.ones(3)
+    assert not torchgraft.rewrite(program, lambda w, x: torch.neg(torch.sin(w) + x), lambda w, x: -x - torch.sin(w))
+    assert torch.equal(program(x), -torch.sin(torch.ones(3)) - x)

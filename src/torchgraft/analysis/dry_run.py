@@ -27,8 +27,8 @@ from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.codegen.source import CodeGen
 from torchgraft.errors import GraftError
 from torchgraft.interpreter import Interpreter
-from torchgraft.ir import guards
 from torchgraft.ir.graph import Graph
+from torchgraft.ir.guards import is_guard
 from torchgraft.ir.node import Node
 from torchgraft.ir.origin import source_of
 
@@ -121,7 +121,7 @@ class DryRun(Interpreter):
     def run_node(self, n: Node) -> Any:
         self.place.node = n
         if any(self.env.get(source) is _SKIPPED for source in n._inputs):
-            return None if _is_guard(n._target) else _SKIPPED
+            return None if is_guard(n._target) else _SKIPPED
         try:
             result = super().run_node(n)
         except NeedsValues as error:
@@ -142,7 +142,7 @@ class DryRun(Interpreter):
         return result
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if _is_guard(target):
+        if is_guard(target):
             # Asking a symbolic truth value is what makes it a condition; comparing it is not.
             args = tuple([bool(value) if isinstance(value, torch.SymBool) else value for value in args])
         return super().call_function(target, args, kwargs)
@@ -192,10 +192,6 @@ class _Operators(TorchDispatchMode):
         return result
 
 
-def _is_guard(target: Any) -> bool:
-    return getattr(target, "__module__", None) == guards.__name__
-
-
 def _is_composite(func: torch._ops.OpOverload) -> bool:
     return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
 
@@ -216,7 +212,7 @@ def _only_for_guards(graph: Graph) -> set[Node]:
     """The nodes whose value nothing but guards looks at."""
     found: set[Node] = set()
     for node in reversed(graph.nodes):
-        if _is_guard(node._target) or (node.users and all(user in found for user in node.users)):
+        if is_guard(node._target) or (node.users and all(user in found for user in node.users)):
             found.add(node)
     return found
 

@@ -5,7 +5,7 @@ Used, and the same from torch 2.11 to 2.15 (tests/bridge/test_joint_trace.py hol
 - `aot_export_joint_with_descriptors`: runs a module on fake tensors and traces it and its gradients, without side effects;
 - `descriptors`: what it says about each input and output of the graph, in `meta["desc"]`;
 - `FakeTensorMode`, `detect_fake_mode`: tensors without memory, so that tracing computes nothing;
-- `torch.fx.traceback.get_current_meta`: the metadata that new nodes get.
+- `torch.fx.traceback.get_current_meta`: the metadata that new nodes get; `meta["is_gradient_acc"]` marks sums of gradients.
 """
 
 from __future__ import annotations
@@ -185,20 +185,29 @@ def _current(entries: dict[str, Any]) -> Iterator[None]:
         meta.update(before)
 
 
+_ORIGIN = ("stack_trace", "nn_module_stack")
+
+
 def _copy_lines_to_backward(graph: torch.fx.Graph) -> None:
     """Give the nodes of the backward the lines of the operations that they are gradients of.
 
-    Both have the number that autograd gave the operation; of several with one number, the first is the one it numbered.
+    Both have the number that autograd gave the operation; of several with one number, the first is the one it numbered. What
+    adds up the gradients of a value that is used twice belongs to no operation, and to no module; its number is that of whatever
+    ran last in the forward.
     """
     origins: dict[int, torch.fx.Node] = {}
     for node in graph.nodes:
+        if node.meta.get("is_gradient_acc"):
+            for key in ("seq_nr", *_ORIGIN):
+                node.meta.pop(key, None)
+            continue
         number = node.meta.get("seq_nr")
         if number is None:
             continue
         if node.meta.get("partitioner_tag") != "is_backward":
             origins.setdefault(number, node)
         elif number in origins:
-            for key in ("stack_trace", "nn_module_stack"):
+            for key in _ORIGIN:
                 value = origins[number].meta.get(key)
-                if value and (key not in node.meta or node.meta.get("is_gradient_acc")):
+                if value and key not in node.meta:
                     node.meta[key] = value

@@ -9,6 +9,7 @@ import functools
 import inspect
 import threading
 import types
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -140,7 +141,10 @@ def _decomposed(module: torch.nn.Module, exported: ExportedProgram) -> ExportedP
             refuse_dropout(module, node.target._opname)
     try:
         mark_cuts(exported)
-        return exported.run_decompositions()
+        with warnings.catch_warnings():
+            # torch warns about the way it copies its own tree specs, which nobody here can do anything about.
+            warnings.filterwarnings("ignore", r".*\bLeafSpec\b.* is deprecated", FutureWarning)
+            return exported.run_decompositions()
     except Exception as error:  # decompositions are arbitrary code
         raise export_error(module, error) from error
 

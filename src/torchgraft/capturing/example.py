@@ -41,6 +41,8 @@ class ExampleInputs:
     ) -> None:
         self._watcher = watcher
         self._copies: dict[int, tuple[torch.Tensor, torch.Tensor, MakeNode]] = {}
+        # Containers and objects that were seen, with what the run gets and what is expected once that is known.
+        self._objects: dict[int, tuple[Any, tuple[Any, Any] | None, MakeNode]] = {}
         self._same: list[tuple[str, MakeNode, MakeNode]] = []
         self.bound = bind(function, args, kwargs)
         self.nodes = placeholders(watcher.graph, self.bound)
@@ -96,6 +98,14 @@ class ExampleInputs:
 
     def _parts(self, value: Any, make: MakeNode, path: str) -> tuple[Any, Any]:
         by_attribute = not isinstance(value, (tuple, list, dict))
+        known = self._objects.get(id(value))
+        if known is not None:
+            if known[1] is None:
+                raise KeepWhole(None, f"the input {path} refers to itself")
+            self._same.append((path, known[2], make))
+            return known[1]
+        if not isinstance(value, tuple):
+            self._objects[id(value)] = (value, None, make)
         new: dict[Any, Any] = {}
         expected: dict[Any, Any] = {}
         for key, part in parts_of(value).items():
@@ -105,11 +115,14 @@ class ExampleInputs:
             )
         result = rebuilt(value, new)
         self._watcher.add_object(result, make)
+        template: Any = Like(type(value), expected)
         if type(value) is dict and all(isinstance(key, str) for key in expected):
-            return result, expected
-        if type(value) in (tuple, list):
-            return result, type(value)(expected.values())
-        return result, Like(type(value), expected)
+            template = expected
+        elif type(value) in (tuple, list):
+            template = type(value)(expected.values())
+        if not isinstance(value, tuple):
+            self._objects[id(value)] = (value, (result, template), make)
+        return result, template
 
 
 def bind(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> inspect.BoundArguments:
@@ -148,9 +161,17 @@ def _has_own_call(module: torch.nn.Module) -> bool:
 
 def refuse_iterators(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Raise if an input can be read only once: then capturing would take it away."""
+    if not any(map(_has_iterator, (*args, *kwargs.values()))):
+        return
     with contextlib.suppress(TypeError):  # inputs that do not fit; the model itself will say so
         for name, value in bind(function, args, kwargs).arguments.items():
             _refuse_iterators(value, name)
+
+
+def _has_iterator(value: Any) -> bool:
+    if isinstance(value, (tuple, list, dict)):
+        return any(map(_has_iterator, parts_of(value).values()))
+    return hasattr(type(value), "__next__")
 
 
 def _refuse_iterators(value: Any, path: str) -> None:
@@ -201,8 +222,12 @@ def _copied(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.is_inference() and not torch.is_inference_mode_enabled():
         with torch.inference_mode():
             return tensor.clone()
-    copied = tensor.detach().clone()
-    return copied.requires_grad_(tensor.requires_grad) if tensor.requires_grad else copied
+    if not tensor.requires_grad:
+        return tensor.detach().clone()
+    if tensor.is_leaf:
+        return tensor.detach().clone().requires_grad_()
+    with torch.enable_grad():  # what was computed may be written into, which a leaf may not
+        return tensor.detach().requires_grad_().clone()
 
 
 def copied_input(value: Any, copies: dict[int, Any]) -> Any:

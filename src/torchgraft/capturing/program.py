@@ -15,6 +15,7 @@ from torch.nn.parameter import is_lazy
 
 from torchgraft.capturing.active import active, paused_collection
 from torchgraft.capturing.example import ExampleInputs, refuse_iterators
+from torchgraft.capturing.kinds import type_patches
 from torchgraft.capturing.min_max import BUILTIN_PATCHES
 from torchgraft.capturing.module_patches import MODULE_PATCHES
 from torchgraft.capturing.reads import KeepWhole
@@ -26,6 +27,7 @@ from torchgraft.capturing.wrapping import SCRIPT_PATCH, Autowrap, wrapped_patche
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import TraceError
 from torchgraft.ir.contexts import exit_context
+from torchgraft.ir.guards import check_distinct
 from torchgraft.ir.node import Node
 from torchgraft.ir.structures import has_attributes, put_into, put_together, take_apart
 
@@ -201,7 +203,7 @@ def _watched_run(
     with paused_collection:
         gc.collect(0)  # see `is_young`
         patches: list[Any] = [*_PATCHES, *wrapped_patches(), *_AUTOWRAP.library_patches()]
-        patches += [*BUILTIN_PATCHES, SCRIPT_PATCH]
+        patches += [*BUILTIN_PATCHES, SCRIPT_PATCH, *type_patches(function, watcher.paths)]
         for patch in patches:
             patch.acquire()
         previous, active.tracer = active.tracer, watcher
@@ -274,6 +276,11 @@ def _write_objects(watcher: Watcher) -> None:
             raise KeepWhole(None, f"it changes a {type(value).__name__} that it is given")
         items = [_result(watcher, now[key]) for key in keys]
         changes.append((watcher._outside_node(value), watcher.create_arg(tuple(keys)), *items))
+    if changes:
+        changed = [arguments[0] for arguments in changes]
+        nodes = [watcher._outside_node(value) for value in watcher.known_objects()]
+        others = [node for node in nodes if node not in changed]
+        watcher.create_node("call_function", check_distinct, (tuple(changed), tuple(others)), {})
     for arguments in changes:  # after everything that is read
         watcher.create_node("call_function", put_into, arguments, {})
 

@@ -181,6 +181,10 @@ class Watcher(Reads):
         """Whether an object is the value of a node, as it is and not only as it looks."""
         return id(value) in self._objects
 
+    def known_objects(self) -> list[Any]:
+        """Containers and objects that are values of nodes, and could be written into."""
+        return [value for value, _ in self._objects.values() if not isinstance(value, tuple)]
+
     def changed_objects(self) -> list[tuple[Any, dict[Any, Any], dict[Any, Any]]]:
         """Objects that are values of nodes and were changed since, with what was in them then and is now."""
         found = [(value, before, vars_of(value)) for value, before in self._objects.values()]
@@ -509,7 +513,8 @@ class Watcher(Reads):
         if hooks_for_all():
             raise KeepWhole(self._modules[-1], f"there are hooks for all modules{at_line()}")
         self.ran_whole.add(m)
-        simple = self._simple(args, kwargs)
+        with torch._C.DisableTorchFunction():  # else each question about a tensor would come to us
+            simple = self._simple(args, kwargs)
         lowered, given = (self._lowered(args, kwargs), None) if simple is None else simple
         node = self.create_node("call_module", path, *lowered)
         if not type(m).__module__.startswith("torch.nn.") or getattr(m, "max_norm", None) is not None:

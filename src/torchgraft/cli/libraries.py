@@ -108,6 +108,8 @@ def _transformers(name: str, full: bool) -> LibraryModel:
 
         with _explained(f"cannot make a small configuration of {name!r}", hint):
             configuration = smaller(configuration)
+    if hasattr(configuration, "use_cache"):
+        configuration.use_cache = False  # it is for the next word, and one run has none; torch.export refuses it
     with _explained(f"cannot make the model {name!r} from its configuration", hint):
         model = make(configuration)
     return LibraryModel(model, _transformers_inputs(model, configuration))

@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Write the report, and say where the page is and what is most interesting in it."""
+    """Write the report, and say where the page is and what is most interesting in it; fails if the program is wrong."""
     chosen = chosen_model(arguments)
     args, kwargs = needs_inputs(arguments, chosen, "a report is made by running the model")
 
@@ -46,7 +46,9 @@ def run(arguments: argparse.Namespace) -> int:
         print(json_text({"model": chosen.name, "page": str(made.page), "facts": facts, "failures": failures}))
     else:
         _say_end(chosen.name, made, time.perf_counter() - started)
-    return 0
+    diagnosis = made.seen.diagnosis
+    is_wrong = diagnosis is not None and diagnosis.program is not None and not diagnosis.ok
+    return 1 if is_wrong else 0
 
 
 @contextlib.contextmanager
@@ -63,17 +65,24 @@ def _progress() -> Iterator[Callable[[str], None]]:
 
 
 def _say_end(name: str, made: Report, seconds: float) -> None:
+    """The facts, what is missing and where the page is: in columns and colours on a terminal, else a line each."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    console = Console(highlight=False, soft_wrap=not sys.stdout.isatty())
-    console.print(Text.assemble((f"The {len(made.facts)} most interesting facts about {name}", "bold")))
-    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), width=None if sys.stdout.isatty() else 118)
-    for place, fact in enumerate(made.facts, 1):
-        table.add_row(f"{place}.", Text(fact.headline, style="cyan"), Text(fact.text))
-    console.print(table)
+    from torchgraft.reporting.facts import short
+
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(Text(f"The {len(made.facts)} most interesting facts about {name}", style="bold"))
+    if console.is_terminal:
+        table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+        for place, fact in enumerate(made.facts, 1):
+            table.add_row(f"{place}.", Text(fact.headline, style="cyan"), Text(fact.text))
+        console.print(table, soft_wrap=False)
+    else:
+        for place, fact in enumerate(made.facts, 1):
+            print(f"{place}. {fact.headline}: {fact.text}")
     for failure in made.failures:
-        console.print(Text(f"not to be had: {failure.what}: {failure.reason}", style="yellow"))
+        console.print(Text(f"not to be had: {failure.what}: {short(failure.reason)}", style="yellow"))
     console.print(Text(f"made in {seconds:.0f} s; open the page in a browser:"))
     console.print(Text(str(made.page.absolute()), style="bold"))

@@ -104,10 +104,11 @@ class GraphModule(torch.nn.Module):
 
     def _adopt(self, root: torch.nn.Module, graph: Graph) -> None:
         constants = graph._constants
-        _refuse_own_names(graph)
+        paths = _referenced_paths(graph)
+        _refuse_own_names(paths)
         adoption = Adoption(root, self)
         plain = list(root._plain_tensors) if isinstance(root, GraphModule) else []
-        for path in _referenced_paths(graph):
+        for path in paths:
             if path in constants and not hasattr(root, path):
                 place_attribute(self, path, constants[path], persistent=False)
                 is_plain = is_plain_tensor(constants[path])
@@ -348,6 +349,10 @@ class GraphModule(torch.nn.Module):
     def _state(self) -> dict[str, Any]:
         return {key: value for key, value in self.__dict__.items() if key != "forward"}
 
+    def _state_to_copy(self) -> dict[str, Any]:
+        """Without what recompiling makes anew from the graph."""
+        return {key: value for key, value in self._state().items() if key not in ("_in_spec", "_out_spec")}
+
     def __deepcopy__(self, memo: dict[int, Any]) -> GraphModule:
         result = _bare_copy(self)
         memo[id(self)] = result
@@ -359,7 +364,8 @@ class GraphModule(torch.nn.Module):
         )
         memo[id(self_hooks)] = hooks
         memo[id(self._deepcopy_hooks)] = list(self._deepcopy_hooks)
-        _install_state(result, copy.deepcopy(self._state(), memo))
+        memo[id(self.meta)] = dict(self.meta)  # what is noted about a program is shared, as with nodes
+        _install_state(result, copy.deepcopy(self._state_to_copy(), memo))
         for hook in self._deepcopy_hooks:
             hook(result)
         return result
@@ -374,7 +380,7 @@ class GraphModule(torch.nn.Module):
         return result
 
     def __reduce__(self) -> Any:
-        state = self._state()
+        state = self._state_to_copy()
         # Functions watching edits belong to this process.
         state["_edit_hooks"], state["_deepcopy_hooks"] = None, []
         return _restore, (type(self).__dict__["_shared_class"], type(self).__name__, state)
@@ -400,8 +406,8 @@ def _copy_function(function: Any) -> FunctionType:
     )
 
 
-def _refuse_own_names(graph: Graph) -> None:
-    for path in _referenced_paths(graph):
+def _refuse_own_names(paths: list[str]) -> None:
+    for path in paths:
         name = path.partition(".")[0]
         if name in _OWN_NAMES:
             raise GraphError(
@@ -411,7 +417,7 @@ def _refuse_own_names(graph: Graph) -> None:
 
 
 def _referenced_paths(graph: Graph) -> list[str]:
-    return list(dict.fromkeys(node._target for node in graph.nodes if node._op in ("get_attr", "call_module")))
+    return list(dict.fromkeys([node._target for node in graph.nodes if node._op in ("get_attr", "call_module")]))
 
 
 _OWN_NAMES = frozenset(dir(GraphModule)) - frozenset(dir(torch.nn.Module)) | {

@@ -21,7 +21,7 @@ from torchgraft.ir.names import Namespace
 from torchgraft.ir.node import Node
 from torchgraft.ir.origin import user_source_line
 from torchgraft.ir.printing import known_value, value_text
-from torchgraft.ir.pytree import tree_flatten_spec
+from torchgraft.ir.pytree import spec_data, spec_from_data, tree_flatten_spec
 
 if TYPE_CHECKING:
     from torchgraft.ir.graph import Graph
@@ -451,6 +451,13 @@ class PyTreeCodeGen(CodeGen):
         self.parameters = list(parameters)
         self.in_spec = in_spec
         self.out_spec = out_spec
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "in_spec": spec_data(self.in_spec), "out_spec": spec_data(self.out_spec)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self.in_spec, self.out_spec = spec_from_data(self.in_spec), spec_from_data(self.out_spec)
 
     def process_inputs(self, *args: Any) -> Any:
         """The leaves of the arguments."""

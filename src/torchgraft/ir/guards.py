@@ -24,6 +24,15 @@ def guard(function: Callable[..., None]) -> Callable[..., None]:
     return function
 
 
+def is_guard(target: Any) -> bool:
+    """Whether calling this only checks that a program runs in the situation it was captured for.
+
+    >>> is_guard(check_value), is_guard(print)
+    (True, False)
+    """
+    return getattr(target, "__module__", None) == __name__
+
+
 @guard
 def check_training(found: bool, expected: bool, where: str) -> None:
     """Raise unless the module is in the mode in which the program was captured."""
@@ -149,6 +158,21 @@ def check_kind(found: Any, expected: type, name: str, where: str) -> None:
             f"the program was captured for a {expected.__name__} as '{name}', and now it is a {type(found).__name__}: the model "
             f"asks what it is at {where}; fix the value with concrete_args, or name its type in the signature"
         )
+
+
+def check_distinct(written: tuple[Any, ...], others: tuple[Any, ...]) -> None:
+    """Raise if an object that the model writes into came in twice: the program reads everything before it writes."""
+    places = [id(value) for value in (*written, *others)]
+    if len(set(places[: len(written)])) < len(written) or not set(places[: len(written)]).isdisjoint(
+        places[len(written) :]
+    ):
+        raise GuardError(
+            "the program was captured for objects that are all different, and now one that the model writes into is among the "
+            "inputs twice; capture the model again with inputs like these, or give copies"
+        )
+
+
+check_distinct.__torchgraft_effect__ = True  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True)

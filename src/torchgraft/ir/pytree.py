@@ -26,3 +26,27 @@ def tree_flatten_spec(values: list[Any], spec: Any) -> list[Any]:
                 f"expected {child}, found {pytree.tree_structure(value)}; capture again with such an argument"
             ) from error
     return leaves
+
+
+_LEAF = "*"
+
+
+def spec_data(spec: Any) -> Any:
+    """A tree spec as plain data, for copies and files: making torch's own objects again, as those do, is deprecated for leaves.
+
+    >>> spec_data(pytree.tree_structure([1, {"a": 2}]))
+    (<class 'list'>, None, ['*', (<class 'dict'>, ['a'], ['*'])])
+    """
+    if not isinstance(spec, pytree.TreeSpec):
+        return spec
+    return _LEAF if spec.type is None else (spec.type, spec.context, [spec_data(child) for child in children_of(spec)])
+
+
+def spec_from_data(data: Any) -> Any:
+    """The tree spec that `spec_data` wrote down."""
+    if data == _LEAF:
+        return pytree.tree_structure(0)
+    if not isinstance(data, tuple):
+        return data
+    kind, context, children = data
+    return pytree.TreeSpec(kind, context, [spec_from_data(child) for child in children])

@@ -23,15 +23,14 @@ from torchgraft.analysis.effects.operators import (
     operator_of_overload,
     operator_of_packet,
 )
-from torchgraft.ir import guards
+from torchgraft.analysis.effects.state import pieces_at, storage_of
 from torchgraft.ir.contexts import enter_context, exit_context
 from torchgraft.ir.graph import Graph
+from torchgraft.ir.guards import is_guard
 from torchgraft.ir.node import Node
 from torchgraft.ir.verify import find_attribute
 from torchgraft.passes.plain_calls import is_plain_module, makes_new_memory, returns_new_memory
 
-# Whatever checks what a program was captured for; it raises or does nothing.
-GUARDS = frozenset(value for name, value in vars(guards).items() if name.startswith("check_") and callable(value))
 REGION_ENDS = frozenset({enter_context, exit_context})
 _OUTSIDE = "<outside>"
 _INPUTS = "<inputs>"
@@ -40,7 +39,7 @@ _INTERFACE = ("placeholder", "output")
 _ARITHMETIC = frozenset(
     {operator.add, operator.sub, operator.mul, operator.truediv, operator.floordiv, operator.mod, operator.pow}
     | {operator.matmul, operator.neg, operator.abs, operator.invert, operator.and_, operator.or_, operator.xor}
-    | {operator.lt, operator.le, operator.eq, operator.ne, operator.gt, operator.ge}
+    | {operator.lshift, operator.rshift, operator.lt, operator.le, operator.eq, operator.ne, operator.gt, operator.ge}
 )
 
 _CASTS = frozenset({"half", "float", "double", "bfloat16", "long", "int", "bool", "cpu", "cuda"})
@@ -124,9 +123,9 @@ class Memory:
         if node._op not in ("call_function", "call_method") or "out" in node._kwargs:
             return False
         if node._op == "call_function" and getattr(node._target, "__module__", None) == "_operator":
-            if node._target not in _ARITHMETIC:
+            if not _is_arithmetic(node):
                 return False
-            return _has_number(node) or not self._tensors.isdisjoint(node._inputs)
+            return _has_number(node) or _has_operand_of(self._tensors, node)
         try:
             known = self._fresh.get(node._target)
         except TypeError:  # a callable object that cannot be a key
@@ -162,8 +161,8 @@ class Memory:
                 is_one = node._type is torch.Tensor
             elif target is operator.getitem:
                 is_one = _is_item_of_tensors(node, result)
-            elif node._op == "call_function" and _hashable(target) and target in _ARITHMETIC:
-                is_one = not result.isdisjoint(node._inputs)
+            elif _is_arithmetic(node):
+                is_one = _has_operand_of(result, node)
             else:
                 is_one = self._returns_tensor(node)
             if is_one:
@@ -230,7 +229,7 @@ class Memory:
 
     def is_state_written(self, tensor: torch.Tensor, besides: Node | None = None) -> bool:
         """Whether a tensor of the module may be written by any node of the program, one perhaps left out."""
-        positions = [*self._anything, *self._writes.get(self._class(_storage(tensor)), ())]
+        positions = [*self._anything, *self._writes.get(self._class(storage_of(tensor)), ())]
         return any(position != self.position.get(besides, -1) for position in positions)  # type: ignore[arg-type]
 
     def is_input_or_state(self, node: Node) -> bool:
@@ -324,13 +323,21 @@ class Memory:
 
     @cached_property
     def _outliving(self) -> set[Node]:
-        """Found backwards from the output, and from what is stored away."""
+        """Found backwards from the output, and from what is stored away.
+
+        The result of `a + b` is never `a` itself: of two lists it holds what they hold. So if `a` was made by such an operator
+        too, what it holds is older than `a`, and no memory of its own is seen.
+        """
         result: set[Node] = set()
+        only_contents: set[Node] = set()
         for node in reversed(self.graph.nodes):
             if node._op == "output" or self._stores(node):
                 result.update(node._inputs)
-            elif node in result:
-                result.update(place for place in self.shares(node) if isinstance(place, Node))
+            elif node in result or node in only_contents:
+                shared = [place for place in self.shares(node) if isinstance(place, Node)]
+                inner = [place for place in shared if _is_arithmetic(node) and _is_arithmetic(place)]
+                only_contents.update(inner)
+                result.update(set(shared).difference(inner))
         return result
 
     def _stores(self, node: Node) -> bool:
@@ -359,33 +366,20 @@ class Memory:
             self._parents[first] = second
 
     def _state(self, path: str) -> Any:
-        """The key of module state: storages, so that tied weights under two paths are one; a module is all it holds."""
-        if path in (_OUTSIDE, _INPUTS) or self.root is None:
+        """The key of module state, joined with all memory that it stands for."""
+        if path in (_OUTSIDE, _INPUTS):
             return path
-        value, problem = find_attribute(self.root, path)
-        if problem is not None:
-            return f"state {path}"
-        if isinstance(value, torch.Tensor):
-            return _storage(value)
-        key = f"module {id(value)}" if isinstance(value, torch.nn.Module) else f"state {path}"
+        key = f"state {path}"
         if key not in self._parents:
             self._parents[key] = key
-            if isinstance(value, torch.nn.Module):
-                for tensor in (*value.parameters(), *value.buffers()):
-                    self._join(key, _storage(tensor))
-                for inner in value.modules():
-                    if inner is not value:
-                        self._join(key, f"module {id(inner)}")
-            for parent in _parents(path):
-                owner = find_attribute(self.root, parent)[0]
-                if isinstance(owner, torch.nn.Module) and f"module {id(owner)}" in self._parents:
-                    self._join(key, f"module {id(owner)}")
+            for piece in pieces_at(self.root, path):
+                self._join(key, piece)
         return key
 
 
 def is_fixed(node: Node) -> bool:
     """Whether a node is a guard or an end of a region: it stays, and it stays where it is."""
-    return node._op == "call_function" and (node._target in GUARDS or node._target in REGION_ENDS)
+    return node._op == "call_function" and (is_guard(node._target) or node._target in REGION_ENDS)
 
 
 def _operator(node: Node) -> Operator | None:
@@ -415,29 +409,19 @@ def _is_item_of_tensors(node: Node, tensors: set[Node]) -> bool:
     return type(index) is int and name in _SEVERAL_TENSORS
 
 
+def _has_operand_of(tensors: set[Node], node: Node) -> bool:
+    """Whether a tensor is an operand itself, and not in a list that is one."""
+    return any(type(value) is Node and value in tensors for value in node._args)
+
+
 def _has_number(node: Node) -> bool:
     """Whether a number is among the operands, which a list takes only to be repeated."""
     kinds = [type(value) for value in node._args]
     return float in kinds or (int in kinds and node._target is not operator.mul)
 
 
-def _hashable(target: Any) -> bool:
-    return type(target).__hash__ is not None
-
-
-def _storage(tensor: torch.Tensor) -> Any:
-    try:
-        return "storage", tensor.untyped_storage()._cdata
-    except (RuntimeError, NotImplementedError):  # a sparse tensor, say, has no storage
-        return "tensor", id(tensor)
-
-
-def _parents(path: str) -> list[str]:
-    result = []
-    while "." in path:
-        path = path.rpartition(".")[0]
-        result.append(path)
-    return result
+def _is_arithmetic(node: Node) -> bool:
+    return node._op == "call_function" and type(node._target).__hash__ is not None and node._target in _ARITHMETIC
 
 
 def _any_between(positions: Any, first: int, last: int) -> bool:

@@ -39,6 +39,7 @@ class MergeCommon(Pass):
         memory = Memory(graph)
         regions = memory.region
         first_of: dict[Any, Node] = {}
+        outliving: set[Node] = set()  # first calls that stand for one whose result the caller gets
         merged = 0
         for node in graph.nodes:
             if node._op in ("placeholder", "output"):
@@ -54,17 +55,19 @@ class MergeCommon(Pass):
             if memory.has_writes and memory.is_touched_between(node, memory.position[first], position):
                 # From here on there is another value to be equal to.
                 first_of[key] = node
-            elif _is_mergeable(memory, first, node):
+            elif _is_mergeable(memory, first, node, memory.outlives(first) or first in outliving):
+                if memory.outlives(node):
+                    outliving.add(first)
                 node.replace_all_uses_with(first)
                 graph.erase_node(node)
                 merged += 1
         return merged
 
 
-def _is_mergeable(memory: Memory, first: Node, node: Node) -> bool:
+def _is_mergeable(memory: Memory, first: Node, node: Node, first_outlives: bool) -> bool:
     if node._op == "get_attr":
         return True  # one object, however often it is fetched
-    if memory.outlives(first) and memory.outlives(node):
+    if first_outlives and memory.outlives(node):
         return False  # the caller gets two tensors, and may write one of them
     if memory.has_writes and (memory.is_written(first) or memory.is_written(node)):
         return False

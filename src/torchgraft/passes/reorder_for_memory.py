@@ -13,10 +13,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from torchgraft.ir.guards import is_guard
 from torchgraft.ir.node import Node
 from torchgraft.ir.printing import known_value
 from torchgraft.passes.definition import Pass
-from torchgraft.passes.memory import GUARDS, REGION_ENDS, Memory
+from torchgraft.passes.memory import REGION_ENDS, Memory
 
 if TYPE_CHECKING:
     from torchgraft.codegen.graph_module import GraphModule
@@ -140,14 +141,14 @@ class _Plan:
         has_writes = memory.has_writes
         for node in stretch:
             needed = [source for source in node._inputs if source in inside]
-            is_guard = node._op == "call_function" and node._target in GUARDS
+            checks = node._op == "call_function" and is_guard(node._target)
             if last_guard is not None:
                 needed.append(last_guard)
-            if node in memory.effects or is_guard:
+            if node in memory.effects or checks:
                 if last_effect is not None:
                     needed.append(last_effect)
                 last_effect = node
-            if is_guard:
+            if checks:
                 last_guard = node
             if has_writes:
                 written = memory.places_written(node) or set()

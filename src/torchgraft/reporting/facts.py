@@ -14,6 +14,7 @@ from torchgraft.results.tables import amount, seconds_text
 from torchgraft.view.module_facts import ModuleFacts
 
 SHOWN = 5
+_LONGEST = 160
 
 
 def quantity(number: float | None, unit: str) -> str:
@@ -34,6 +35,11 @@ class Fact(NamedTuple):
     rank: float
 
 
+def short(reason: str) -> str:
+    """The beginning of a reason; the page has all of it."""
+    return reason if len(reason) <= _LONGEST else f"{reason[: _LONGEST - 1]}…"
+
+
 def interesting_facts(seen: Seen, most: int = SHOWN) -> list[Fact]:
     """At most so many facts, the most interesting first."""
     found = [fact for source in _SOURCES for fact in source(seen)]
@@ -41,27 +47,20 @@ def interesting_facts(seen: Seen, most: int = SHOWN) -> list[Fact]:
 
 
 def _problems(seen: Seen) -> Iterator[Fact]:
-    rows = (
-        [] if seen.statistics is None else [row for row in seen.statistics.rows() if row.get("nan") or row.get("inf")]
-    )
-    if rows:
-        first = rows[0]
-        what = " and ".join(
-            [f"{first[name]:,} {word}" for name, word in (("nan", "NaN"), ("inf", "infinities")) if first[name]]
-        )
-        yield Fact(
-            "Not finite",
-            f"{len(rows)} values of the run are not finite; the first is '{first['key']}', with {what}.",
-            100,
-        )
+    rows = [] if seen.statistics is None else seen.statistics.rows()
+    for name, word, rank in (("nan", "NaN", 100), ("inf", "infinities", 43)):  # a mask is full of infinities, and right
+        bad = [row for row in rows if row.get(name)]
+        if bad:
+            text = f"{len(bad)} values of the run hold {word}; the first is '{bad[0]['key']}', with {bad[0][name]:,}."
+            yield Fact("Not finite", text, rank)
     diagnosis = seen.diagnosis
     if diagnosis is not None and diagnosis.program is not None and not diagnosis.ok:
-        yield Fact(
-            "Wrong", "The captured program does not do what the model does; see the check against the model.", 99
-        )
-    for level in seen.levels.values():
-        if level.failure:
-            yield Fact("Missing", f"There is no program at level {level.name}: {level.failure}", 60)
+        text = "The captured program does not do what the model does; see the check against the model."
+        yield Fact("Wrong", text, 99)
+    missing = [level for level in seen.levels.values() if level.failure]
+    if missing:
+        names = " and ".join([level.name for level in missing])
+        yield Fact("Missing", f"There is no program at level {names}: {short(missing[0].failure)}", 60)
 
 
 def _verified(seen: Seen) -> Iterator[Fact]:
@@ -158,11 +157,9 @@ def _values(seen: Seen) -> Iterator[Fact]:
     ]
     if sized:
         share, row = max(sized, key=lambda entry: entry[0])
-        yield Fact(
-            "Emptiest",
-            f"'{row['key']}' is {share:.0%} zeros in this run, more than any other of {len(rows):,} values.",
-            40,
-        )
+        if share > 0.2:
+            text = f"'{row['key']}' is {share:.0%} zeros in this run, more than any other of {len(rows):,} values."
+            yield Fact("Emptiest", text, 40)
     ranged = [(max(abs(row["min"]), abs(row["max"])), row) for row in rows if row.get("max") is not None]
     if ranged:
         largest, row = max(ranged, key=lambda entry: entry[0])
@@ -186,4 +183,4 @@ def _slowest(seen: Seen) -> Iterator[Fact]:
 
 _SOURCES = (_problems, _verified, _beside_script, _training, _arithmetic, _values, _slowest)
 
-__all__ = ["SHOWN", "Fact", "interesting_facts", "quantity"]
+__all__ = ["SHOWN", "Fact", "interesting_facts", "quantity", "short"]

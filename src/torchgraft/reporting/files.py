@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from torchgraft.codegen.graph_module import GraphModule
-from torchgraft.errors import WriteError
 from torchgraft.reporting.levels import Level, node_rows, one_line
 from torchgraft.reporting.seen import Failure, Progress, Seen
 from torchgraft.results.shown import plain
@@ -132,9 +131,9 @@ def _draw(written: Written, level: Level, program: GraphModule, folded: bool) ->
 def _part(seen: Seen, what: str, step: Callable[[], None]) -> None:
     try:
         step()
-    except (OSError, WriteError):  # no room, or no permission: that is the end of the whole report
-        raise
     except Exception as error:
+        if isinstance(error, OSError) or isinstance(error.__cause__, OSError):
+            raise  # no room, or no permission: that is the end of the whole report
         seen.failures.append(Failure(what, one_line(error)))
 
 

@@ -35,9 +35,7 @@ def side_by_side(seen: Seen, written: Written) -> str:
     counted = [(level.title, level.name, level.counts, level.seconds) for level in seen.levels.values()]
     counted.append((JIT, "jit", seen.script.counts, 0.0))
     most = max([counts.nodes for _, _, counts, _ in counted if counts is not None], default=1)
-    rows = [
-        _count_row(title, name, counts, seconds, most) for title, name, counts, seconds in counted if counts is not None
-    ]
+    rows = [_count_row(title, name, counts, seconds, most) for title, name, counts, seconds in counted]
     columns = ("program", "nodes", "", "calls", "different", "inputs", "state fetched", "guards", "capture")
     intro = (
         "The same model, captured in every way, beside what <code>torch.jit.trace</code> writes for it with everything inlined, "
@@ -57,8 +55,11 @@ def side_by_side(seen: Seen, written: Written) -> str:
     )
 
 
-def _count_row(title: str, name: str, counts: Counts, seconds: float, most: int) -> list[Cell]:
+def _count_row(title: str, name: str, counts: Counts | None, seconds: float, most: int) -> list[Cell]:
     label = escape(title) if name == "jit" else element("a", escape(title), href=f"#level-{name}")
+    if counts is None:
+        nothing = [number_cell(None, "") for _ in range(6)]
+        return [Cell(label), nothing[0], Cell('<a href="#failures">not to be had</a>', None, "wide"), *nothing]
     return [
         Cell(label),
         number_cell(counts.nodes, f"{counts.nodes:,}"),

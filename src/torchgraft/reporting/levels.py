@@ -16,7 +16,7 @@ import torch
 
 from torchgraft.capturing.program import capture
 from torchgraft.codegen.graph_module import GraphModule
-from torchgraft.ir import guards
+from torchgraft.ir.guards import is_guard
 from torchgraft.ir.node import Node
 from torchgraft.ir.origin import source_of
 from torchgraft.ir.printing import argument_text, known_value, target_text, value_text
@@ -192,7 +192,7 @@ def _cut(text: str) -> str:
 
 
 def _kind(node: Node) -> str:
-    if getattr(node.target, "__module__", None) == guards.__name__ or node.target == "_guards_fn":
+    if is_guard(node.target) or node.target == "_guards_fn":
         return "guard"
     if node.target is operator.getitem and isinstance(node.args[0], Node) and _returns_several(node.args[0]):
         return "part"  # one of several results; nothing is computed

@@ -45,7 +45,8 @@ def text_cell(value: Any, classes: str = "") -> Cell:
 
 def code_cell(value: Any, classes: str = "") -> Cell:
     """A cell in the letters of code."""
-    return Cell(element("code", escape(value)) if value else "", None, classes)
+    title = value if classes == "long" else None  # it is cut on the page
+    return Cell(element("code", escape(value), title=title) if value else "", None, classes)
 
 
 def number_cell(value: float | None, text: str) -> Cell:

@@ -77,7 +77,8 @@ def calls_section(seen: Seen) -> str:
     """The logs of calls, one tab for each level."""
     tabs = []
     for level, log in seen.calls.items():
-        total = sum(call.seconds for call in log) or 1.0
+        total = sum(call.seconds for call in log)
+        slowest = max([call.seconds for call in log], default=0.0) or 1.0
         rows = [
             [
                 number_cell(call.number, str(call.number)),
@@ -85,7 +86,7 @@ def calls_section(seen: Seen) -> str:
                 text_cell(f"raised {call.error}", "bad") if call.error else code_cell(call.result, "keep"),
                 code_cell(call.module, "keep"),
                 number_cell(call.seconds, seconds_text(call.seconds)),
-                Cell(bar(call.seconds / total)),
+                Cell(bar(call.seconds / slowest)),
                 Cell(element("code", escape(_place(call.line)), title=call.line), None, "keep"),
                 code_cell(call.arguments, "long"),
             ]
@@ -98,7 +99,7 @@ def calls_section(seen: Seen) -> str:
             f"Also as {link(file)} and, for chrome://tracing and Perfetto, as {link(trace)}.",
             class_="note",
         )
-        columns = ("#", "call", "result", "module", "time", "share", "line", "arguments")
+        columns = ("#", "call", "result", "module", "time", "", "line", "arguments")
         tabs.append((level.capitalize(), intro + table(columns, rows, find="name, module, shape", more=link(file))))
     return tab_group("call-logs", tabs) if tabs else NOTHING
 

@@ -101,7 +101,7 @@ def _observe(
         program = chosen.program
         seen.statistics_level = chosen.name
         seen.statistics = _attempt(seen, "the statistics of one run", lambda: _statistics(program, args, kwargs))
-        seen.memory = _attempt(seen, "the memory it needs", lambda: memory(program, *args, **kwargs))
+        seen.memory = _attempt(seen, "the memory it needs", lambda: memory(program, *args, kwargs=kwargs))
     progress("verifying the program against the model")
     seen.diagnosis = _attempt(seen, "the diagnosis", lambda: doctor(model, args, kwargs))
     if seen.diagnosis is not None and not seen.diagnosis.ok and seen.diagnosis.program is not None:

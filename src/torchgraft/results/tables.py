@@ -21,7 +21,7 @@ class Table:
 
     title: str
     columns: tuple[str, ...]
-    cells: list[tuple[str, ...]]
+    cells: Sequence[tuple[str, ...]]
     numbers: frozenset[str] = frozenset()
     marked: frozenset[int] = frozenset()
     footer: str = ""

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from torchgraft.analysis.effects import Effects, effects_of
+from torchgraft.analysis.effects.state import pieces_at
 from torchgraft.ir.node import Node
 
 # A piece of memory is named by the node that made it, by a path of module state, or by one of these: what lies
@@ -129,7 +130,7 @@ class Interference:
 
     @cached_property
     def _forest(self) -> dict[Any, Any]:
-        """Trees of pieces that may lie inside one another: state below a module, and what was put into a container."""
+        """Trees of pieces that may be or hold one another: state under two paths or below a module, contents of a container."""
         self.__dict__["_forest"] = {}  # `_representative` reads it while it grows
         paths: set[str] = set()
         for node in self._nodes:
@@ -141,8 +142,10 @@ class Interference:
                 paths.add(node.target)
             if _writes(effects) and not _writes_only_numbers(node):
                 self._join([piece for source in node.all_input_nodes for piece in self._pieces[source]])
+        root = self._nodes[0].graph.owning_module if self._nodes else None
         for path in paths:
-            self._join([path, *[parent for parent in _parents(path) if parent in paths]])
+            # Tied weights are one piece under two paths, and what lies below a module is a part of it.
+            self._join([path, *pieces_at(root, path), *[parent for parent in _parents(path) if parent in paths]])
         return self.__dict__["_forest"]
 
     def _join(self, pieces: list[Any]) -> None:

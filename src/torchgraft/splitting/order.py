@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from torchgraft.analysis.effects import Effects, effects_of
+from torchgraft.ir import guards
 from torchgraft.ir.contexts import enter_context, exit_context
 from torchgraft.ir.graph import Graph
 from torchgraft.ir.node import Node
@@ -200,7 +201,7 @@ def is_call(node: Node) -> bool:
 
 def is_guard(node: Node) -> bool:
     """Whether the node only checks that the program runs in the situation it was captured for."""
-    return node.op == "call_function" and getattr(node.target, "__module__", None) == "torchgraft.ir.guards"
+    return node.op == "call_function" and guards.is_guard(node.target)
 
 
 def _checks_inputs(node: Node) -> bool:

@@ -11,8 +11,8 @@ import torch
 from torchgraft.capturing.tracer import symbolic_trace
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import GraftError
-from torchgraft.ir import guards
 from torchgraft.ir.graph import Graph
+from torchgraft.ir.guards import is_guard
 from torchgraft.ir.node import Node
 from torchgraft.ir.verify import find_attribute
 
@@ -65,7 +65,7 @@ def role_of(node: Node) -> str:
         if is_buffer and node.target in node.graph._constants:
             is_buffer = False
         return "buffer" if is_buffer else "constant"
-    if getattr(node.target, "__module__", None) == guards.__name__:
+    if is_guard(node.target):
         return "guard"
     return "output" if node.op == "output" else "operation"
 

@@ -1,0 +1,71 @@
+"""`type` during a watched run: for a symbolic number it says what it says for a plain one, so that a model which asks is
+answered as in eager. The numbers themselves are in `sizes.py`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import threading
+from collections.abc import Iterable
+from types import FunctionType, GenericAlias
+from typing import Any
+
+import torch
+
+from torchgraft.capturing.active import Patch
+from torchgraft.capturing.module_patches import TrainingFlag
+from torchgraft.capturing.sizes import unwrapped
+
+
+class _Asked(type):
+    """Makes the class below answer as `type` itself would; only calling it with one value is different."""
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        if cls is not _Type:
+            return super().__call__(*args, **kwargs)
+        if len(args) != 1:
+            return type(*args, **kwargs)
+        number = unwrapped(args[0])
+        if number is not None:
+            return type(number.value)
+        return bool if type(args[0]) is TrainingFlag else type(args[0])
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return isinstance(instance, type) if cls is _Type else super().__instancecheck__(instance)
+
+    def __subclasscheck__(cls, subclass: type) -> bool:
+        return issubclass(subclass, type) if cls is _Type else super().__subclasscheck__(subclass)
+
+    def __eq__(cls, other: object) -> bool:
+        return cls is other or (cls is _Type and other is type)
+
+    def __hash__(cls) -> int:
+        return hash(type) if cls is _Type else super().__hash__()
+
+    def __getitem__(cls, item: Any) -> GenericAlias:
+        return GenericAlias(type, item)
+
+
+class _Type(type, metaclass=_Asked):
+    pass
+
+
+_patches: dict[int, tuple[dict[str, Any], Patch]] = {}
+_lock = threading.Lock()
+
+
+def type_patches(function: Any, modules: Iterable[torch.nn.Module]) -> list[Patch]:
+    """Patches of `type` where the code of a model looks it up: in the files of its classes. Nobody else's is touched."""
+    classes = {cls for kind in {type(module) for module in modules} for cls in kind.__mro__}
+    names = {cls.__module__ for cls in classes}
+    scopes = [vars(sys.modules[name]) for name in names if name in sys.modules and not name.startswith(_NOT_LOOKED_AT)]
+    function = inspect.unwrap(function)
+    if isinstance(function, FunctionType) and not (function.__module__ or "").startswith(_NOT_LOOKED_AT):
+        scopes.append(function.__globals__)
+    with _lock:
+        found = {id(scope): _patches.setdefault(id(scope), (scope, Patch(scope, "type", _Type))) for scope in scopes}
+    return [patch for _, patch in found.values() if patch.users or "type" not in patch.holder]
+
+
+_NOT_LOOKED_AT = ("torch.", "torchgraft", "builtins", "typing", "abc", "collections")
