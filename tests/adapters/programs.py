@@ -154,6 +154,12 @@ out = CSEPass()(traced)
 again = CSEPass()(out.graph_module)
 result = out.modified, len([n for n in out.graph_module.graph.nodes if n.target is torch.sin]), again.modified, len([n for n in traced.graph.nodes if n.target is torch.sin]), torch.ops.aten.rand in get_CSE_banned_ops()
 """,
+    "cse_of_operators": """
+from FX.passes.dialect.common.cse_pass import CSEPass
+programs = [lambda a: a * a + a * a, lambda a: (a + 1) * (a + 1), lambda a: -a - -a, lambda a, b=2.0: (a - b) / (a - b) @ a]
+found = [CSEPass()(fx.symbolic_trace(program)) for program in programs]
+result = [(out.modified, [node.name for node in out.graph_module.graph.nodes]) for out in found]
+""",
     "tools": """
 from FX.passes.tools_common import get_node_target, get_acc_ops_name, legalize_graph, stable_topological_sort, is_node_output_tensor, CALLABLE_NODE_OPS, FxNetAccFusionsFinder
 from FX.passes.shape_prop import ShapeProp

@@ -284,14 +284,15 @@ for _name, _symbol in (
     _add_operator(f"__r{_name.strip('_')}__", getattr(operator, _name), _symbol, is_swapped=True)
 for _name, _symbol in zip(("eq", "ne", "lt", "le", "gt", "ge"), ("==", "!=", "<", "<=", ">", ">="), strict=True):
     _add_operator(f"__{_name}__", getattr(operator, _name), _symbol, is_swapped=False)
-for _name, (_function, _symbol) in {
+_ONE_SIDED: dict[str, tuple[Callable[..., Any], str]] = {
     "neg": (operator.neg, "-"),
     "pos": (operator.pos, "+"),
     "abs": (operator.abs, "abs"),
     "ceil": (math.ceil, "ceil"),
     "floor": (math.floor, "floor"),
     "trunc": (math.trunc, "trunc"),
-}.items():
+}
+for _name, (_function, _symbol) in _ONE_SIDED.items():
     _add_one_sided(f"__{_name}__", _function, _symbol)
 
 

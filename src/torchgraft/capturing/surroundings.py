@@ -123,12 +123,12 @@ def _iterators(modules: Iterable[torch.nn.Module]) -> Iterator[tuple[torch.nn.Mo
     for module in modules:
         if not type(module).__module__.startswith("torch.nn."):
             for name, value in vars(module).items():
-                if _is_iterator(type(value)):
+                if _is_iterator(value.__class__):
                     yield module, name, _copied(value)
 
 
 @functools.cache
-def _is_iterator(kind: type) -> bool:
+def _is_iterator(kind: Any) -> bool:
     return hasattr(kind, "__next__")
 
 

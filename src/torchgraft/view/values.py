@@ -11,13 +11,13 @@ from typing import Any
 import torch
 
 from torchgraft.analysis.dry_run import DryRun
+from torchgraft.analysis.shapes.metadata import memory_format_of
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.ir.graph import Graph
 from torchgraft.ir.node import Node
 from torchgraft.ir.printing import DTYPE_LETTERS
 from torchgraft.ir.verify import find_attribute
 
-_FORMATS = (torch.contiguous_format, torch.channels_last, torch.channels_last_3d)
 _META_KEYS = ("tensor_meta", "val", "example_value")
 
 
@@ -60,15 +60,10 @@ def _memory_format(value: Any, sizes: tuple[int | str, ...]) -> str | None:
     noted = getattr(value, "memory_format", None)
     if isinstance(noted, torch.memory_format):
         return str(noted).removeprefix("torch.")
-    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
-        return None
-    if any(type(size) is not int for size in sizes):
+    if not isinstance(value, torch.Tensor) or any(type(size) is not int for size in sizes):
         return None  # asking would fix the sizes that are still free
-    for candidate in _FORMATS:
-        if len(sizes) == {torch.channels_last: 4, torch.channels_last_3d: 5}.get(candidate, len(sizes)):
-            if value.is_contiguous(memory_format=candidate):
-                return str(candidate).removeprefix("torch.")
-    return None
+    found = memory_format_of(value)
+    return None if found is None else str(found).removeprefix("torch.")
 
 
 def part(facts: Facts, field: str) -> Any:

@@ -39,13 +39,16 @@ def tensor_metadata(tensor: torch.Tensor) -> TensorMetadata:
         tensor.dtype,
         tensor.requires_grad,
         () if is_sparse else tensor.stride(),
-        None if is_sparse else _memory_format(tensor),
+        memory_format_of(tensor),
         tensor.is_quantized,
         _quantization(tensor) if tensor.is_quantized else {},
     )
 
 
-def _memory_format(tensor: torch.Tensor) -> torch.memory_format | None:
+def memory_format_of(tensor: torch.Tensor) -> torch.memory_format | None:
+    """The order in which a tensor lies in memory, where it is one of those that torch has a name for."""
+    if tensor.layout in _SPARSE:
+        return None
     return next((form for form in _MEMORY_FORMATS if tensor.is_contiguous(memory_format=form)), None)
 
 
