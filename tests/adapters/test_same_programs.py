@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.adapters.programs import PRELUDE, PROGRAMS
+from tests.torch_versions import TORCH
 
 
 def run(name: str, package: str) -> Any:
@@ -20,7 +21,13 @@ def run(name: str, package: str) -> Any:
     return scope["result"]
 
 
+# What these ask of torch.fx it answers since 2.13.
+_SINCE_2_13 = frozenset({"source_partitions", "tensor_type"})
+
+
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_same_program(name: str) -> None:
-    assert run(name, "torchgraft") == run(name, "torch.fx")
+    result = run(name, "torchgraft")
+    if name not in _SINCE_2_13 or TORCH >= (2, 13):
+        assert result == run(name, "torch.fx")

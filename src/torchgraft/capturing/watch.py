@@ -73,6 +73,9 @@ class Watcher(Reads):
         self.paths = paths_of_modules(root)
         self._names = names_of_tensors(self.paths)
         self.state = ModelState(self.paths)
+        for module in self.paths:
+            if not type(module).__module__.startswith("torch.nn."):
+                self.state.watch(module)  # also those that are only called where nobody watches
         self.surroundings = Surroundings(self.paths)
         self.outside = OutsideState(lambda value: False)
         self.sizes_are_symbolic = sizes_are_symbolic
