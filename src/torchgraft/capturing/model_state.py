@@ -23,6 +23,7 @@ from torchgraft.capturing.pictures import (
     is_equal,
     only_memos_added,
     picture_of,
+    picture_of_iterator,
     put_content_back,
     same_content,
 )
@@ -80,7 +81,8 @@ class ModelState:
             seen.add(id(value))
             content = value.__dict__
         else:
-            picture = picture_of(value)
+            is_iterator = depth == 0 and hasattr(type(value), "__next__")
+            picture = picture_of_iterator(vars(module), name, value) if is_iterator else picture_of(value)
             if picture is not None:
                 self._states.append((module, name, picture))
             return

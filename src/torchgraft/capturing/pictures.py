@@ -4,6 +4,7 @@ Which objects are pictured, and what it means that one has changed, is said in `
 
 from __future__ import annotations
 
+import copy
 import functools
 import random
 import sys
@@ -41,6 +42,22 @@ def picture_of(value: Any) -> Picture | None:
         same = lambda now, before: repr(now) == repr(before)  # noqa: E731 (a state has arrays in it)
         return _picture(lambda: source.state, functools.partial(setattr, source, "state"), same)
     return None
+
+
+def picture_of_iterator(attributes: dict[str, Any], name: str, iterator: Any) -> Picture | None:
+    """A picture of an iterator among some attributes; one that moved is replaced by a copy that did not."""
+    try:
+        before, state = copy.copy(iterator), repr(iterator.__reduce__())
+    except TypeError:  # a generator, which cannot be copied
+        return None
+
+    def restore() -> bool:
+        if repr(iterator.__reduce__()) == state:
+            return False
+        attributes[name] = before
+        return True
+
+    return restore
 
 
 def _picture(read: Callable[[], Any], write: Callable[[Any], Any], same: Callable[..., bool] = eq) -> Picture:

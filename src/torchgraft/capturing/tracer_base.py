@@ -7,6 +7,7 @@ from __future__ import annotations
 import dataclasses
 import dis
 import enum
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from types import CodeType
 from typing import Any, NoReturn
@@ -197,6 +198,10 @@ class TracerBase:
             return type(a)(items) if not any(isinstance(item, Node) for item in items) else tuple(items)
         if isinstance(a, list):
             return immutable_list([create(item) for item in a])
+        if type(a) in (OrderedDict, defaultdict):
+            pairs = [(self._create_key(key), create(value)) for key, value in a.items()]
+            first = (create(a.default_factory),) if isinstance(a, defaultdict) else ()
+            return self.create_node("call_function", type(a), (*first, pairs), {})
         if isinstance(a, dict):
             return immutable_dict([(self._create_key(key), create(value)) for key, value in a.items()])
         if isinstance(a, slice):
