@@ -524,6 +524,9 @@ class Watcher(Reads):
             self.unwatched(self._save_all, m)
         if given is None:
             args, kwargs = concrete(args), concrete(kwargs)
+        elif _is_plain_leaf(m):
+            with torch._C.DisableTorchFunction():  # nobody would look at the calls inside
+                return self.unwatched(self._run_leaf, forward, node, args, kwargs, given)
         return self.unwatched(self._run_leaf, forward, node, args, kwargs, given)
 
     def _save_all(self, module: torch.nn.Module) -> None:
@@ -634,6 +637,16 @@ def has_hooks(module: torch.nn.Module) -> bool:
     """Whether calling a module does more than running its forward."""
     return bool(
         module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
+    )
+
+
+def _is_plain_leaf(module: torch.nn.Module) -> bool:
+    """Whether a module of torch.nn has plain parameters and no modules inside, and no other mode than ours is at work."""
+    return (
+        not module._modules
+        and type(module).__module__.startswith("torch.nn.")
+        and all(value is None or type(value) is torch.nn.Parameter for value in module._parameters.values())
+        and torch._C._len_torch_function_stack() == 1
     )
 
 
