@@ -8,7 +8,7 @@ from __future__ import annotations
 import builtins
 import gc
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import FunctionType
 from typing import Any
 
@@ -62,23 +62,24 @@ class Patch:
 
     def acquire(self) -> None:
         """Put the replacement in place if it is not."""
-        with _lock:
-            self.users += 1
-            if self.users == 1:
-                entries = self.holder if isinstance(self.holder, dict) else vars(self.holder)
-                self.original = entries.get(self.name, _MISSING)
-                self._set(self.replacement)
+        acquire_all([self])
 
     def release(self) -> None:
         """Put the original back once nobody needs the replacement."""
-        with _lock:
-            self.users -= 1
-            if self.users > 0:
-                return
-            entries = self.holder if isinstance(self.holder, dict) else vars(self.holder)
-            # Somebody else (torch.fx, say) may have patched on top of us and will put our harmless replacement back.
-            if entries.get(self.name) is self.replacement:
-                self._set(self.original)
+        release_all([self])
+
+    def put_in_place(self) -> None:
+        """Put the replacement there, whoever needs it; the lock is held."""
+        entries = self.holder if isinstance(self.holder, dict) else vars(self.holder)
+        self.original = entries.get(self.name, _MISSING)
+        self._set(self.replacement)
+
+    def take_away(self) -> None:
+        """Put the original back; the lock is held."""
+        entries = self.holder if isinstance(self.holder, dict) else vars(self.holder)
+        # Somebody else (torch.fx, say) may have patched on top of us and will put our harmless replacement back.
+        if entries.get(self.name) is self.replacement:
+            self._set(self.original)
 
     def _set(self, value: Any) -> None:
         if isinstance(self.holder, dict):
@@ -128,17 +129,19 @@ class CodePatch:
 
     def acquire(self) -> None:
         """Put the lent code in place if it is not."""
-        with _lock:
-            self.users += 1
-            if self.users == 1:
-                self.function.__code__ = self._lent
+        acquire_all([self])
 
     def release(self) -> None:
         """Put the old code back once nobody needs the lent one."""
-        with _lock:
-            self.users -= 1
-            if self.users == 0:
-                self.function.__code__ = self._code
+        release_all([self])
+
+    def put_in_place(self) -> None:
+        """Put the lent code there; the lock is held."""
+        self.function.__code__ = self._lent
+
+    def take_away(self) -> None:
+        """Put the old code back; the lock is held."""
+        self.function.__code__ = self._code
 
 
 class NamespacePatch:
@@ -154,21 +157,41 @@ class NamespacePatch:
 
     def acquire(self) -> None:
         """Put the replacements in place if they are not."""
-        with _lock:
-            self.users += 1
-            if self.users == 1:
-                # Usually the originals; but torch.fx may be tracing around us and have put its own there.
-                self.previous = {name: self.holder.get(name, value) for name, value in self.originals.items()}
-                for name, value in self.previous.items():
-                    self.replacements[name].__torchgraft_fallback__[0] = value  # type: ignore[attr-defined]
-                self.holder.update(self.replacements)
+        acquire_all([self])
 
     def release(self) -> None:
         """Put the originals back once nobody needs the replacements."""
-        with _lock:
-            self.users -= 1
-            if self.users == 0:
-                self.holder.update(self.previous)
+        release_all([self])
+
+    def put_in_place(self) -> None:
+        """Put the replacements there; the lock is held."""
+        # Usually the originals; but torch.fx may be tracing around us and have put its own there.
+        self.previous = {name: self.holder.get(name, value) for name, value in self.originals.items()}
+        for name, value in self.previous.items():
+            self.replacements[name].__torchgraft_fallback__[0] = value  # type: ignore[attr-defined]
+        self.holder.update(self.replacements)
+
+    def take_away(self) -> None:
+        """Put the originals back; the lock is held."""
+        self.holder.update(self.previous)
+
+
+def acquire_all(patches: Iterable[Any]) -> None:
+    """Put many patches in place; one lock for all of them."""
+    with _lock:
+        for patch in patches:
+            patch.users += 1
+            if patch.users == 1:
+                patch.put_in_place()
+
+
+def release_all(patches: Iterable[Any]) -> None:
+    """Take many patches away, the last one first."""
+    with _lock:
+        for patch in reversed(list(patches)):
+            patch.users -= 1
+            if patch.users == 0:
+                patch.take_away()
 
 
 # Patches by (id of holder, name), kept for good: two tracers that need the same one share it.

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import functools
 import operator
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -37,22 +38,37 @@ def simplify_in_place(graph: Graph, paths: dict[torch.nn.Module, str]) -> None:
 
     `v += w` keeps the type of `v`, and `v + w` may not; so the types must be known to agree. `paths` has the model's modules.
     """
-    if not any(node._target in PLAIN_FORM for node in graph.nodes if node._op == "call_function"):
-        return
-    types = _Types({path: module for module, path in paths.items()})
+    candidates = [node for node in graph.nodes if node._target in PLAIN_FORM and node._op == "call_function"]
+    if candidates:
+        types = _Types({path: module for module, path in paths.items()}, _under_autocast(graph))
+        for node in candidates:
+            if types.may_be_plain(node):
+                node.target = PLAIN_FORM[node._target]
+
+
+def _under_autocast(graph: Graph) -> set[Node]:
+    """The nodes that run under autocast, which decides on types by rules of its own."""
+    found: set[Node] = set()
+    regions: list[Any] = []
+    if not graph.find_nodes(op="call_function", target=enter_context):
+        return found
     for node in graph.nodes:
-        if node._op == "call_function" and node._target in PLAIN_FORM and types.may_be_plain(node):
-            node.target = PLAIN_FORM[node._target]
-        types.note(node)
+        if node._target is enter_context:
+            regions.append(node._args[0])
+        elif node._target is exit_context and regions:
+            regions.pop()
+        elif torch.autocast in regions:
+            found.add(node)
+    return found
 
 
 class _Types:
-    """The element types of values where modules of torch.nn decide them, found in one walk over a program."""
+    """The element types of values where modules of torch.nn decide them, worked out when they are asked for."""
 
-    def __init__(self, modules: dict[str, torch.nn.Module]) -> None:
+    def __init__(self, modules: dict[str, torch.nn.Module], under_autocast: set[Node]) -> None:
         self._modules = modules
+        self._under_autocast = under_autocast
         self._types: dict[Node, torch.dtype | None] = {}
-        self._regions: list[Any] = []
 
     def may_be_plain(self, node: Node) -> bool:
         """Whether nobody can tell an in-place operator from the plain one."""
@@ -60,39 +76,54 @@ class _Types:
         if not isinstance(written, Node) or len(written.users) > 1 or not self._is_new(written):
             return False
         if isinstance(other, Node):
-            known = self._types.get(written)
-            return known is not None and known == (self._types.get(other) or self._wanted(other))
+            known = self._type_of(written)
+            return known is not None and known == (self._type_of(other) or self._wanted(other, node))
         if isinstance(other, float):
-            known = self._types.get(written)
+            known = self._type_of(written)
             return known is not None and known.is_floating_point
         return isinstance(other, int)
 
-    def note(self, node: Node) -> None:
-        """Work out the type of a node whose inputs are known."""
-        if node._op == "call_module" and torch.autocast not in self._regions:
+    def _type_of(self, node: Node) -> torch.dtype | None:
+        """The type of the value of a node, as far as it is known without an input."""
+        pending = [node]
+        while pending:  # no recursion: a chain may be longer than Python's stack
+            current = pending[-1]
+            unknown = [source for source in self._sources(current) if source not in self._types]
+            if unknown:
+                pending += unknown
+            else:
+                self._types[pending.pop()] = self._decided(current)
+        return self._types[node]
+
+    def _sources(self, node: Node) -> Sequence[Node]:
+        """The nodes whose types decide that of a node."""
+        if node in self._types:
+            return []
+        if node._op == "call_module" and node not in self._under_autocast:
+            module = self._torch_module(node)
+            return node._inputs[:1] if module is not None and _weight_of(module) is None else []
+        is_operator = node._op == "call_function" and (node._target in _FRESH_OPERATORS or node._target in PLAIN_FORM)
+        return node._inputs if is_operator else []
+
+    def _decided(self, node: Node) -> torch.dtype | None:
+        if node in self._types:
+            return self._types[node]
+        if node._op == "call_module" and node not in self._under_autocast:
             # Products with a weight need, and give, the type of the weight; other modules keep the type they get.
             module = self._torch_module(node)
             weight = None if module is None else _weight_of(module)
             if weight is not None:
-                self._types[node] = weight.dtype
-            elif module is not None and node._inputs:
-                self._types[node] = self._types.get(node._inputs[0])
-        elif node._op == "call_function":
-            if node._target is enter_context:
-                self._regions.append(node._args[0])
-            elif node._target is exit_context and self._regions:
-                self._regions.pop()
-            elif node._target in _FRESH_OPERATORS or node._target in PLAIN_FORM:
-                known = {self._types.get(source) for source in node._inputs}
-                self._types[node] = known.pop() if len(known) == 1 else None
+                return weight.dtype
+        known = {self._types[source] for source in self._sources(node)}
+        return known.pop() if len(known) == 1 else None
 
     def _torch_module(self, node: Node) -> torch.nn.Module | None:
         module = self._modules.get(node._target)
         return module if module is not None and _is_from_torch(type(module)) else None  # type: ignore[arg-type]
 
-    def _wanted(self, node: Node) -> torch.dtype | None:
+    def _wanted(self, node: Node, operator_node: Node) -> torch.dtype | None:
         """The type a value must have because a product with a weight takes it, or would raise."""
-        if torch.autocast in self._regions:
+        if operator_node in self._under_autocast:
             return None
         for user in node.users:
             if user._op == "call_module" and user._args and user._args[0] is node:

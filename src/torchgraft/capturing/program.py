@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.nn.parameter import is_lazy
 
-from torchgraft.capturing.active import active, paused_collection
+from torchgraft.capturing.active import acquire_all, active, paused_collection, release_all
 from torchgraft.capturing.example import ExampleInputs, refuse_iterators
 from torchgraft.capturing.kinds import type_patches
 from torchgraft.capturing.min_max import BUILTIN_PATCHES
@@ -204,8 +204,7 @@ def _watched_run(
         gc.collect(0)  # see `is_young`
         patches: list[Any] = [*_PATCHES, *wrapped_patches(), *_AUTOWRAP.library_patches()]
         patches += [*BUILTIN_PATCHES, SCRIPT_PATCH, *type_patches(function, watcher.paths)]
-        for patch in patches:
-            patch.acquire()
+        acquire_all(patches)
         previous, active.tracer = active.tracer, watcher
         try:
             with WatchingMode(watcher):
@@ -214,8 +213,7 @@ def _watched_run(
                 watcher.unwatched(_write_objects, watcher)
         finally:
             active.tracer = previous
-            for patch in reversed(patches):
-                patch.release()
+            release_all(patches)
             changed = [(module, f"self.{name}") for module, name in watcher.state.restore() if not _draws(module, name)]
             outside = watcher.outside.restore()
             unseen = [*watcher.surroundings.restore(), *changed, *([] if outside is None else [(None, outside[0])])]

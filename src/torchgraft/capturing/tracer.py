@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from torchgraft.capturing.active import active, paused_collection
+from torchgraft.capturing.active import acquire_all, active, paused_collection, release_all
 from torchgraft.capturing.inplace import PLAIN_FORM, simplify_in_place
 from torchgraft.capturing.inputs import create_inputs
 from torchgraft.capturing.model_state import ModelState
@@ -297,8 +297,7 @@ class Tracer(TracerBase):
             active.tracer = previous
             if _is_grad_enabled() is not records_gradients:  # switched by a forward, and never switched back
                 torch.set_grad_enabled(records_gradients)
-            for patch in reversed(self._held):
-                patch.release()
+            release_all(self._held)
             constants = self._mode.values.readable_nodes() if self._mode is not None else []
             self._mode, self._scope_chain, self.submodule_paths = None, previous_scope, None
             self.__dict__.pop("create_proxy", None)
@@ -413,9 +412,8 @@ class Tracer(TracerBase):
         )
 
     def _hold(self, patches: list[Any]) -> None:
-        for patch in patches:
-            patch.acquire()
-            self._held.append(patch)
+        acquire_all(patches)
+        self._held += patches
 
     def _prepare(self, root: Any) -> tuple[Callable[..., Any], bool]:
         """Set up a fresh trace and find the function to run: (function, whether it takes the model as `self`)."""

@@ -191,7 +191,7 @@ class Autowrap:
         self.modules = list(modules)
         self._functions = {id(function): function for function in functions}
         for module in self.modules:
-            patch = _library_patch(module, recorded_leaf, _public_functions(module))
+            patch = _library.get(module) or _library_patch(module, recorded_leaf, _public_functions(module))
             self._functions.update({id(function): function for function in patch.originals.values()})
         self._random, self._chance = _chance("numpy" in sys.modules)
         self._wanted = self._functions.keys() | self._chance.keys() | _originals.keys()
