@@ -13,9 +13,7 @@ _WRONG: dict[str, dict[str, str]] = {
         "try and recover": "s",
     },
     "a proxy answers isinstance, hasattr and `is` for itself, not for its value": {
-        "the type of a size": "s",
         "a dataclass in": "s",
-        "nested containers in": "s",
     },
     "what torch or Python says about a proxy is no TraceError": {
         "a hook set during the run": "s",

@@ -5,16 +5,20 @@ What becomes of a recorded call is decided by the tracer they carry.
 from __future__ import annotations
 
 import copy
+import dis
 import itertools
 import operator
 from collections.abc import Iterator
+from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from torchgraft.capturing.active import active
 from torchgraft.errors import TraceError
+from torchgraft.ir.guards import check_given
 from torchgraft.ir.node import Node
+from torchgraft.ir.origin import current_source_line, user_instruction
 
 if TYPE_CHECKING:
     from torchgraft.capturing.tracer_base import TracerBase
@@ -28,6 +32,36 @@ UNARY = ("neg", "pos", "invert", "abs")
 
 
 _TENSOR_ATTRIBUTES = frozenset(dir(torch.Tensor))
+
+
+# By identity, because the hash of a code object is computed from everything in it; holding the code keeps the id its own.
+_compared: dict[int, tuple[CodeType, frozenset[int]]] = {}
+
+
+def is_compared_with_none(code: CodeType | None, instruction: int) -> bool:
+    """Whether what an instruction takes out of a container is at once asked whether it is None."""
+    if code is None:
+        return False
+    known = _compared.get(id(code))
+    if known is None:
+        if len(_compared) > 100_000:
+            _compared.clear()
+        known = _compared[id(code)] = code, _find_compared(code)
+    return instruction in known[1]
+
+
+def _find_compared(code: CodeType) -> frozenset[int]:
+    listing = [item for item in dis.get_instructions(code) if item.opname != "CACHE"]
+    found = set()
+    for item, after, second in zip(listing, listing[1:], [*listing[2:], None], strict=False):
+        is_jump = "JUMP" in after.opname and "NONE" in after.opname
+        is_test = (
+            after.opname == "LOAD_CONST" and after.argval is None and second is not None and second.opname == "IS_OP"
+        )
+        if item.opname == "BINARY_SUBSCR" or (item.opname == "BINARY_OP" and item.argrepr == "[]"):
+            if is_jump or is_test:
+                found.add(item.offset)
+    return frozenset(found)
 
 
 class Proxy:
@@ -77,7 +111,12 @@ class Proxy:
         return self.tracer.create_proxy("call_method", "__call__", (self, *args), kwargs)
 
     def __getitem__(self, index: Any) -> Any:
-        return self.tracer.create_proxy("call_function", operator.getitem, (self, index), {})
+        item = self.tracer.create_proxy("call_function", operator.getitem, (self, index), {})
+        if is_compared_with_none(*user_instruction(2)):
+            # `tree["mask"] is None` cannot be asked of a proxy, which never is; the program asks when it runs.
+            arguments = (item, f"{self.node.name}[{index!r}]", str(current_source_line() or "an unknown line"))
+            self.tracer.create_proxy("call_function", check_given, arguments, {})
+        return item
 
     def __setitem__(self, index: Any, value: Any) -> None:
         self.tracer.create_proxy("call_function", operator.setitem, (self, index, value), {})

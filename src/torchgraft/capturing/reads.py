@@ -114,7 +114,7 @@ class Reads(TracerBase):
         number = known.get(key)
         if number is None:
             number = known[key] = SymbolicNumber(self, value, make, description)  # type: ignore[arg-type]
-        if self.sizes_are_symbolic and not _asks_types(self._instruction[0] if self._instruction else None):
+        if self.sizes_are_symbolic and not asks_types(self._instruction[0] if self._instruction else None):
             return wrapped(number)
         self.guard_number(number)
         return value
@@ -133,7 +133,7 @@ class Reads(TracerBase):
         known = self._sizes.get(node)
         if known is None:
             known = torch.Size([self._dimension(tensor, index) for index in range(tensor.dim())])
-            if self.sizes_are_symbolic and not _asks_types(self._instruction[0] if self._instruction else None):
+            if self.sizes_are_symbolic and not asks_types(self._instruction[0] if self._instruction else None):
                 self._sizes[node] = known
         return known
 
@@ -217,7 +217,7 @@ class Reads(TracerBase):
 
 
 @functools.lru_cache(maxsize=4096)
-def _asks_types(code: CodeType | None) -> bool:
+def asks_types(code: CodeType | None) -> bool:
     """Whether a function compares the type of something, which for a symbolic number is not what it is for a plain one."""
     if code is None or "type" not in code.co_names:
         return False

@@ -24,6 +24,7 @@ from torchgraft.capturing.module_patches import MODULE_PATCHES, ModuleForward, p
 from torchgraft.capturing.outside_state import OutsideState
 from torchgraft.capturing.proxy import ParameterProxy, Proxy, _proxyable_classes
 from torchgraft.capturing.questions import Questions
+from torchgraft.capturing.reads import asks_types
 from torchgraft.capturing.recording import RecordingMode
 from torchgraft.capturing.refusals import ConversionError, UnsupportedArgument, refusal_of, was_caught_by_user
 from torchgraft.capturing.regions import remove_empty_regions
@@ -35,10 +36,17 @@ from torchgraft.errors import GraftError, TraceError, UnknownModuleError
 from torchgraft.ir.graph import Graph
 from torchgraft.ir.guards import check_training
 from torchgraft.ir.node import Argument, Node
-from torchgraft.ir.origin import current_source_line
+from torchgraft.ir.origin import current_source_line, source_line
 
 # What torch says itself; a model that is being traced gets a guard with the answer.
 _is_grad_enabled = torch.is_grad_enabled
+_NUMBERS = frozenset({"size", "dim", "ndimension", "numel", "nelement", "item", getattr, len})
+
+
+def _is_number(node: Node) -> bool:
+    return node._target is not getattr or node._args[1] in ("shape", "ndim")
+
+
 _ANSWERS = frozenset({"to_bool", "iter", "keys", "call_module", "create_proxy", "create_node", "create_arg"})
 _RULES_FOR_MODULES = frozenset({"call_module", "is_leaf_module", "path_of_module"})
 
@@ -465,6 +473,18 @@ class Tracer(TracerBase):
                         self.graph.erase_node(source)
         remove_empty_regions(self.graph)
         simplify_in_place(self.graph, self._state.paths)
+        self._refuse_compared_types()
+
+    def _refuse_compared_types(self) -> None:
+        """`type(x.size(0)) is int` is false for the stand-in of a size, and nothing is called that could notice."""
+        for node in self.graph.nodes:
+            if node._target in _NUMBERS and node._op in ("call_method", "call_function") and node._origin is not None:
+                if asks_types(node._origin[0]) and _is_number(node):
+                    raise TraceError(
+                        f"cannot trace a function that compares types and reads the number '{node._name}' at "
+                        f"{source_line(*node._origin[:2])}: the stand-in for a number has a type of its own; use isinstance, "
+                        "give example inputs to capture(), or keep the function as a leaf (torchgraft.wrap)"
+                    )
 
     @functools.cached_property
     def _parameter_paths(self) -> dict[int, str]:
