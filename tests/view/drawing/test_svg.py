@@ -1,5 +1,6 @@
 """The text of a drawing."""
 
+import pathlib
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
@@ -43,7 +44,8 @@ def test_another_process_gives_the_same_bytes():
         "import sys, zlib, torchgraft; from tests.view.drawing.programs import random_program;"
         "sys.stdout.write(str(zlib.crc32(torchgraft.draw(random_program(60, 7, 4)).svg.encode())))"
     )
-    environment = {"PYTHONHASHSEED": "1", "PYTHONPATH": ":".join(sys.path)}
+    here = pathlib.Path(__file__).parents[3]
+    environment = {"PYTHONHASHSEED": "1", "PYTHONPATH": f"{here / 'src'}:{here}"}
     other = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
     assert other.stdout == str(zlib.crc32(torchgraft.draw(random_program(60, 7, 4)).svg.encode())), other.stderr
 
