@@ -1,4 +1,4 @@
-"""What every test of the command line leaves behind is taken away: a model from a file puts the file's folder on Python's path."""
+"""Tests of the command line leave nothing behind: a model from a file puts the folder of the file on the path of Python."""
 
 from __future__ import annotations
 
