@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from torchgraft.recording.verify import Verification
 
 _numbers = itertools.count()
+# Files of code that is gone. The garbage collector may find that out while linecache walks over its entries (it does so for
+# every traceback), so they are taken out later.
+_stale: list[str] = []
 
 
 class _PendingForward:
@@ -48,12 +51,14 @@ _PENDING = _PendingForward()
 
 def compile_function(code: PythonCode, class_name: str, function_name: str) -> FunctionType:
     """Run generated source and return the function it defines; its lines stay visible to tracebacks and inspect."""
+    while _stale:
+        linecache.cache.pop(_stale.pop(), None)
     filename = f"<torchgraft {class_name} {next(_numbers)}>"
     linecache.cache[filename] = (len(code.src), None, code.src.splitlines(keepends=True), filename)
     scope = {**code.globals, GENERATED: True}
     exec(compile(code.src, filename, "exec", dont_inherit=True), scope)
     function = scope[function_name]
-    weakref.finalize(function, linecache.cache.pop, filename, None)
+    weakref.finalize(function, _stale.append, filename)
     return function
 
 
