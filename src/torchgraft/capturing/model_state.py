@@ -57,13 +57,14 @@ class ModelState:
         # (module, name of its attribute, the container or the attributes of an object, a copy of it)
         self._contents: list[tuple[torch.nn.Module, str, Any, Any]] = []
         self._states: list[tuple[torch.nn.Module, str, Picture]] = []
+        self._generators: list[tuple[str, Any]] = []
         seen: set[int] = set()
         for module in paths:
             # Modules of torch.nn keep no notes of their own, and there are many of them.
             if not _is_from_torch(type(module)):  # type: ignore[arg-type]
                 for name, value in module.__dict__.items():
                     if name not in _STANDARD and type(value) not in _PLAIN:
-                        self._picture(module, name, value, seen, 0)
+                        self._picture(module, name, module.__dict__, name, seen, 0)
 
     def _watch_tables(self, modules: list[torch.nn.Module]) -> None:
         # There are a thousand tables, most of them empty; picturing them one by one would take as long as half the trace.
@@ -72,7 +73,9 @@ class ModelState:
         self._filled = list(filter(None, self._tables))
         self._copies = list(map(dict.copy, self._filled))
 
-    def _picture(self, module: torch.nn.Module, name: str, value: Any, seen: set[int], depth: int) -> None:
+    def _picture(self, module: torch.nn.Module, name: str, holder: Any, key: Any, seen: set[int], depth: int) -> None:
+        """Picture `holder[key]`, which is (inside) the attribute `name` of a module."""
+        value = holder[key]
         if type(value) in CONTAINERS:
             content = value
         elif id(value) in seen:
@@ -81,18 +84,29 @@ class ModelState:
             seen.add(id(value))
             content = value.__dict__
         else:
-            is_iterator = depth == 0 and hasattr(type(value), "__next__")
-            picture = picture_of_iterator(vars(module), name, value) if is_iterator else picture_of(value)
+            is_iterator = _is_iterator(type(value))  # type: ignore[arg-type]
+            picture = picture_of_iterator(holder, key, value) if is_iterator else picture_of(value)
             if picture is not None:
                 self._states.append((module, name, picture))
+            elif is_iterator:
+                self._generators.append((name, value))
             return
         if id(content) in seen or depth > 4:
             return
         seen.add(id(content))
         self._contents.append((module, name, content, content.copy()))
-        for item in content.values() if isinstance(content, dict) else content:
+        inside: Any = list(content) if isinstance(content, set) else content  # of which nothing can be replaced
+        for inner, item in inside.items() if isinstance(inside, dict) else enumerate(inside):
             if type(item) not in _PLAIN:
-                self._picture(module, name, item, seen, depth + 1)
+                self._picture(module, name, inside, inner, seen, depth + 1)
+
+    def refuse_generators(self) -> None:
+        """Raise if the model holds something that can be read only once, and not be copied."""
+        for name, value in self._generators:
+            raise TraceError(
+                f"cannot capture a model with a {type(value).__name__} in its attribute '{name}': running it would take from "
+                "it, and that cannot be undone; keep a list or a number instead"
+            )
 
     def watch(self, module: torch.nn.Module) -> None:
         """Remember the attributes of a module as they are now."""
@@ -207,6 +221,11 @@ def _are_same(now: list[Any], before: list[Any]) -> bool:
 @functools.cache
 def _is_from_torch(cls: Any) -> bool:
     return cls.__module__.startswith("torch.nn.")
+
+
+@functools.cache
+def _is_iterator(cls: Any) -> bool:
+    return hasattr(cls, "__next__")
 
 
 def _writer() -> Any:

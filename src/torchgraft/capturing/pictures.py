@@ -44,8 +44,8 @@ def picture_of(value: Any) -> Picture | None:
     return None
 
 
-def picture_of_iterator(attributes: dict[str, Any], name: str, iterator: Any) -> Picture | None:
-    """A picture of an iterator among some attributes; one that moved is replaced by a copy that did not."""
+def picture_of_iterator(holder: Any, name: Any, iterator: Any) -> Picture | None:
+    """A picture of an iterator in a dict or a list; one that moved is replaced by a copy that did not."""
     try:
         before, state = copy.copy(iterator), repr(iterator.__reduce__())
     except TypeError:  # a generator, which cannot be copied
@@ -54,7 +54,7 @@ def picture_of_iterator(attributes: dict[str, Any], name: str, iterator: Any) ->
     def restore() -> bool:
         if repr(iterator.__reduce__()) == state:
             return False
-        attributes[name] = before
+        holder[name] = before
         return True
 
     return restore

@@ -4,16 +4,16 @@ What is written down during the run is decided in `watch.py`; capture without in
 
 from __future__ import annotations
 
-import gc
 import inspect
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
+from itertools import chain
 from typing import Any
 
 import torch
 from torch.nn.parameter import is_lazy
 
-from torchgraft.capturing.active import acquire_all, active, paused_collection, release_all
+from torchgraft.capturing.active import Beginning, acquire_all, active, paused_collection, release_all
 from torchgraft.capturing.example import ExampleInputs, refuse_iterators
 from torchgraft.capturing.kinds import type_patches
 from torchgraft.capturing.min_max import BUILTIN_PATCHES
@@ -21,13 +21,14 @@ from torchgraft.capturing.module_patches import MODULE_PATCHES
 from torchgraft.capturing.reads import KeepWhole
 from torchgraft.capturing.regions import remove_empty_regions
 from torchgraft.capturing.sizes import unwrapped
-from torchgraft.capturing.watch import Watcher, WatchingMode, has_hooks, hooks_for_all, paths_of_modules
+from torchgraft.capturing.watch import Watcher, WatchingMode
 from torchgraft.capturing.whole import eager_error, modules_of, whole_program
 from torchgraft.capturing.wrapping import SCRIPT_PATCH, Autowrap, wrapped_patches
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import TraceError
 from torchgraft.ir.contexts import exit_context
 from torchgraft.ir.guards import check_distinct
+from torchgraft.ir.modules import has_hooks, hooks_for_all, paths_of_modules
 from torchgraft.ir.node import Node
 from torchgraft.ir.structures import has_attributes, put_into, put_together, take_apart
 
@@ -95,13 +96,14 @@ class _Capture:
         owner = getattr(model, "__self__", None)
         self.owner = next((item for item in (model, owner) if isinstance(item, torch.nn.Module)), None)
         self.root = modules_of(model) if self.owner is None else self.owner
+        self.paths = paths_of_modules(self.root)
         self.kept: dict[type, str] = {}
         self.symbolic, self.plain_flags = True, False
 
     def run(self) -> GraphModule:
         reason = self._reason_for_one_call()
         while reason is None:
-            watcher = Watcher(self.root, self._is_leaf, self.symbolic, self.plain_flags)
+            watcher = Watcher(self.root, self.paths, self._is_leaf, self.symbolic, self.plain_flags)
             try:
                 return self._finished(_watched_run(watcher, self.model, self.args, self.kwargs, self._whole_modules()))
             except KeepWhole as request:
@@ -130,8 +132,9 @@ class _Capture:
     def _reason_for_one_call(self) -> str | None:
         """Why a model is not looked into at all."""
         refuse_iterators(self.model, self.args, self.kwargs)
-        parameters = [value for module in paths_of_modules(self.root) for value in module._parameters.values()]
-        if any(value is not None and is_lazy(value) for value in parameters):
+        parameters = chain.from_iterable([module._parameters.values() for module in self.paths if module._parameters])
+        unusual = [value for value in parameters if value is not None and type(value) is not torch.nn.Parameter]
+        if any(map(is_lazy, unusual)):
             raise TraceError(
                 f"cannot capture {type(self.root).__name__}: it has lazy parameters, and running it would change it; "
                 "run it once on these inputs, then capture it"
@@ -201,7 +204,7 @@ def _watched_run(
     inputs = ExampleInputs(watcher, function, args, kwargs)
     watcher.outside.watch_function(inspect.unwrap(function))
     with paused_collection:
-        gc.collect(0)  # see `is_young`
+        watcher.beginning = Beginning()
         patches: list[Any] = [*_PATCHES, *wrapped_patches(), *_AUTOWRAP.library_patches()]
         patches += [*BUILTIN_PATCHES, SCRIPT_PATCH, *type_patches(function, watcher.paths)]
         acquire_all(patches)

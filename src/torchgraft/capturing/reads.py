@@ -113,7 +113,7 @@ class Reads(TracerBase):
         known = self._numbers.setdefault(node, {})
         number = known.get(key)
         if number is None:
-            number = known[key] = SymbolicNumber(self, value, make, description)  # type: ignore[arg-type]
+            number = known[key] = SymbolicNumber(self, value, make, description)
         if self.sizes_are_symbolic and not asks_types(self._instruction[0] if self._instruction else None):
             return wrapped(number)
         self.guard_number(number)

@@ -18,7 +18,7 @@ from torchgraft.ir.node import Node
 from torchgraft.ir.origin import current_source_line
 
 if TYPE_CHECKING:
-    from torchgraft.capturing.watch import Watcher
+    from torchgraft.capturing.reads import Reads
 
 Number = int | float | bool
 
@@ -31,7 +31,7 @@ class SymbolicNumber:
 
     __slots__ = ("_description", "_make", "_node", "value", "watcher")
 
-    def __init__(self, watcher: Watcher, value: Number, make: Callable[[], Any] | None, description: str = "") -> None:
+    def __init__(self, watcher: Reads, value: Number, make: Callable[[], Any] | None, description: str = "") -> None:
         self.watcher = watcher
         self.value = value
         self._make = make

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from torchgraft.capturing.reads import SPECIAL
+from torchgraft.ir.names import wish_of
 
 _LEAVES_TORCH = frozenset(
     {"numpy", "__array__", "__array_wrap__", "storage", "__dlpack__", "share_memory_", "pin_memory", "data_ptr"}
@@ -48,6 +49,7 @@ class Spelling:
     """What there is to know about a torch function before it is called."""
 
     __slots__ = (
+        "is_usual",
         "is_written_back",
         "leaves_torch",
         "may_write",
@@ -57,9 +59,11 @@ class Spelling:
         "opcode",
         "operands",
         "operator",
+        "operator_wish",
         "property",
         "special",
         "target",
+        "wish",
     )
 
     def __init__(self, function: Any) -> None:
@@ -79,6 +83,9 @@ class Spelling:
         is_method = torch.overrides.is_tensor_method_or_property(function)
         self.opcode = "call_method" if is_method else "call_function"
         self.target = name if is_method else function
+        self.wish, self.operator_wish = wish_of(self.target), wish_of(self.operator)
+        is_odd = self.special or self.property or self.on_numbers or self.leaves_torch or name == "_set_grad_enabled"
+        self.is_usual = not is_odd
 
 
 _spellings: dict[Any, Spelling] = {}

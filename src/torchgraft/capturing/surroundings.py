@@ -1,19 +1,15 @@
-"""What a watched run may change although it is no attribute of the model: the numbers inside tensors, the states of random
-numbers, how far an iterator is. All of it is put back afterwards; attributes are the business of `model_state.py`.
+"""What a watched run may change although it is no attribute of the model: the numbers inside tensors, and the states of
+random numbers. All of it is put back afterwards; attributes are the business of `model_state.py`.
 """
 
 from __future__ import annotations
 
-import copy
-import functools
 import random
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import torch
-
-from torchgraft.errors import TraceError
 
 # The methods themselves: the functions of the module are patched during a run.
 _read_random, _write_random = random._inst.getstate, random._inst.setstate
@@ -25,7 +21,6 @@ class Surroundings:
     def __init__(self, modules: Iterable[torch.nn.Module]) -> None:
         # Storages by their address: the tensor that showed the way to it, a copy of the bytes, and how often it was written.
         self._saved: dict[int, tuple[torch.Tensor, torch.Tensor, int]] = {}
-        self._iterators = list(_iterators(modules))
         self._torch = torch.get_rng_state()
         self._devices = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
         self._python = self._explained = _read_random()
@@ -84,9 +79,6 @@ class Surroundings:
         if self._numpy is not None and not _same_numpy(self._numpy, _numpy_state()):
             sys.modules["numpy"].random.set_state(self._numpy)
             unseen.append((None, "numpy's random numbers"))
-        for module, name, iterator in self._iterators:
-            vars(module)[name] = iterator
-            unseen.append((module, f"self.{name}"))
         return unseen
 
 
@@ -116,27 +108,3 @@ def _same_numpy(before: Any, now: Any) -> bool:
         and before["has_gauss"] == now["has_gauss"]
         and bool((before["state"]["key"] == now["state"]["key"]).all())
     )
-
-
-def _iterators(modules: Iterable[torch.nn.Module]) -> Iterator[tuple[torch.nn.Module, str, Any]]:
-    """Iterators among the attributes. They cannot be asked how far they are, so copies that have not moved take their place."""
-    for module in modules:
-        if not type(module).__module__.startswith("torch.nn."):
-            for name, value in vars(module).items():
-                if _is_iterator(value.__class__):
-                    yield module, name, _copied(value)
-
-
-@functools.cache
-def _is_iterator(kind: Any) -> bool:
-    return hasattr(kind, "__next__")
-
-
-def _copied(iterator: Any) -> Any:
-    try:
-        return copy.copy(iterator)
-    except TypeError as error:
-        raise TraceError(
-            f"cannot capture a model with a {type(iterator).__name__} among its attributes: running it would take from it, and "
-            "that cannot be undone; keep a list or a number instead"
-        ) from error

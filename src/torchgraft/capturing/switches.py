@@ -16,6 +16,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torchgraft.capturing.active import NamespacePatch, Patch, active
 from torchgraft.errors import TraceError
 from torchgraft.ir.guards import check_value
+from torchgraft.ir.modules import hooks_for_all
 from torchgraft.ir.origin import current_source_line
 
 _ASKED = (
@@ -95,7 +96,7 @@ def _is_users(args: tuple[Any, ...]) -> bool:
 
 def refuse_hooks_for_all_modules() -> None:
     """Raise if hooks are registered that run around every module: those that are traced through are no modules any more."""
-    if any(getattr(torch.nn.modules.module, f"_global_{name}_hooks") for name in _GLOBAL_HOOKS):
+    if hooks_for_all():
         raise TraceError(
             "cannot trace while hooks for all modules are registered (torch.nn.modules.module.register_module_forward_hook "
             "and its like): the traced program would run them around leaf modules only; remove them and register them again "
@@ -114,7 +115,6 @@ def _start_thread(thread: threading.Thread) -> None:
     _original_start(thread)
 
 
-_GLOBAL_HOOKS = ("forward", "forward_pre", "backward", "backward_pre")
 _modules = torch.nn.modules.module
 SWITCH_PATCHES = [
     NamespacePatch(

@@ -24,7 +24,7 @@ from torchgraft.capturing.module_patches import MODULE_PATCHES, ModuleForward, p
 from torchgraft.capturing.outside_state import OutsideState
 from torchgraft.capturing.proxy import ParameterProxy, Proxy, _proxyable_classes
 from torchgraft.capturing.questions import Questions
-from torchgraft.capturing.reads import asks_types
+from torchgraft.capturing.reads import asks_types, at_line
 from torchgraft.capturing.recording import RecordingMode
 from torchgraft.capturing.refusals import ConversionError, UnsupportedArgument, refusal_of, was_caught_by_user
 from torchgraft.capturing.regions import remove_empty_regions
@@ -35,6 +35,7 @@ from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import GraftError, TraceError, UnknownModuleError
 from torchgraft.ir.graph import Graph
 from torchgraft.ir.guards import check_training
+from torchgraft.ir.modules import has_hooks, paths_of_modules
 from torchgraft.ir.node import Argument, Node
 from torchgraft.ir.origin import current_source_line, source_line
 
@@ -132,7 +133,7 @@ class Tracer(TracerBase):
         count = self._calls[path] = self._calls.get(path, -1) + 1
         self._scope_chain = (outer, f"{path}@{count}" if count else path, path, type(m))
         try:
-            if self.is_leaf_module(m, path) or _has_hooks(m):
+            if self.is_leaf_module(m, path) or has_hooks(m):
                 return self.create_proxy("call_module", path, args, kwargs)
             return forward(*args, **kwargs)
         finally:
@@ -221,7 +222,7 @@ class Tracer(TracerBase):
         if any(value is generator for value in [*outside, *getattr(self._function, "__globals__", {}).values()]):
             return self._constant("_generator", generator)
         raise TraceError(
-            f"cannot trace a draw with a torch.Generator that is no attribute of the model{_at_current_line()}: whether it is "
+            f"cannot trace a draw with a torch.Generator that is no attribute of the model{at_line()}: whether it is "
             "made anew in every run is not known; keep it as an attribute of the model"
         )
 
@@ -235,7 +236,7 @@ class Tracer(TracerBase):
         if isinstance(tensor, torch.nn.Parameter):
             raise UnknownModuleError(
                 "parameter is not a member of this module: a Parameter that the traced model does not own was used"
-                f"{_at_current_line()}; assign it to an attribute of the model before tracing"
+                f"{at_line()}; assign it to an attribute of the model before tracing"
             )
         return self._constant("_tensor_constant", tensor)
 
@@ -381,7 +382,7 @@ class Tracer(TracerBase):
         def create_proxy_here(*args: Any, **kwargs: Any) -> Proxy:
             if threading.get_ident() != owner:
                 error = TraceError(
-                    f"cannot trace what another thread does{_at_current_line()}: it uses a value of a program that is traced in "
+                    f"cannot trace what another thread does{at_line()}: it uses a value of a program that is traced in "
                     "the thread it was started from; do the work in that thread, or keep the surrounding module or function "
                     "as a leaf (Tracer.is_leaf_module, torchgraft.wrap)"
                 )
@@ -447,7 +448,7 @@ class Tracer(TracerBase):
             function = root.__call__
         refuse_hooks_for_all_modules()
         self._begin()
-        self.submodule_paths = _paths_of_modules(self.root)
+        self.submodule_paths = paths_of_modules(self.root)
         self._state = ModelState(self.submodule_paths)
         self._outside = OutsideState(_is_memo)
         self._outside.watch_class(type(self.root))
@@ -544,33 +545,6 @@ def _join(path: str | None, name: str) -> str:
     return f"{path}.{name}" if path else name
 
 
-def _at_current_line() -> str:
-    line = current_source_line()
-    return f" at {line}" if line else ""
-
-
-def _paths_of_modules(root: torch.nn.Module) -> dict[torch.nn.Module, str]:
-    """Every module of a model with its first path, as `named_modules` gives them, in a fraction of the time."""
-    paths: dict[torch.nn.Module, str] = {root: ""}
-
-    def walk(module: torch.nn.Module, prefix: str) -> None:
-        for name, child in module._modules.items():
-            if child is not None and child not in paths:
-                paths[child] = path = prefix + name
-                if child._modules:
-                    walk(child, path + ".")
-
-    walk(root, "")
-    return paths
-
-
-def _has_hooks(module: torch.nn.Module) -> bool:
-    """Whether calling the module does more than its forward; then it is kept whole, so that all of it happens."""
-    return bool(
-        module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
-    )
-
-
 def _refuse_root_hooks(root: torch.nn.Module) -> None:
     if not type(root).__call__.__module__.startswith(("torch.", "torchgraft.")):
         raise TraceError(
@@ -578,7 +552,7 @@ def _refuse_root_hooks(root: torch.nn.Module) -> None:
             "begins with its forward; trace a function that calls it, with the model as an attribute of a module around it, "
             "or give it no __call__"
         )
-    if _has_hooks(root):
+    if has_hooks(root):
         raise TraceError(
             f"cannot trace {type(root).__name__}: hooks are registered on it, and the traced program would not run them; "
             "remove them and register them on the traced module instead, or trace a module that contains this one"

@@ -19,6 +19,7 @@ from torchgraft.capturing.refusals import ConversionError, UnsupportedArgument
 from torchgraft.errors import TraceError
 from torchgraft.ir.arguments import EMPTY_DICT, immutable_dict, immutable_list, rebuild_tuple
 from torchgraft.ir.graph import Graph
+from torchgraft.ir.names import wish_of
 from torchgraft.ir.node import Argument, Node, Target
 from torchgraft.ir.origin import Scope as ScopeChain
 from torchgraft.ir.origin import current_source_line, module_stack, source_line, user_instruction
@@ -122,7 +123,7 @@ class TracerBase:
         if self.check_mutable_operations and kind == "call_function":
             _refuse_mutation(target, args, kwargs)
         graph = self.graph
-        node = graph._make_node(kind, target, args, kwargs, name or graph._target_to_str(target), type_expr)
+        node = graph._make_node(kind, target, args, kwargs, name or wish_of(target), type_expr)
         self._note_origin(node, kind)
         return node
 
@@ -164,7 +165,7 @@ class TracerBase:
             target,
             lowered,
             create(kwargs) if kwargs else EMPTY_DICT,
-            name or graph._target_to_str(target),
+            name or wish_of(target),
             type_expr,
         )
         if self.record_stack_traces and kind != "placeholder":

@@ -20,7 +20,7 @@ import torch
 
 from torchgraft.errors import GraphError
 from torchgraft.ir.arguments import EMPTY_DICT
-from torchgraft.ir.names import Namespace, snake_case
+from torchgraft.ir.names import Namespace, wish_of
 from torchgraft.ir.node import OPCODES, Argument, Node, Target, map_arg
 
 if TYPE_CHECKING:
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 # Room between the order labels of neighbours, so that most insertions need no renumbering.
 _ORDER_GAP = 1 << 16
 
-_wishes: dict[Any, str] = {}
 _MISSING: Any = type("_Missing", (), {"__repr__": lambda self: "no default"})()
 
 
@@ -239,7 +238,7 @@ class Graph:
             raise GraphError(
                 f"cannot create a {op} node: kwargs must be a dict, not {type(kwargs).__name__}; make it one"
             )
-        return self._make_node(op, target, args, kwargs, name or self._target_to_str(target), type_expr)
+        return self._make_node(op, target, args, kwargs, name or wish_of(target), type_expr)
 
     def _make_node(
         self,
@@ -442,21 +441,7 @@ class Graph:
     # ---- names ----
 
     def _target_to_str(self, target: Any) -> str:
-        try:
-            wish = _wishes.get(target)
-        except TypeError:  # a callable object that cannot be a key
-            return snake_case(getattr(target, "__name__", type(target).__name__))
-        if wish is None:
-            text = target if isinstance(target, str) else getattr(target, "__name__", type(target).__name__)
-            if hasattr(target, "__torchgraft_guard__"):
-                text = "guard"
-            if text.startswith("__") and text.endswith("__"):
-                text = text[2:-2]
-            wish = snake_case(text)
-            if len(_wishes) > 20_000:
-                _wishes.clear()
-            _wishes[target] = wish
-        return wish
+        return wish_of(target)
 
     def _warn_unless_present(self, owner: torch.nn.Module, op: str, path: str) -> None:
         import warnings

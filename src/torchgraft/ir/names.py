@@ -65,6 +65,32 @@ def snake_case(text: str) -> str:
     return _CAMEL_HUMP.sub(r"_\1", text).lower()
 
 
+_wishes: dict[Any, str] = {}
+
+
+def wish_of(target: Any) -> str:
+    """The name that the node of a call would like to have.
+
+    >>> wish_of(torch.Tensor.__add__), wish_of("layer1.0")
+    ('add', 'layer1.0')
+    """
+    try:
+        wish = _wishes.get(target)
+    except TypeError:  # a callable object that cannot be a key
+        return snake_case(getattr(target, "__name__", type(target).__name__))
+    if wish is None:
+        text = target if isinstance(target, str) else getattr(target, "__name__", type(target).__name__)
+        if hasattr(target, "__torchgraft_guard__"):
+            text = "guard"
+        if text.startswith("__") and text.endswith("__"):
+            text = text[2:-2]
+        wish = snake_case(text)
+        if len(_wishes) > 20_000:
+            _wishes.clear()
+        _wishes[target] = wish
+    return wish
+
+
 def is_legal_name(name: str) -> bool:
     """Whether generated code may bind `name` as a local variable."""
     return name.isidentifier() and name not in _RESERVED
