@@ -4,6 +4,7 @@ answered as in eager. The numbers themselves are in `sizes.py`.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import sys
 import threading
@@ -57,15 +58,20 @@ _lock = threading.Lock()
 
 def type_patches(function: Any, modules: Iterable[torch.nn.Module]) -> list[Patch]:
     """Patches of `type` where the code of a model looks it up: in the files of its classes. Nobody else's is touched."""
-    classes = {cls for kind in {type(module) for module in modules} for cls in kind.__mro__}
-    names = {cls.__module__ for cls in classes}
-    scopes = [vars(sys.modules[name]) for name in names if name in sys.modules and not name.startswith(_NOT_LOOKED_AT)]
+    names = {name for kind in set(map(type, modules)) for name in _files_of(kind)}
+    scopes = [vars(sys.modules[name]) for name in names if name in sys.modules]
     function = inspect.unwrap(function)
     if isinstance(function, FunctionType) and not (function.__module__ or "").startswith(_NOT_LOOKED_AT):
         scopes.append(function.__globals__)
     with _lock:
         found = {id(scope): _patches.setdefault(id(scope), (scope, Patch(scope, "type", _Type))) for scope in scopes}
     return [patch for _, patch in found.values() if patch.users or "type" not in patch.holder]
+
+
+@functools.cache
+def _files_of(cls: Any) -> list[str]:
+    """The names of the modules in which the code of a class may be."""
+    return [base.__module__ for base in cls.__mro__ if not base.__module__.startswith(_NOT_LOOKED_AT)]
 
 
 _NOT_LOOKED_AT = ("torch.", "torchgraft", "builtins", "typing", "abc", "collections")

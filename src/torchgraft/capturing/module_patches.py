@@ -26,12 +26,12 @@ _SIZE_FACTORIES = ("zeros", "ones", "empty", "rand", "randn")
 
 # Unwrapped, because torch.fx may be tracing, and have its own functions there, when this file is first imported.
 _module_call = CodePatch(inspect.unwrap(torch.nn.Module.__call__))
-_module_getattr = CodePatch(inspect.unwrap(torch.nn.Module.__getattr__))
+MODULE_GETATTR = CodePatch(inspect.unwrap(torch.nn.Module.__getattr__))
 _module_setattr = CodePatch(inspect.unwrap(torch.nn.Module.__setattr__))
 _module_delattr = CodePatch(inspect.unwrap(torch.nn.Module.__delattr__))
 
 call_module = _module_call.original
-read_attribute = _module_getattr.original
+read_attribute = MODULE_GETATTR.original
 
 
 class ModuleForward:
@@ -91,7 +91,7 @@ class _LentMethods:
 
 
 _module_call.lend(_lent_call)  # type: ignore[arg-type]
-_module_getattr.lend(_lent_getattr)  # type: ignore[arg-type]
+MODULE_GETATTR.lend(_lent_getattr)  # type: ignore[arg-type]
 _module_setattr.lend(_LentMethods.write)  # type: ignore[arg-type]
 _module_delattr.lend(_LentMethods.delete)  # type: ignore[arg-type]
 
@@ -212,7 +212,7 @@ class _SizeMethod:
 
 MODULE_PATCHES = [
     _module_call,
-    _module_getattr,
+    MODULE_GETATTR,
     _module_setattr,
     _module_delattr,
     Patch(torch.nn.Module, "training", _TrainingDescriptor()),  # type: ignore[arg-type]

@@ -5,6 +5,7 @@ What is written down during the run is decided in `watch.py`; capture without in
 from __future__ import annotations
 
 import inspect
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from itertools import chain
@@ -17,7 +18,7 @@ from torchgraft.capturing.active import Beginning, acquire_all, active, paused_c
 from torchgraft.capturing.example import ExampleInputs, refuse_iterators
 from torchgraft.capturing.kinds import type_patches
 from torchgraft.capturing.min_max import BUILTIN_PATCHES
-from torchgraft.capturing.module_patches import MODULE_PATCHES
+from torchgraft.capturing.module_patches import MODULE_GETATTR, MODULE_PATCHES
 from torchgraft.capturing.reads import KeepWhole
 from torchgraft.capturing.regions import remove_empty_regions
 from torchgraft.capturing.sizes import unwrapped
@@ -194,8 +195,12 @@ def _leaf_rule(level: str, leaf: LeafRule) -> Callable[[torch.nn.Module, str], b
 # ---- one run ----
 
 _AUTOWRAP = Autowrap((), ())
-# Those of torch's own functions and methods are for proxies.
-_PATCHES = [patch for patch in MODULE_PATCHES if getattr(patch, "holder", None) not in (torch, torch.Tensor)]
+# Those of torch's own functions and methods are for proxies, as are those of attributes and threads.
+_PATCHES = [
+    patch
+    for patch in MODULE_PATCHES
+    if getattr(patch, "holder", None) not in (torch, torch.Tensor, threading.Thread) and patch is not MODULE_GETATTR
+]
 
 
 def _watched_run(

@@ -132,15 +132,14 @@ class Reads(TracerBase):
         node = self.node_of(tensor)
         known = self._sizes.get(node)
         if known is None:
-            known = torch.Size([self._dimension(tensor, index) for index in range(tensor.dim())])
+            known = torch.Size([self._dimension(node, index, value) for index, value in enumerate(tensor.size())])
             if self.sizes_are_symbolic and not asks_types(self._instruction[0] if self._instruction else None):
                 self._sizes[node] = known
         return known
 
-    def _dimension(self, tensor: torch.Tensor, index: int) -> Any:
-        node = self.node_of(tensor)
-        make = lambda: self.create_node("call_method", "size", (node, index), {})  # noqa: E731
-        return self.number(node, index, tensor.size(index), make, f"{node.name}.size({index})")
+    def _dimension(self, node: Node, index: int, value: int) -> Any:
+        make = functools.partial(self.create_node, "call_method", "size", (node, index), {})
+        return self.number(node, index, value, make, f"{node._name}.size({index})")
 
     def call_size(self, function: Any, args: Any, kwargs: Any) -> Any:
         sizes = self._size(args[0])
@@ -155,8 +154,8 @@ class Reads(TracerBase):
         if self.is_static(tensor):
             return tensor.numel()
         node = self.node_of(tensor)
-        make = lambda: self.create_node("call_method", "numel", (node,), {})  # noqa: E731
-        return self.number(node, "numel", tensor.numel(), make, f"{node.name}.numel()")
+        make = functools.partial(self.create_node, "call_method", "numel", (node,), {})
+        return self.number(node, "numel", tensor.numel(), make, f"{node._name}.numel()")
 
     def call_dim(self, function: Any, args: Any, kwargs: Any) -> int:
         # torch asks before it iterates, and unbind() refuses a tensor without dimensions just as well.

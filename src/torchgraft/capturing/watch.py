@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 
 from torchgraft.capturing.active import active
 from torchgraft.capturing.model_state import ModelState
-from torchgraft.capturing.module_patches import ModuleForward, read_attribute
+from torchgraft.capturing.module_patches import ModuleForward
 from torchgraft.capturing.outside_state import OutsideState
 from torchgraft.capturing.parts import concrete, mutable_parts, parts_now, same_parts
 from torchgraft.capturing.reads import RESHAPING, KeepWhole, at_line, is_handled
@@ -268,29 +268,30 @@ class Watcher(Values):
 
     def _has_other_tensors(self, module: torch.nn.Module) -> bool:
         """Whether something stands in for the parameters of a module, as torch.func.functional_call has it."""
-        modules = module.modules() if module._modules else (module,)
-        return any(
-            value is not None and id(value) not in self._names
-            for inner in modules
-            for value in inner._parameters.values()
-        )
+        known = self._names
+        for inner in module.modules() if module._modules else (module,):
+            for value in inner._parameters.values():
+                if value is not None and id(value) not in known:
+                    return True
+        return False
 
     def _call_whole(self, m: torch.nn.Module, path: str, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         if hooks_for_all():
             raise KeepWhole(self._modules[-1], f"there are hooks for all modules{at_line()}")
         self.ran_whole.add(m)
+        is_of_torch = type(m).__module__.startswith("torch.nn.")
+        if not is_of_torch or getattr(m, "max_norm", None) is not None:
+            self.unwatched(self._save_all, m)
         with torch._C.DisableTorchFunction():  # else each question about a tensor would come to us
             lowered, given = self._simple(args, kwargs)
-        is_simple = lowered is not None
-        node = self.create_node("call_module", path, *(lowered or self._lowered(args, kwargs)))
-        if not type(m).__module__.startswith("torch.nn.") or getattr(m, "max_norm", None) is not None:
-            self.unwatched(self._save_all, m)
-        if not is_simple:
-            return self.unwatched(self._run_leaf, forward, node, concrete(args), concrete(kwargs), None)
-        if not _is_plain_leaf(m):
+            if lowered is not None and is_of_torch and _is_plain_leaf(m):  # nobody would look at the calls inside
+                node = self.create_node("call_module", path, *lowered)
+                return self.unwatched(self._run_leaf, forward, node, args, kwargs, given)
+        if lowered is not None:
+            node = self.create_node("call_module", path, *lowered)
             return self.unwatched(self._run_leaf, forward, node, args, kwargs, given)
-        with torch._C.DisableTorchFunction():  # nobody would look at the calls inside
-            return self.unwatched(self._run_leaf, forward, node, args, kwargs, given)
+        node = self.create_node("call_module", path, *self._lowered(args, kwargs))
+        return self.unwatched(self._run_leaf, forward, node, concrete(args), concrete(kwargs), None)
 
     def _save_all(self, module: torch.nn.Module) -> None:
         for inner in module.modules():
@@ -319,9 +320,6 @@ class Watcher(Values):
     def _enter_module(self, module: torch.nn.Module) -> None:
         self.state.watch(module)
         self.outside.watch_class(type(module))
-
-    def _read_attribute(self, module: torch.nn.Module, name: str) -> Any:
-        return read_attribute(module, name)
 
     def _is_written_in_place(self, module: torch.nn.Module, name: str, value: Any) -> bool:
         return False  # the value is the buffer itself, and that is no change
@@ -362,10 +360,9 @@ class Watcher(Values):
 
 
 def _is_plain_leaf(module: torch.nn.Module) -> bool:
-    """Whether a module of torch.nn has plain parameters and no modules inside, and no other mode than ours is at work."""
+    """Whether a module has plain parameters and no modules inside, and no other mode than ours is at work."""
     return (
         not module._modules
-        and type(module).__module__.startswith("torch.nn.")
         and all(value is None or type(value) is torch.nn.Parameter for value in module._parameters.values())
         and torch._C._len_torch_function_stack() == 1
     )
