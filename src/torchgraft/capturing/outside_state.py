@@ -35,7 +35,7 @@ class OutsideState:
         if id(cls) in self._seen:
             return
         self._seen.add(id(cls))
-        functions, names = _reached(cls)
+        functions, names = reached(cls)
         for base in cls.__mro__:
             # Of the bases, which may be large, only what is mentioned.
             if _is_users(base) and (base is cls or id(base) not in self._seen):
@@ -144,7 +144,7 @@ _ENTRIES = (
 _reach: dict[type, tuple[Any, tuple[FunctionType, ...], frozenset[str]]] = {}
 
 
-def _reached(cls: type) -> tuple[tuple[FunctionType, ...], frozenset[str]]:
+def reached(cls: type) -> tuple[tuple[FunctionType, ...], frozenset[str]]:
     """The methods that a call of a module may come through, as far as names show, and every name they mention."""
     forward = getattr(cls, "forward", None)
     known = _reach.get(cls)
@@ -171,16 +171,16 @@ def _find_reached(cls: type) -> tuple[tuple[FunctionType, ...], frozenset[str]]:
         function = getattr(value, "fget", None) or inspect.unwrap(getattr(value, "__func__", value))
         if isinstance(function, FunctionType):
             found[function] = None
-            pending += [mentioned for code in _codes(function.__code__) for mentioned in code.co_names]
+            pending += [mentioned for code in codes_in(function.__code__) for mentioned in code.co_names]
     return tuple(found), frozenset(names)
 
 
-def _codes(code: CodeType) -> Iterator[CodeType]:
+def codes_in(code: CodeType) -> Iterator[CodeType]:
     """A code object and those of the functions inside it."""
     yield code
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
-            yield from _codes(constant)
+            yield from codes_in(constant)
 
 
 # By identity, because the hash of a code object is computed from everything in it; holding the code keeps the id its own.
@@ -199,7 +199,7 @@ def _mentioned(code: CodeType) -> list[tuple[str, bool, SourceLine | None]]:
 
 def _find_mentioned(code: CodeType) -> list[tuple[str, bool, SourceLine | None]]:
     found: dict[str, tuple[bool, SourceLine | None]] = {}
-    for current in _codes(code):
+    for current in codes_in(code):
         for item in dis.get_instructions(current):
             if item.opname in ("LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL", "DELETE_GLOBAL"):
                 is_assigned = item.opname not in ("LOAD_GLOBAL", "LOAD_NAME")

@@ -14,10 +14,11 @@ from typing import Any
 import torch
 from torch.nn.parameter import is_lazy
 
-from torchgraft.capturing.active import Beginning, acquire_all, active, paused_collection, release_all
+from torchgraft.capturing.active import Beginning, CodePatch, acquire_all, active, paused_collection, release_all
 from torchgraft.capturing.example import ExampleInputs, refuse_iterators
 from torchgraft.capturing.kinds import type_patches
 from torchgraft.capturing.min_max import BUILTIN_PATCHES
+from torchgraft.capturing.mode_choices import choice_patches
 from torchgraft.capturing.module_patches import MODULE_GETATTR, MODULE_PATCHES
 from torchgraft.capturing.reads import KeepWhole
 from torchgraft.capturing.regions import remove_empty_regions
@@ -100,13 +101,15 @@ class _Capture:
         self.paths = paths_of_modules(self.root)
         self.kept: dict[type, str] = {}
         self.symbolic, self.plain_flags = True, False
+        self.choices = choice_patches({type(module) for module in self.paths})
 
     def run(self) -> GraphModule:
         reason = self._reason_for_one_call()
         while reason is None:
             watcher = Watcher(self.root, self.paths, self._is_leaf, self.symbolic, self.plain_flags)
+            arguments = self.model, self.args, self.kwargs, self._whole_modules(), self.choices
             try:
-                return self._finished(_watched_run(watcher, self.model, self.args, self.kwargs, self._whole_modules()))
+                return self._finished(_watched_run(watcher, *arguments))
             except KeepWhole as request:
                 reason = self._keep(request)
             except Exception as error:
@@ -160,6 +163,8 @@ class _Capture:
         """Hand out plain numbers and flags in the next run; a reason, if that is what was done already."""
         if not self.plain_flags and "TrainingFlag" in str(error):
             self.plain_flags = True
+        elif self.choices:
+            self.choices = []  # looking at both sides of one may have failed
         elif self.symbolic:
             self.symbolic = False
         else:
@@ -204,7 +209,12 @@ _PATCHES = [
 
 
 def _watched_run(
-    watcher: Watcher, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], whole: set[torch.nn.Module]
+    watcher: Watcher,
+    function: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    whole: set[torch.nn.Module],
+    choices: list[CodePatch],
 ) -> GraphModule:
     inputs = ExampleInputs(watcher, function, args, kwargs)
     watcher.outside.watch_function(inspect.unwrap(function))
@@ -212,6 +222,7 @@ def _watched_run(
         watcher.beginning = Beginning()
         patches: list[Any] = [*_PATCHES, *wrapped_patches(), *_AUTOWRAP.library_patches()]
         patches += [*BUILTIN_PATCHES, SCRIPT_PATCH, *type_patches(function, watcher.paths)]
+        patches += choices
         acquire_all(patches)
         previous, active.tracer = active.tracer, watcher
         try:

@@ -4,6 +4,7 @@ Which node a value is, is known in `values.py`; what starts a run and what becom
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 from torchgraft.capturing.active import active
 from torchgraft.capturing.model_state import ModelState
-from torchgraft.capturing.module_patches import ModuleForward
+from torchgraft.capturing.module_patches import ModuleForward, TrainingFlag
 from torchgraft.capturing.outside_state import OutsideState
 from torchgraft.capturing.parts import concrete, mutable_parts, parts_now, same_parts
 from torchgraft.capturing.reads import RESHAPING, KeepWhole, at_line, is_handled
@@ -343,6 +344,23 @@ class Watcher(Values):
             where = str(current_source_line() or type(module).__name__)
             self.create_node("call_function", check_training, (self._training_node(module), value, where), {})
         return value
+
+    def _choose(self, flag: TrainingFlag, in_training: Any, otherwise: Any) -> Any:
+        """A number that is one or the other, by the mode in which the program runs."""
+        kind = type(in_training)
+        if kind is type(otherwise) and kind in _SIMPLE and in_training == otherwise:
+            return in_training
+        if kind not in (int, float) or kind is not type(otherwise) or self.flags_are_plain:
+            return in_training if flag else otherwise
+        module = flag._module
+
+        def make() -> Node:
+            return self.create_node(
+                "call_function", operator.getitem, ((otherwise, in_training), self._training_node(module)), {}
+            )
+
+        value = in_training if module.__dict__["training"] else otherwise
+        return wrapped(SymbolicNumber(self, value, make, "a choice by the mode"))
 
     def _is_of_every_run(self, module: torch.nn.Module) -> bool:
         """Whether a module is made by the model while it runs, so that its mode is the same each time."""
