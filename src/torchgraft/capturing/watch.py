@@ -348,7 +348,7 @@ class Watcher(Values):
     def _choose(self, flag: TrainingFlag, in_training: Any, otherwise: Any) -> Any:
         """A number that is one or the other, by the mode in which the program runs."""
         kind = type(in_training)
-        if kind is type(otherwise) and kind in _SIMPLE and in_training == otherwise:
+        if kind is type(otherwise) and kind in _SIMPLE and repr(in_training) == repr(otherwise):
             return in_training
         if kind not in (int, float) or kind is not type(otherwise) or self.flags_are_plain:
             return in_training if flag else otherwise
