@@ -5,7 +5,7 @@ Run it with `python -m benchmarks.analysis`; on a machine with a GPU the memory 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from types import ModuleType
@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.passes import shape_prop as their_shape_prop
-from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
 import torchgraft
 from benchmarks import report
+from benchmarks.allocations import taken_on_cpu, taken_on_gpu
 from benchmarks.core import always
 from benchmarks.measure import Arm, Experiment, Fresh, Plan, Row, figures, measure
 from benchmarks.models import traced_zoo_model, zoo_model
@@ -73,28 +73,6 @@ def predictions(device: str) -> Iterator[Prediction]:
             program.zero_grad()
             taken = taken_on_gpu(action) if device == "cuda" else taken_on_cpu(action)
             yield Prediction(f"{name}, batch {batch}, {title}, {device}", predicted.peak - predicted.resident, taken)
-
-
-def taken_on_cpu(action: Callable[[], None]) -> int:
-    """The most bytes allocated at once, from the profiler's record of every allocation."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
-        action()
-    events = [event for event in recorded.profiler.kineto_results.events() if event.name() == "[memory]"]
-    live = peak = 0
-    for event in sorted(events, key=lambda event: event.start_ns()):
-        live += event.nbytes()
-        peak = max(peak, live)
-    return peak
-
-
-def taken_on_gpu(action: Callable[[], None]) -> int:
-    """The same from the allocator of the GPU."""
-    torch.cuda.synchronize()
-    before = torch.cuda.memory_allocated()
-    torch.cuda.reset_peak_memory_stats()
-    action()
-    torch.cuda.synchronize()
-    return torch.cuda.max_memory_allocated() - before
 
 
 # ---- FLOPs: ours and FlopCounterMode's ----

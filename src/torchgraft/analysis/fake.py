@@ -4,7 +4,9 @@ This is the one place outside `bridge/` that knows torch's FakeTensorMode, which
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import importlib
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -88,6 +90,45 @@ def fake_inputs(tree: Any, model: Any, mode: FakeTensorMode) -> Any:
 def fake_module(module: torch.nn.Module, mode: FakeTensorMode) -> torch.nn.Module:
     """A copy of a module whose tensors are fakes; the original is not touched by anything that the copy does."""
     return _copy_with(module, {id(tensor): fake_tensor(tensor, mode) for tensor in _tensors((module,))})
+
+
+def on_device(
+    model: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None, device: torch.device, compute: bool
+) -> tuple[Any, tuple[Any, ...], dict[str, Any] | None]:
+    """A model and its inputs as they would be on another device: fakes, or with `compute` real copies.
+
+    >>> model, args, _ = on_device(torch.nn.Linear(2, 3), (torch.ones(1, 2),), None, torch.device("cpu"), False)
+    >>> is_fake(model.weight), is_fake(args[0]), args[0].device.type
+    (True, True, 'cpu')
+    """
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise GraftError(
+            f"cannot ask about {device}: torch sees no GPU on this machine; leave `device` out, or run this where there is one"
+        )
+    mode = fake_mode_of(args, kwargs, *([model] if isinstance(model, torch.nn.Module) else []))
+
+    def moved(tensor: torch.Tensor) -> torch.Tensor:
+        if compute:
+            copy_there = tensor.detach().to(device, copy=True).requires_grad_(tensor.requires_grad)
+            is_parameter = isinstance(tensor, torch.nn.Parameter)
+            return torch.nn.Parameter(copy_there, tensor.requires_grad) if is_parameter else copy_there
+        return _fake_like(tensor, mode, device)
+
+    if isinstance(model, torch.nn.Module):
+        model = _copy_with(model, {id(tensor): moved(tensor) for tensor in _tensors((model,))})
+    return model, *pytree.tree_map_only(torch.Tensor, moved, (args, kwargs))
+
+
+@contextlib.contextmanager
+def fakes_in_optimizers() -> Iterator[None]:
+    """Let optimizers treat fakes as what they stand for: on a GPU they work on all parameters at once, by the type of tensors."""
+    # Private; torch.optim hides the module of that name behind its class.
+    types: list[type] = getattr(importlib.import_module("torch.optim.optimizer"), "_foreach_supported_types", [])
+    types.append(FakeTensor)
+    try:
+        yield
+    finally:
+        types.remove(FakeTensor)
 
 
 def meta_module(module: torch.nn.Module) -> torch.nn.Module:

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import torchgraft
-from tests.analysis.memory.measure import measured_peak
+from benchmarks.allocations import taken_on_cpu, taken_on_gpu
 from torchgraft import zoo
 from torchgraft.analysis.memory import memory
 
@@ -35,7 +35,7 @@ def test_a_training_step_is_predicted_within_five_percent(name: str) -> None:
         result.backward(torch.ones_like(result))
 
     predicted = memory(program, *args, training=True)
-    assert predicted.peak - predicted.resident == pytest.approx(measured_peak(step), rel=0.05)
+    assert predicted.peak - predicted.resident == pytest.approx(taken_on_cpu(step), rel=0.05)
     assert predicted.gradients == sum(parameter.nbytes for parameter in program.parameters())
 
 
@@ -48,7 +48,7 @@ def test_a_run_is_predicted_within_five_percent(name: str) -> None:
             program(*args)
 
     predicted = memory(program, *args)
-    assert predicted.peak - predicted.resident == pytest.approx(measured_peak(run), rel=0.05)
+    assert predicted.peak - predicted.resident == pytest.approx(taken_on_cpu(run), rel=0.05)
 
 
 def test_a_run_of_convolutions_is_predicted_within_five_percent() -> None:
@@ -61,7 +61,7 @@ def test_a_run_of_convolutions_is_predicted_within_five_percent() -> None:
 
     run()
     predicted = memory(program, *args)
-    assert predicted.peak - predicted.resident == pytest.approx(measured_peak(run), rel=0.05)
+    assert predicted.peak - predicted.resident == pytest.approx(taken_on_cpu(run), rel=0.05)
 
 
 def test_a_step_with_an_optimizer_has_its_state() -> None:
@@ -82,7 +82,7 @@ def test_a_step_with_an_optimizer_has_its_state() -> None:
     predicted = memory(program, x, optimizer=torch.optim.Adam)
     weights = sum(parameter.nbytes for parameter in model.parameters())
     assert predicted.optimizer_state == pytest.approx(2 * weights, rel=0.01)
-    assert predicted.peak - predicted.resident == pytest.approx(measured_peak(step), rel=0.05)
+    assert predicted.peak - predicted.resident == pytest.approx(taken_on_cpu(step), rel=0.05)
     assert predicted.peak_at[0] == "optimizer"
 
 
@@ -154,23 +154,50 @@ def test_rows_json_and_text() -> None:
     assert "<table>" in predicted._repr_html_()
 
 
+def on_gpu(name: str, **sizes: int) -> tuple[torchgraft.GraphModule, tuple[torch.Tensor, ...]]:
+    program = torchgraft.symbolic_trace(zoo.create(name).cuda())
+    return program, tuple(tensor.cuda() for tensor in zoo.example_inputs(name, batch=8, **sizes))
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("name, sizes", [("resnet50", {"size": 224}), ("transformer", {"length": 128})])
-def test_a_training_step_on_a_gpu_is_predicted_within_five_percent(name: str, sizes: dict[str, int]) -> None:
-    program = torchgraft.symbolic_trace(zoo.create(name).cuda())
-    args = tuple(tensor.cuda() for tensor in zoo.example_inputs(name, batch=8, **sizes))
+@pytest.mark.parametrize("make", [None, torch.optim.SGD, torch.optim.Adam])
+def test_a_training_step_on_a_gpu_is_predicted_within_five_percent(name: str, sizes: dict[str, int], make: Any) -> None:
+    program, args = on_gpu(name, **sizes)
+    optimizer = None if make is None else make(program.parameters(), lr=1e-3)
 
     def step() -> None:
         program.zero_grad()
         result = program(*args)
         result.backward(torch.ones_like(result))
+        if optimizer is not None:
+            optimizer.step()
 
     step()
     program.zero_grad()
-    torch.cuda.synchronize()
-    before = torch.cuda.memory_allocated()
-    torch.cuda.reset_peak_memory_stats()
-    step()
-    torch.cuda.synchronize()
-    predicted = memory(program, *args, training=True)
-    assert predicted.peak - predicted.resident == pytest.approx(torch.cuda.max_memory_allocated() - before, rel=0.05)
+    taken = taken_on_gpu(step)
+    predicted = memory(program, *args, training=True, optimizer=make)
+    assert predicted.peak - predicted.resident == pytest.approx(taken, rel=0.05)
+    assert predicted.device == "cuda" and predicted.workspaces and not predicted.unmeasured
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name, sizes", [("resnet50", {"size": 224}), ("transformer", {"length": 128})])
+def test_a_run_on_a_gpu_is_predicted_within_five_percent(name: str, sizes: dict[str, int]) -> None:
+    program, args = on_gpu(name, **sizes)
+
+    def run() -> None:
+        with torch.no_grad():
+            program(*args)
+
+    run()
+    taken = taken_on_gpu(run)
+    predicted = memory(program, *args)
+    assert predicted.peak - predicted.resident == pytest.approx(taken, rel=0.05)
+
+
+@pytest.mark.gpu
+def test_a_model_elsewhere_is_asked_about_on_a_gpu() -> None:
+    there = memory(zoo.create("resnet18").cuda(), *(x.cuda() for x in zoo.example_inputs("resnet18")), training=True)
+    asked = memory(zoo.create("resnet18"), *zoo.example_inputs("resnet18"), training=True, device="cuda")
+    assert (asked.peak, asked.workspaces, asked.device) == (there.peak, there.workspaces, "cuda")

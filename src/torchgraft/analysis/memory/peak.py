@@ -12,8 +12,10 @@ import torch
 from torch.utils import _pytree as pytree
 
 from torchgraft.analysis.dry_run import DryRun, program_of
+from torchgraft.analysis.fake import fakes_in_optimizers, on_device
 from torchgraft.analysis.memory.report import Memory, Moment
 from torchgraft.analysis.memory.storages import RESIDENT, Storage, Storages
+from torchgraft.analysis.memory.workspaces import Call, Measure, taken_on_gpu, takes_room
 from torchgraft.codegen.graph_module import GraphModule
 
 MakeOptimizer = Callable[[Iterable[torch.nn.Parameter]], torch.optim.Optimizer]
@@ -26,18 +28,29 @@ def memory(
     training: bool = False,
     optimizer: MakeOptimizer | None = None,
     compute: bool = False,
+    device: torch.device | str | None = None,
+    measure: Measure | None = None,
 ) -> Memory:
     """How much memory a run needs, or with `training` a step of forward and backward, without computing or allocating it.
 
-    Counted is what torch allocates for tensors: parameters, inputs, results, what autograd saves, gradients. What a kernel
-    takes for itself while it runs is not. `optimizer` makes an optimizer of the parameters (`torch.optim.Adam`); the step is then
-    one of many, with its state there from the start. `compute` runs on copies of the real tensors instead of fakes.
+    Counted is what torch allocates for tensors: parameters, inputs, results, what autograd saves, gradients. `optimizer` makes an
+    optimizer of the parameters (`torch.optim.Adam`); the step is then one of many, with its state there from the start.
+    `compute` runs on copies of the real tensors instead of fakes.
+
+    `device` asks for the memory of that device, with the model and the inputs on it; without it they stay where they are.
+    For a program on a GPU the memory of GPUs alone is counted, and the workspaces of convolutions, products and reductions too:
+    each distinct call is run there once, on zeros. `measure` is asked instead where it is given, on any device: for the most
+    bytes that a `Call` takes, or None.
 
     >>> result = memory(torch.nn.Linear(1000, 1000, bias=False), torch.empty(10, 1000, device="meta"))
     >>> result.parameters, result.inputs, result.peak - result.resident
     (4000000, 40000, 40000)
     """
-    accounts = _Accounts(program_of(program, args, kwargs, compute), args, kwargs, compute)
+    if device is not None:
+        program, args, kwargs = on_device(program, args, kwargs, torch.device(device), compute)
+    subject = program_of(program, args, kwargs, compute)
+    run = DryRun(subject, args, kwargs, compute=compute)
+    accounts = _Accounts(subject, run, None if device is None else torch.device(device), measure)
     if training or optimizer is not None:
         accounts.train(optimizer)
     else:
@@ -49,14 +62,16 @@ def memory(
 class _Accounts:
     """A dry run whose operators are entered in the books, and what is read from them afterwards."""
 
-    def __init__(
-        self, program: GraphModule, args: tuple[Any, ...], kwargs: dict[str, Any] | None, compute: bool
-    ) -> None:
-        self.program = program
-        self.storages = Storages()
-        self.run = DryRun(program, args, kwargs, watch=self._operator, compute=compute)
+    def __init__(self, program: GraphModule, run: DryRun, device: torch.device | None, measure: Measure | None) -> None:
+        self.program, self.run = program, run
+        self.storages = Storages(device or _gpu_of(run))
+        on_gpu = self.storages.device is not None and self.storages.device.type == "cuda"
+        self.measure = measure or (taken_on_gpu if on_gpu else None)
+        self.calls: dict[int, Call] = {}
+        run.operators.watch = self._operator
         self.state: list[torch.Tensor] = []
         self.saved: dict[str, int] = {}
+        self.unmeasured: tuple[tuple[str, str | None], ...] = ()
         self.started = 0
         self._enter_residents()
 
@@ -74,6 +89,8 @@ class _Accounts:
 
     def _operator(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         self.storages.step(result, self.run.place.node)
+        if self.measure is not None and takes_room(func, args):
+            self.calls[self.storages.time] = Call.of(func, args, kwargs)
 
     def forward(self) -> None:
         self.storages.phase = "forward"
@@ -110,34 +127,54 @@ class _Accounts:
         self.run.backward(accumulate=True)
         if optimizer is not None:
             self.storages.phase = "optimizer"
-            with self.run.mode, self.run.operators:
+            with self.run.mode, self.run.operators, fakes_in_optimizers():
                 optimizer.step()
 
     def result(self) -> Memory:
         storages, started = self.storages, self.started
-        live = storages.live_bytes()
-        moments = [
-            Moment(phase, None if node is None else node.name, size)
-            for (phase, node), size in zip(storages.places[started:], live[started + 1 :], strict=True)
-        ]
-        peak_time = max(range(started, len(live)), key=live.__getitem__)
-        phase, node = storages.places[peak_time - 1] if peak_time else (RESIDENT, None)
-        gradients = {id(entry): entry.size for entry in map(storages.entry_of, self._gradients()) if entry is not None}
-        forward_end = self.after_forward + 1
+        live, workspaces = storages.live_bytes(), self._workspaces()
+        full = [size + workspaces.get(time, 0) for time, size in enumerate(live)]
+        peak_time = max(range(started, len(full)), key=full.__getitem__)
         return Memory(
             name=type(self.program).__name__,
+            device=None if storages.device is None else str(storages.device),
             parameters=self.parameters,
             buffers=self.buffers,
             inputs=self.inputs,
-            optimizer_state=sum(tensor.untyped_storage().nbytes() for tensor in self.state),
-            gradients=sum(gradients.values()),
+            optimizer_state=_bytes(map(storages.entry_of, self.state)),
+            gradients=_bytes(map(storages.entry_of, self._gradients())),
             saved=self.saved,
-            forward_peak=max(live[started:forward_end]),
-            peak=live[peak_time],
-            peak_at=(phase, None if node is None else node.name),
-            at_peak=_by_node(storages.alive(peak_time)),
-            timeline=tuple(moments),
+            forward_peak=max(full[started : self.after_forward + 1]),
+            peak=full[peak_time],
+            peak_at=self._place(peak_time),
+            at_peak=self._at_peak(peak_time, workspaces.get(peak_time, 0)),
+            unmeasured=self.unmeasured,
+            timeline=tuple(
+                Moment(*self._place(time), live[time], workspaces.get(time, 0))
+                for time in range(started + 1, len(live))
+            ),
         )
+
+    def _place(self, time: int) -> tuple[str, str | None]:
+        phase, node = self.storages.places[time - 1] if time else (RESIDENT, None)
+        return phase, None if node is None else node.name
+
+    def _workspaces(self) -> dict[int, int]:
+        """The bytes that operators took beyond their results, by time; those that could not be measured are kept by name."""
+        measure = self.measure or (lambda call: 0)
+        taken = {time: measure(call) for time, call in self.calls.items() if time > self.started}
+        self.unmeasured = tuple(dict.fromkeys(self._place(time) for time, size in taken.items() if size is None))
+        made = self.storages.made_bytes()
+        return {time: size - made[time] for time, size in taken.items() if size is not None and size > made[time]}
+
+    def _at_peak(self, time: int, workspace: int) -> dict[str, int]:
+        """Bytes by phase and node that made them, the largest first."""
+        sizes: dict[str, int] = defaultdict(int)
+        for entry in self.storages.alive(time):
+            sizes[_owner(entry.phase, None if entry.node is None else entry.node.name)] += entry.size
+        if workspace:
+            sizes[f"workspace of {_owner(*self._place(time))}"] = workspace
+        return dict(sorted(sizes.items(), key=lambda item: -item[1]))
 
     def _gradients(self) -> list[torch.Tensor]:
         sources = [*self.run.module.parameters(), *_tensors(self.run.inputs)]
@@ -148,10 +185,16 @@ def _tensors(tree: Any) -> list[torch.Tensor]:
     return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
 
 
-def _by_node(entries: list[Storage]) -> dict[str, int]:
-    """Bytes by phase and node that made them, the largest first."""
-    sizes: dict[str, int] = defaultdict(int)
-    for entry in entries:
-        owner = entry.phase if entry.node is None else f"{entry.phase} {entry.node.name}"
-        sizes[owner] += entry.size
-    return dict(sorted(sizes.items(), key=lambda item: -item[1]))
+def _owner(phase: str, node: str | None) -> str:
+    return phase if node is None else f"{phase} {node}"
+
+
+def _bytes(entries: Iterable[Storage | None]) -> int:
+    """The bytes of storages, each counted once; None lies on another device."""
+    return sum({id(entry): entry.size for entry in entries if entry is not None}.values())
+
+
+def _gpu_of(run: DryRun) -> torch.device | None:
+    """The kind of device whose memory is asked about, where part of the program lies on a GPU."""
+    here = [*run.module.parameters(), *run.module.buffers(), *_tensors(run.inputs)]
+    return torch.device("cuda") if any(tensor.device.type == "cuda" for tensor in here) else None

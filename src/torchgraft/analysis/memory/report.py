@@ -14,20 +14,27 @@ from torchgraft.results.tables import Table, aligned, amount
 
 @dataclass(frozen=True)
 class Moment:
-    """How many bytes were alive right after one operator, and the node and phase that it ran for; no node: forward is over."""
+    """How many bytes were alive right after one operator, and the node and phase that it ran for; no node: forward is over.
+    `workspace` is what the operator took besides while it ran.
+    """
 
     phase: str
     node: str | None
     live: int
+    workspace: int = 0
 
 
 @dataclass(frozen=True)
 class Memory(Shown):
-    """The memory of a run or a training step, in bytes. `peak` and `forward_peak` count everything, also what was there before;
-    `saved` is what autograd keeps for backward when forward is over, by the node that made it.
+    """The memory of a run or a training step, in bytes; that of `device` alone where one is named.
+
+    `peak` and `forward_peak` count everything, also what was there before; `saved` is what autograd keeps for backward when
+    forward is over, by the node that made it; `unmeasured` names, by phase and node, the workspaces that could not be found
+    and are in no sum.
     """
 
     name: str
+    device: str | None
     parameters: int
     buffers: int
     inputs: int
@@ -38,6 +45,7 @@ class Memory(Shown):
     peak: int
     peak_at: tuple[str, str | None]
     at_peak: Mapping[str, int]
+    unmeasured: tuple[tuple[str, str | None], ...]
     timeline: tuple[Moment, ...] = field(repr=False)
 
     @property
@@ -50,6 +58,16 @@ class Memory(Shown):
         """All that autograd keeps."""
         return sum(self.saved.values())
 
+    @property
+    def workspaces(self) -> dict[str, int]:
+        """What kernels take for themselves while they run, by phase and node, the largest first."""
+        sizes: dict[str, int] = {}
+        for moment in self.timeline:
+            if moment.workspace:
+                owner = f"{moment.phase} {moment.node}"
+                sizes[owner] = max(sizes.get(owner, 0), moment.workspace)
+        return dict(sorted(sizes.items(), key=lambda item: -item[1]))
+
     def rows(self) -> list[dict[str, Any]]:
         """The timeline as plain values, one row for each operator."""
         return [asdict(moment) for moment in self.timeline]
@@ -57,7 +75,12 @@ class Memory(Shown):
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain values."""
         data = {name: value for name, value in vars(self).items() if name != "timeline"}
-        return {**data, "saved_for_backward": self.saved_for_backward, "timeline": self.rows()}
+        return {
+            **data,
+            "saved_for_backward": self.saved_for_backward,
+            "workspaces": self.workspaces,
+            "timeline": self.rows(),
+        }
 
     def _table(self) -> Table:
         named = [
@@ -67,6 +90,7 @@ class Memory(Shown):
             ("optimizer state", self.optimizer_state),
             ("saved for backward", self.saved_for_backward),
             ("gradients", self.gradients),
+            ("largest workspace", max(self.workspaces.values(), default=0)),
             ("peak of forward", self.forward_peak),
             ("peak", self.peak),
         ]
@@ -79,7 +103,12 @@ class Memory(Shown):
         where = phase if node is None else f"{phase} of '{node}'"
         largest = [f"  {amount(size, 'B')}  {owner}" for owner, size in list(self.at_peak.items())[:5]]
         parts = aligned(self._table().cells, [1])
-        return "\n".join([f"{self.name}: fullest in the {where}", *parts, "largest then:", *largest])
+        title = f"{self.name}{'' if self.device is None else f' on {self.device}'}: fullest in the {where}"
+        missing = []
+        if self.unmeasured:
+            first = " of ".join(filter(None, self.unmeasured[0]))
+            missing = [f"not counted: workspaces that could not be measured, {len(self.unmeasured)} (first: {first})"]
+        return "\n".join([title, *parts, *missing, "largest then:", *largest])
 
     def _repr_html_(self) -> str:
         return self._table().html()

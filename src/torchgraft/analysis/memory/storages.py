@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 from torchgraft.ir.node import Node
 
 RESIDENT = "resident"
+GPU_GRAIN = 512  # torch's allocator hands out the memory of a GPU in pieces of so many bytes
 
 
 @dataclass
@@ -31,13 +32,14 @@ class Storage:
 
 
 class Storages:
-    """All storages seen so far.
+    """All storages seen so far, on one device where one is given.
 
     A storage is known by a weak reference: torch keeps its Python object as long as the memory is in use, so it dies when the
     last tensor on it does, wherever that was held (a local variable, autograd's graph).
     """
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device | None = None) -> None:
+        self.device = device
         self.time = 0
         self.phase = RESIDENT
         self.log: list[Storage] = []
@@ -47,8 +49,12 @@ class Storages:
     def note(self, tree: Any, node: Node | None = None) -> None:
         """Enter the storages of the tensors in a tree that are not known yet."""
         for leaf in pytree.tree_leaves(tree):
-            if isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided:
-                self._enter(leaf.untyped_storage(), node)
+            if isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided and self._is_here(leaf.device):
+                self._enter(leaf, node)
+
+    def _is_here(self, device: torch.device) -> bool:
+        mine = self.device
+        return mine is None or (device.type == mine.type and mine.index in (None, device.index))
 
     def step(self, tree: Any, node: Node | None) -> None:
         """An operator ran: time goes on, and what it made is entered."""
@@ -56,13 +62,14 @@ class Storages:
         self.places.append((self.phase, node))
         self.note(tree, node)
 
-    def _enter(self, storage: Any, node: Node | None) -> None:
-        key = storage._cdata
+    def _enter(self, tensor: torch.Tensor, node: Node | None) -> None:
+        storage = tensor.untyped_storage()
+        key, size = storage._cdata, _taken(storage.nbytes(), tensor.device)
         known = self._known.get(key)
         if known is not None and known[0]() is not None:
-            known[1].size = max(known[1].size, storage.nbytes())  # a resize in place
+            known[1].size = max(known[1].size, size)  # a resize in place
             return
-        entry = Storage(storage.nbytes(), node, self.phase, self.time)
+        entry = Storage(size, node, self.phase, self.time)
         self.log.append(entry)
 
         def gone(_: Any) -> None:
@@ -81,7 +88,7 @@ class Storages:
     # ---- questions ----
 
     def live_bytes(self) -> list[int]:
-        """How many bytes are alive while each operator runs, by time."""
+        """How many bytes of tensors are alive while each operator runs, by time."""
         changes = [0] * (self.time + 3)
         for entry in self.log:
             changes[entry.born] += entry.size
@@ -93,6 +100,17 @@ class Storages:
             result.append(live)
         return result
 
+    def made_bytes(self) -> list[int]:
+        """How many bytes of new tensors each operator made, by time."""
+        made = [0] * (self.time + 1)
+        for entry in self.log:
+            made[entry.born] += entry.size
+        return made
+
     def alive(self, time: int) -> list[Storage]:
         """Everything that is alive at one time."""
         return [entry for entry in self.log if entry.lives_at(time)]
+
+
+def _taken(size: int, device: torch.device) -> int:
+    return -(-size // GPU_GRAIN) * GPU_GRAIN if device.type == "cuda" else size
