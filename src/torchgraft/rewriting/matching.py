@@ -99,7 +99,8 @@ class SubgraphMatcher:
         for node in candidates[0]:
             if node in self._claimed:
                 continue
-            for complete in self._complete_bindings(sink, node, parts):
+            bindings = self._bindings(sink, node)
+            for complete in bindings if not parts else self._complete_bindings(bindings, parts):
                 region = [value for index in self._operation_indices if type(value := complete[index]) is Node]
                 if not self._is_sound(complete, region):
                     continue
@@ -110,18 +111,14 @@ class SubgraphMatcher:
                     break
         return matches
 
-    def _complete_bindings(self, sink: Operation, node: Node, parts: list[PartIndex]) -> Iterator[Binding]:
-        for binding in self._bindings(sink, node):
-            if parts:
-                yield from self._completions(binding, parts)
-            else:
-                yield binding
+    def _complete_bindings(self, bindings: Iterable[Binding], parts: list[PartIndex]) -> Iterator[Binding]:
+        for binding in bindings:
+            yield from self._completions(binding, parts)
 
-    def _bindings(self, sink: Operation, node: Node) -> Iterator[Binding]:
+    def _bindings(self, sink: Operation, node: Node) -> Iterable[Binding]:
         """Every way in which the part of the pattern above one sink can be found at a node; here at most one."""
         binding = self._match_cone(sink, node)
-        if binding is not None:
-            yield binding
+        return () if binding is None else (binding,)
 
     def _candidates(self, nodes: Iterable[Node], node_name_match: str) -> list[list[Node]]:
         """For each sink, the nodes that could be it, found in one walk over the program."""
@@ -156,12 +153,19 @@ class SubgraphMatcher:
         binding: Binding = [_UNBOUND] * self.pattern.size
         binding[sink.index] = start
         pending = [(sink, start)]
+        claimed = self._claimed
         while pending:
             operation, node = pending.pop()
             self.comparisons += 1
-            pairs = self._argument_pairs(operation, node)
-            if pairs is None:
-                return None
+            pairs: Any
+            if operation.is_plain and not node._kwargs and len(node._args) == len(operation.positional):
+                if operation.user_count is not None and operation.user_count != len(node.users):
+                    return None
+                pairs = zip(operation.positional, node._args, strict=True)
+            else:
+                pairs = self._argument_pairs(operation, node)
+                if pairs is None:
+                    return None
             for template, value in pairs:
                 kind = type(template)
                 if kind is Wildcard:
@@ -172,7 +176,13 @@ class SubgraphMatcher:
                         return None
                 elif kind is Operation:
                     bound = binding[template.index]
-                    if bound is _UNBOUND and self._is_same_call(template, value):
+                    if (
+                        bound is _UNBOUND
+                        and type(value) is Node
+                        and template.op == value._op
+                        and (template.attribute is not None or template.target == value._target)
+                        and value not in claimed
+                    ):
                         binding[template.index] = value
                         pending.append((template, value))
                     elif bound is not value:
@@ -184,22 +194,18 @@ class SubgraphMatcher:
                     return None
         return binding
 
-    def _is_same_call(self, operation: Operation, node: Any) -> bool:
-        """Whether a value calls or fetches what the operation does, by its target alone."""
-        if not isinstance(node, Node) or operation.op != node.op or node in self._claimed:
-            return False
-        return operation.attribute is not None or operation.target == node.target
-
     def _argument_pairs(self, operation: Operation, node: Node) -> list[tuple[Any, Any]] | None:
         """Templates beside the arguments they must fit, or None where there are others than the pattern wants."""
         if operation.user_count is not None and operation.user_count != len(node.users):
             return None
         if operation.attribute is not None and type(self.program.attribute(node.target)) is not operation.attribute:
             return None
-        arguments, keywords = node.args, node.kwargs
-        if len(arguments) != len(operation.positional) or keywords.keys() != operation.keywords.keys():
+        arguments, keywords, positional = node._args, node._kwargs, operation.positional
+        if len(arguments) != len(positional) or (
+            (keywords or operation.keywords) and keywords.keys() != operation.keywords.keys()
+        ):
             return self._schema_pairs(operation, node)
-        pairs = list(zip(operation.positional, arguments, strict=True))
+        pairs = list(zip(positional, arguments, strict=True))
         if keywords:
             pairs += [(template, keywords[key]) for key, template in operation.keywords.items()]
         return pairs
@@ -310,7 +316,7 @@ class SubgraphMatcher:
             return False
         for wildcard in self.pattern.wildcards:
             value = binding[wildcard.index]
-            if isinstance(value, Node):
+            if type(value) is Node:
                 if value in inside:
                     return False
             elif isinstance(value, list | tuple | dict | slice) and not inside.isdisjoint(nodes_in(value)):

@@ -64,7 +64,10 @@ class Slice:
 class Operation:
     """A node of the pattern that computes something."""
 
-    __slots__ = ("attribute", "index", "keywords", "node", "op", "positional", "schema", "target", "user_count")
+    __slots__ = (
+        *("attribute", "index", "is_plain", "keywords", "node"),
+        *("op", "positional", "schema", "target", "user_count"),
+    )
 
     def __init__(self, node: Node, index: int, user_count: int | None, attribute: type | None) -> None:
         self.node = node
@@ -81,6 +84,8 @@ class Operation:
         # The type of a tensor attribute: any tensor of that type matches, as in torch.fx, whatever its name and its
         # value. None: the target itself must be the same.
         self.attribute = attribute
+        # Whether a call with as many positional arguments and no others is compared argument by argument.
+        self.is_plain = False
 
 
 class Pattern:
@@ -145,6 +150,8 @@ class Pattern:
         operation = Operation(node, self._index[node], user_count, attribute)
         operation.positional = tuple([self._template(item) for item in node.args])
         operation.keywords = {key: self._template(item) for key, item in node.kwargs.items()}
+        kinds = {type(template) for template in operation.positional}
+        operation.is_plain = attribute is None and not operation.keywords and kinds <= {Wildcard, Operation, Literal}
         self._template_of[node] = operation
         return operation
 

@@ -271,7 +271,10 @@ class Rewrite:
         source = nodes_map[self._pattern.anchors[0]]
         edit.new_nodes = []
         with self._graph.inserting_before(edit.before):
-            values = {new: self._fetched(nodes_map[old], new) for new, old in replacement.inputs}
+            values = {
+                new: self._fetched(value, new) if type(value := nodes_map[old]) is State else value
+                for new, old in replacement.inputs
+            }
             for node in replacement.body:
                 new = values[node] = self._graph.node_copy(node, values.__getitem__)
                 if replacement.renamed and node.op in ("get_attr", "call_module"):
@@ -281,10 +284,8 @@ class Rewrite:
         for pattern_node, result in replacement.outputs:
             self._became[nodes_map[pattern_node]] = values[result] if isinstance(result, Node) else result
 
-    def _fetched(self, value: Any, user: Node) -> Any:
-        """A weight that a matched module holds, fetched; anything else as it is."""
-        if not isinstance(value, State):
-            return value
+    def _fetched(self, value: State, user: Node) -> Any:
+        """A weight that a matched module holds, fetched where it is used."""
         return self._graph.create_node("get_attr", value.path) if user.users else None
 
     def _rewire(self, regions: set[Node]) -> None:
@@ -316,7 +317,7 @@ class Rewrite:
             current = self._current(value)
             if current is not value:
                 nodes_map[node] = current
-        match.__dict__.pop("placeholder_nodes", None)
+                match.__dict__.pop("placeholder_nodes", None)
         return nodes_map
 
 
