@@ -22,11 +22,11 @@ from torchgraft.analysis.fake import (
     fake_module,
     is_fake,
 )
+from torchgraft.analysis.fake_calls import FakeCalls, FakeInterpreter
 from torchgraft.capturing.program import capture
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.codegen.source import CodeGen
 from torchgraft.errors import GraftError
-from torchgraft.interpreter import Interpreter
 from torchgraft.ir.graph import Graph
 from torchgraft.ir.guards import is_guard
 from torchgraft.ir.node import Node
@@ -44,7 +44,7 @@ class Place:
         self.backward = False
 
 
-class DryRun(Interpreter):
+class DryRun(FakeInterpreter):
     """Runs a program on fake tensors. Its inputs are those of a call, or given for each placeholder.
 
     `watch` is told each operator after it ran, while `place` says for which node. `backward` runs the gradients of everything
@@ -75,9 +75,12 @@ class DryRun(Interpreter):
         else:
             self.mode = fake_mode_of(given, program)
             module, self.inputs = fake_module(module, self.mode), fake_inputs(given, program, self.mode)
+            # A watcher wants to be told every call, also one that was made before.
+            self.calls = FakeCalls(self.mode) if watch is None else None
         super().__init__(module, graph=program.graph)
         self.place = Place()
-        self.operators = _Operators(watch)
+        self.operators: Any = contextlib.nullcontext() if watch is None else _Operators(watch)
+        self._is_watched = watch is not None
         self.node_done = node_done
         self.result: Any = None
         self._key = f"torchgraft.dry_run.{id(self)}"
@@ -135,7 +138,7 @@ class DryRun(Interpreter):
             if not self.computes:
                 error.add_note("this was on tensors without data; if the program runs on real ones, give compute=True")
             raise
-        if torch.is_grad_enabled():
+        if self._is_watched and torch.is_grad_enabled():
             self._mark_history(n, result)
         if self.node_done is not None:
             self.node_done(n, result)
@@ -173,13 +176,13 @@ class _Operators(TorchDispatchMode):
 
     supports_higher_order_operators = True
 
-    def __init__(self, watch: OperatorWatch | None) -> None:
+    def __init__(self, watch: OperatorWatch) -> None:
         super().__init__()
         self.watch = watch
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if self.watch is None or getattr(func, "namespace", "") == "prim":
+        if getattr(func, "namespace", "") == "prim":
             return func(*args, **kwargs)
         if isinstance(func, torch._ops.OpOverload) and _is_composite(func):
             # Inference mode leaves them whole.

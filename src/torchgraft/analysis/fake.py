@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch._guards import detect_fake_mode  # private as well
+from torch._subclasses import fake_impls
 from torch._subclasses.fake_tensor import (  # private: `tests/analysis/test_fake.py` holds what we rely on
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -21,6 +22,8 @@ from torch._subclasses.fake_tensor import (  # private: `tests/analysis/test_fak
 from torch.utils import _pytree as pytree
 
 from torchgraft.errors import GraftError
+
+_fast_detach: Any = getattr(fake_impls, "fast_detach", None)  # nothing but speed depends on it
 
 # What torch raises when a result depends on values that a fake tensor has not.
 NeedsValues = (DataDependentOutputException, DynamicOutputShapeException)
@@ -73,6 +76,11 @@ def _fake_like(tensor: torch.Tensor, mode: FakeTensorMode, device: torch.device 
         if isinstance(tensor, torch.nn.Parameter):
             return torch.nn.Parameter(fake, tensor.requires_grad)
     return fake.requires_grad_(tensor.requires_grad)
+
+
+def detached(fake: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
+    """A fake of the same memory without a history; not by `detach()`, which is a call that torch works out at length."""
+    return fake.detach() if _fast_detach is None else _fast_detach(mode, fake)
 
 
 def fake_inputs(tree: Any, model: Any, mode: FakeTensorMode) -> Any:

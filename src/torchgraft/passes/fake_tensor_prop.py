@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from torchgraft.analysis.fake import fake_mode_of, fake_module, fake_tree
-from torchgraft.interpreter import Interpreter
+from torchgraft.analysis.fake import fake_mode_of, fake_module, fake_tensor, fake_tree
+from torchgraft.analysis.fake_calls import FakeCalls, FakeInterpreter
 from torchgraft.ir.arguments import map_aggregate
 from torchgraft.ir.node import Node
 
@@ -18,7 +18,7 @@ __all__ = ["FakeTensorProp"]
 _NUMBERS = (int, float, bool, torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
-class FakeTensorProp(Interpreter):
+class FakeTensorProp(FakeInterpreter):
     """Runs a program on fake copies of its tensors and notes `meta["val"]` of every value.
 
     >>> import torchgraft
@@ -31,12 +31,13 @@ class FakeTensorProp(Interpreter):
 
     def __init__(self, module: Any, mode: Any = None) -> None:
         self._mode = mode if mode is not None else fake_mode_of(module)
+        self.calls: FakeCalls = FakeCalls(self._mode)
         super().__init__(fake_module(module, self._mode), graph=module.graph)
 
     def run_node(self, n: Node) -> Any:
         """Work out one value and note a fake of it."""
         result = super().run_node(n)
-        value = map_aggregate(result, self._snapshot)
+        value = self._snapshot(result) if isinstance(result, torch.Tensor) else map_aggregate(result, self._snapshot)
         if value is not None:
             n.meta["val"] = value
         return result
@@ -44,7 +45,7 @@ class FakeTensorProp(Interpreter):
     def _snapshot(self, leaf: Any) -> Any:
         if isinstance(leaf, torch.Tensor):
             # A later write in place may change the shape of the value itself.
-            return fake_tree(leaf, self._mode).detach()
+            return self.calls.snapshot(fake_tensor(leaf, self._mode))
         return leaf if isinstance(leaf, _NUMBERS) else None
 
     def propagate(self, *args: Any) -> Any:

@@ -17,6 +17,7 @@ import torch
 
 from torchgraft.analysis.effects import Effects, effects_of, is_impure
 from torchgraft.analysis.effects.operators import (
+    ARITHMETIC,
     Operator,
     operator_of_function,
     operator_of_method,
@@ -35,13 +36,6 @@ REGION_ENDS = frozenset({enter_context, exit_context})
 _OUTSIDE = "<outside>"
 _INPUTS = "<inputs>"
 _INTERFACE = ("placeholder", "output")
-# With a tensor among their operands these compute a new one; two lists, which they also take, would hand on what they hold.
-_ARITHMETIC = frozenset(
-    {operator.add, operator.sub, operator.mul, operator.truediv, operator.floordiv, operator.mod, operator.pow}
-    | {operator.matmul, operator.neg, operator.abs, operator.invert, operator.and_, operator.or_, operator.xor}
-    | {operator.lshift, operator.rshift, operator.lt, operator.le, operator.eq, operator.ne, operator.gt, operator.ge}
-)
-
 _CASTS = frozenset({"half", "float", "double", "bfloat16", "long", "int", "bool", "cpu", "cuda"})
 _SEVERAL_TENSORS = frozenset(
     {"unbind", "chunk", "split", "tensor_split", "topk", "sort", "var_mean", "std_mean", "split_with_sizes", "hsplit"}
@@ -421,7 +415,7 @@ def _has_number(node: Node) -> bool:
 
 
 def _is_arithmetic(node: Node) -> bool:
-    return node._op == "call_function" and type(node._target).__hash__ is not None and node._target in _ARITHMETIC
+    return node._op == "call_function" and type(node._target).__hash__ is not None and node._target in ARITHMETIC
 
 
 def _any_between(positions: Any, first: int, last: int) -> bool:

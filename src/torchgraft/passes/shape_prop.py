@@ -8,9 +8,9 @@ from typing import Any
 
 from torchgraft.analysis.dry_run import where
 from torchgraft.analysis.fake import active_fake_mode, fake_module, fake_tree
+from torchgraft.analysis.fake_calls import FakeCalls, FakeInterpreter
 from torchgraft.analysis.shapes.metadata import TensorMetadata, tensor_metadata, tree_metadata
 from torchgraft.errors import GraphError
-from torchgraft.interpreter import Interpreter
 from torchgraft.ir.node import Node
 
 __all__ = ["ShapeProp", "TensorMetadata"]
@@ -18,7 +18,7 @@ __all__ = ["ShapeProp", "TensorMetadata"]
 _extract_tensor_metadata = tensor_metadata  # the name that code written for torch.fx imports
 
 
-class ShapeProp(Interpreter):
+class ShapeProp(FakeInterpreter):
     """Runs a program node by node and notes `meta["tensor_meta"]` and `meta["type"]` of every value.
 
     With `fake_mode`, or while one is active, it runs on fake copies and nothing is computed.
@@ -35,6 +35,7 @@ class ShapeProp(Interpreter):
         self.real_module = self.module
         self.fake_mode = fake_mode if fake_mode is not None else active_fake_mode()
         self.fake_module = None if self.fake_mode is None else fake_module(self.module, self.fake_mode)
+        self.calls = None if self.fake_mode is None else FakeCalls(self.fake_mode)
 
     def run_node(self, n: Node) -> Any:
         """Compute one value and note what it looks like."""
@@ -46,13 +47,16 @@ class ShapeProp(Interpreter):
                 "look at the shapes of its inputs in their meta['tensor_meta']"
             ) from error
         metadata = tree_metadata(result)
+        meta = n.meta
         if metadata is not None:
-            n.meta["tensor_meta"] = metadata
-        n.meta["type"] = type(result)
+            meta["tensor_meta"] = metadata
+        meta["type"] = type(result)
         return result
 
     def _run_on_fakes(self, n: Node) -> Any:
         assert self.fake_mode is not None and self.fake_module is not None
+        if n._op in ("call_function", "call_method"):
+            return super().run_node(n)  # `calls` knows the mode
         self.module = self.fake_module
         try:
             with self.fake_mode:

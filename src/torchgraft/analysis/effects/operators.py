@@ -5,6 +5,7 @@ No operator is named here; where a schema is silent, the rules go by the names o
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,12 @@ _NAMESPACES = tuple(
     getattr(torch._C, name)
     for name in ("_VariableFunctions", "_nn", "_special", "_linalg", "_fft", "_sparse", "_nested")
     if hasattr(torch._C, name)
+)
+# With a tensor among their operands these compute a new one; two lists, which they also take, would hand on what they hold.
+ARITHMETIC = frozenset(
+    {operator.add, operator.sub, operator.mul, operator.truediv, operator.floordiv, operator.mod, operator.pow}
+    | {operator.matmul, operator.neg, operator.abs, operator.invert, operator.and_, operator.or_, operator.xor}
+    | {operator.lshift, operator.rshift, operator.lt, operator.le, operator.eq, operator.ne, operator.gt, operator.ge}
 )
 _TRAINING_FLAGS = frozenset({"train", "training", "use_input_stats"})
 _NO_KEYWORDS: Mapping[str, Value] = {}

@@ -23,7 +23,7 @@ class TensorMetadata(NamedTuple):
     qparams: dict[str, Any]
 
 
-_MEMORY_FORMATS = (torch.contiguous_format, torch.channels_last, torch.channels_last_3d)
+_MEMORY_FORMATS = (torch.channels_last, torch.channels_last_3d)
 _SPARSE = frozenset({torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc})
 
 
@@ -33,15 +33,15 @@ def tensor_metadata(tensor: torch.Tensor) -> TensorMetadata:
     >>> tensor_metadata(torch.ones(2, 3)).stride
     (3, 1)
     """
-    is_sparse = tensor.layout in _SPARSE
+    is_quantized = tensor.is_quantized
     return TensorMetadata(
         tensor.shape,
         tensor.dtype,
         tensor.requires_grad,
-        () if is_sparse else tensor.stride(),
+        () if tensor.layout in _SPARSE else tensor.stride(),
         memory_format_of(tensor),
-        tensor.is_quantized,
-        _quantization(tensor) if tensor.is_quantized else {},
+        is_quantized,
+        _quantization(tensor) if is_quantized else {},
     )
 
 
@@ -49,6 +49,8 @@ def memory_format_of(tensor: torch.Tensor) -> torch.memory_format | None:
     """The order in which a tensor lies in memory, where it is one of those that torch has a name for."""
     if tensor.layout in _SPARSE:
         return None
+    if tensor.is_contiguous():
+        return torch.contiguous_format
     return next((form for form in _MEMORY_FORMATS if tensor.is_contiguous(memory_format=form)), None)
 
 
@@ -66,6 +68,8 @@ def _quantization(tensor: torch.Tensor) -> dict[str, Any]:
 
 def tree_metadata(value: Any) -> Any:
     """The same tree with metadata in the place of tensors, or None where there is no tensor in it."""
+    if isinstance(value, torch.Tensor):
+        return tensor_metadata(value)
     found = False
 
     def convert(leaf: Any) -> Any:
