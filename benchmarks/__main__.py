@@ -1,5 +1,6 @@
 """The command `python -m benchmarks`: picks experiments, runs them and prints the table.
-The measuring is in `measure`, the experiments in `core`, `rewriting`, `captures` and `recording`, the texts in `report`.
+The measuring is in `measure`, the experiments in `core`, `rewriting`, `passes`, `propagation`, `captures`, `recording` and
+`drawing`, the texts in `report`.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks import captures, core, drawing, passes, recording, report, rewriting
+from benchmarks import captures, core, drawing, passes, propagation, recording, report, rewriting
 from benchmarks.measure import Figure, Plan, figures, measure
 
 # Everything measured runs in one thread, where the two clocks agree, except that only one counts other programs.
@@ -50,6 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     known = core.experiments(theirs, ours)
     if not options.calibrate:
         known += [*rewriting.experiments(theirs, ours), *passes.experiments(theirs, ours)]
+        known += propagation.experiments(theirs, ours)
         known += [*captures.experiments(ours), *recording.experiments(theirs, ours)]
         known += drawing.experiments(theirs, ours)
     chosen = [experiment for experiment in known if _wanted(experiment.name, options.only)]

@@ -8,12 +8,10 @@ import argparse
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from types import ModuleType
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx.passes import shape_prop as their_shape_prop
 from torch.utils.flop_counter import FlopCounterMode
 
 import torchgraft
@@ -21,9 +19,8 @@ from benchmarks import report
 from benchmarks.allocations import taken_on_cpu, taken_on_gpu
 from benchmarks.core import always
 from benchmarks.measure import Arm, Experiment, Fresh, Plan, Row, figures, measure
-from benchmarks.models import traced_zoo_model, zoo_model
+from benchmarks.models import zoo_model
 from torchgraft import zoo
-from torchgraft.passes.shape_prop import ShapeProp
 
 # Names of the zoo, how large a batch, and the sizes of the inputs.
 SUBJECTS: dict[str, tuple[int, dict[str, int]]] = {
@@ -99,22 +96,10 @@ def flops() -> Iterator[str]:
 def experiments() -> list[Experiment]:
     result = []
     for name in SUBJECTS:
-        for title, fake in (("real", False), ("fake", True)):
-            arms = (
-                Arm("torch.fx", partial(propagate, their_shape_prop.ShapeProp, torch.fx, name, fake)),
-                Arm("ours", partial(propagate, ShapeProp, torchgraft, name, fake)),
-            )
-            result.append(Experiment(f"ShapeProp, {title}, {name}", arms, (Row(f"ShapeProp, {title}, {name}", 1.0),)))
         arms = (Arm("FlopCounterMode", partial(count_theirs, name)), Arm("ours", partial(count_ours, name)))
         row = Row(f"FLOPs, forward and backward, {name}", None, theirs="FlopCounterMode")
         result.append(Experiment(row.name, arms, (row,)))
     return result
-
-
-def propagate(propagation: Any, library: ModuleType, name: str, fake: bool) -> Fresh:
-    module, args = traced_zoo_model(name, library), zoo.example_inputs(name)
-    mode = FakeTensorMode() if fake else None
-    return always(lambda: propagation(module, mode).propagate(*args))
 
 
 def count_theirs(name: str) -> Fresh:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import copy
 import importlib
+from collections.abc import Iterator
 from functools import partial
 from types import ModuleType
 from typing import Any
@@ -14,7 +15,7 @@ import torch
 from torch import nn
 
 from benchmarks.measure import Arm, Experiment, Fresh, Row, Run
-from benchmarks.models import MixedChain, PairChain, traced_chain, traced_zoo_model
+from benchmarks.models import MixedChain, PairChain, pair_pattern, traced_chain, traced_zoo_model
 
 # torch.fx is slow beyond this size (its partitioner looks at every node that follows, for every node).
 PARTITIONED = 2_000
@@ -46,7 +47,13 @@ def spelled_replacement(x: torch.Tensor) -> torch.Tensor:
 
 def experiments(theirs: ModuleType, ours: ModuleType) -> list[Experiment]:
     """Every experiment, in the order of the table."""
-    return [meaning(theirs, ours), split_modules(theirs, ours), partitions(theirs, ours), split_growth(ours)]
+    return [
+        meaning(theirs, ours),
+        *matchers(theirs, ours),
+        split_modules(theirs, ours),
+        partitions(theirs, ours),
+        split_growth(ours),
+    ]
 
 
 def meaning(theirs: ModuleType, ours: ModuleType) -> Experiment:
@@ -74,17 +81,38 @@ def rewritten(length: int, library: ModuleType, by_meaning: bool) -> Fresh:
     return fresh
 
 
+def matchers(theirs: ModuleType, ours: ModuleType) -> Iterator[Experiment]:
+    """torch.fx's SubgraphMatcher and ours behind the same interface; nothing is replaced."""
+    for length in (2_000, 20_000):
+        name = f"SubgraphMatcher, {length:,} nodes, {length // 2:,} matches"
+        large = length == 20_000
+        arms = [
+            Arm(label, partial(matched, length, library), count=len, slow=large and label == "torch.fx")
+            for label, library in (("torch.fx", theirs), ("ours", ours))
+        ]
+        yield Experiment(name, tuple(arms), (Row(name, 3.0),))
+
+
+def matched(length: int, library: ModuleType) -> Fresh:
+    module = traced_chain(PairChain, length, library)
+    pattern = library.symbolic_trace(pair_pattern).graph
+    kind = importlib.import_module(f"{library.__name__}.passes.utils.matcher_utils").SubgraphMatcher
+    return lambda: lambda: kind(pattern).match(module.graph)
+
+
 def split_modules(theirs: ModuleType, ours: ModuleType) -> Experiment:
     arms, rows = [], []
-    for name in ("ResNet-50", "20,000 nodes"):
+    for name in ("ResNet-152", "20,000 nodes"):
         for label, library in (("torch.fx", theirs), ("ours", ours)):
-            arms.append(Arm(f"{label} {name}", partial(split_in_four, name, library), long=name != "ResNet-50"))
+            arms.append(Arm(f"{label} {name}", partial(split_in_four, name, library), long=name != "ResNet-152"))
         rows.append(Row(f"split_module in 4 parts, {name}", 3.0, f"torch.fx {name}", f"ours {name}"))
     return Experiment("split_module", tuple(arms), tuple(rows))
 
 
 def split_in_four(name: str, library: ModuleType) -> Fresh:
-    module = traced_zoo_model("resnet50", library) if name == "ResNet-50" else traced_chain(MixedChain, 20_000, library)
+    module = (
+        traced_zoo_model("resnet152", library) if name == "ResNet-152" else traced_chain(MixedChain, 20_000, library)
+    )
     split = importlib.import_module(f"{library.__name__}.passes.split_module").split_module
     part = {node.name: number * 4 // len(module.graph.nodes) for number, node in enumerate(module.graph.nodes)}
     return lambda: lambda: split(module, module, lambda node: part[node.name])

@@ -116,10 +116,10 @@ class FakeCalls:
             return True
         if isinstance(value, (tuple, list)):
             parts += (cls, len(value))
-            return all([self._describe(item, parts) for item in value])
+            return all(self._describe(item, parts) for item in value)
         if isinstance(value, dict):
             parts += (cls, *value)
-            return all([self._describe(item, parts) for item in value.values()])
+            return all(self._describe(item, parts) for item in value.values())
         return False
 
     def _is_ordinary(self, fake: FakeTensor) -> bool:

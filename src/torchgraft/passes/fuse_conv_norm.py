@@ -6,7 +6,7 @@ The model that the program was captured from keeps its weights: the program gets
 
 from __future__ import annotations
 
-import copy
+from collections import OrderedDict
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -214,7 +214,7 @@ def _replace_module(references: References, layer: Layer, weight: nn.Parameter, 
     fused = kind.__new__(kind)
     # Not by its constructor, which would draw random weights first.
     fused.__dict__.update(
-        {key: copy.copy(value) if isinstance(value, dict) else value for key, value in module.__dict__.items()}
+        {key: value.copy() if type(value) in (dict, OrderedDict) else value for key, value in module.__dict__.items()}
     )
     fused._parameters = {"weight": weight, "bias": bias}
     path = references.put(layer.node._target, fused)
