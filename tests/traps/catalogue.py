@@ -11,6 +11,7 @@ from tests.traps import (
     layers,
     modes,
     mutation,
+    outside,
     random_numbers,
     reads,
     regions,
@@ -21,7 +22,15 @@ from tests.traps import (
 )
 from tests.traps.trap import Trap
 
-_FILES = (
-    branches, sizes, shapes, reads, structures, modes, regions, hooks, state, mutation, random_numbers, functions, layers,
-)  # fmt: skip
-TRAPS: list[Trap] = [trap for file in _FILES for trap in file.TRAPS]
+# What users asked for and complained about; and what a reader of the code tried in order to break it.
+GROUPS: dict[str, list[Trap]] = {
+    "asked": [
+        trap
+        for file in (
+            branches, sizes, shapes, reads, structures, modes, regions, hooks, state, mutation, random_numbers, functions, layers,
+        )
+        for trap in file.TRAPS
+    ],
+    "hostile": [trap for file in (outside,) for trap in file.TRAPS],
+}  # fmt: skip
+TRAPS: list[Trap] = [trap for group in GROUPS.values() for trap in group]

@@ -7,19 +7,20 @@ from __future__ import annotations
 
 import dis
 import functools
-import random
+import operator
 import sys
+from collections import deque
 from collections.abc import Callable, Iterator
 from itertools import chain
 from operator import is_, itemgetter
-from types import FrameType, ModuleType
+from types import FrameType
 from typing import Any, NoReturn
 
 import torch
 
 from torchgraft.capturing.pictures import (
-    CONTAINERS,
     Picture,
+    holdings,
     is_equal,
     only_memos_added,
     picture_of,
@@ -28,7 +29,6 @@ from torchgraft.capturing.pictures import (
     same_content,
 )
 from torchgraft.errors import TraceError
-from torchgraft.ir.graph import Graph
 from torchgraft.ir.origin import SourceLine, current_source_line, is_user_code
 from torchgraft.ir.origin import source_line as line_of
 
@@ -76,29 +76,29 @@ class ModelState:
     def _picture(self, module: torch.nn.Module, name: str, holder: Any, key: Any, seen: set[int], depth: int) -> None:
         """Picture `holder[key]`, which is (inside) the attribute `name` of a module."""
         value = holder[key]
-        if type(value) in CONTAINERS:
-            content = value
-        elif id(value) in seen:
+        if id(value) in seen or depth > 4:
             return
-        elif hasattr(value, "__dict__") and not isinstance(value, _NOT_LOOKED_INTO) and not callable(value):
-            seen.add(id(value))
-            content = value.__dict__
-        else:
+        content, pictures, held = holdings(value)
+        if content is None and not pictures and not held:
             is_iterator = _is_iterator(type(value))  # type: ignore[arg-type]
-            picture = picture_of_iterator(holder, key, value) if is_iterator else picture_of(value)
+            put = functools.partial(operator.setitem, holder, key)
+            picture = picture_of_iterator(value, put) if is_iterator else picture_of(value)
             if picture is not None:
                 self._states.append((module, name, picture))
             elif is_iterator:
                 self._generators.append((name, value))
             return
-        if id(content) in seen or depth > 4:
-            return
-        seen.add(id(content))
-        self._contents.append((module, name, content, content.copy()))
-        inside: Any = list(content) if isinstance(content, set) else content  # of which nothing can be replaced
-        for inner, item in inside.items() if isinstance(inside, dict) else enumerate(inside):
-            if type(item) not in _PLAIN:
-                self._picture(module, name, inside, inner, seen, depth + 1)
+        seen.add(id(value))
+        self._states += [(module, name, picture) for picture in pictures]
+        if content is not None:
+            self._contents.append((module, name, content, content.copy()))
+        for part in (content, held):
+            inside: Any = (
+                part if isinstance(part, (dict, list, deque)) else list(part or ())
+            )  # nothing can be replaced there
+            for inner, item in inside.items() if isinstance(inside, dict) else enumerate(inside):
+                if type(item) not in _PLAIN:
+                    self._picture(module, name, inside, inner, seen, depth + 1)
 
     def refuse_generators(self) -> None:
         """Raise if the model holds something that can be read only once, and not be copied."""
@@ -200,14 +200,12 @@ _PLAIN = frozenset(
         bytes,
         complex,
         type(None),
-        tuple,
         torch.Tensor,
         torch.nn.Parameter,
         torch.dtype,
         torch.device,
     }
 )
-_NOT_LOOKED_INTO = (torch.Tensor, torch.nn.Module, type, ModuleType, random.Random, Graph)
 
 
 def _values(tables: list[dict[str, Any]]) -> list[Any]:

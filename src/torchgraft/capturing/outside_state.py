@@ -7,25 +7,35 @@ from __future__ import annotations
 import contextlib
 import dis
 import inspect
+import itertools
+import sys
 from collections.abc import Callable, Iterator
-from types import CodeType, FunctionType
+from types import CellType, CodeType, FunctionType, ModuleType
 from typing import Any
 
-import torch
-
-from torchgraft.capturing.pictures import CONTAINERS, Picture, picture_of, picture_of_container
+from torchgraft.capturing.pictures import (
+    CONTAINERS,
+    Picture,
+    holdings,
+    is_users_class,
+    picture_of,
+    picture_of_container,
+)
 from torchgraft.ir.origin import SourceLine, is_user_code, source_line
 
 _MISSING = object()
 _LIBRARIES = ("torch", "torchgraft", "builtins", "typing", "abc")
-_PLAIN = (int, float, str, bool, bytes, complex, tuple, type(None))
+_PLAIN = (int, float, str, bool, bytes, complex, type(None))
+_NOT_USERS = frozenset({"torch", "torchgraft", "numpy", *sys.stdlib_module_names}) - {"__main__"}
 
 
 class OutsideState:
     """Pictures of everything outside of the model that the functions of a trace mention."""
 
-    def __init__(self, is_memo: Callable[[Any], bool]) -> None:
+    def __init__(self, is_memo: Callable[[Any], bool], allows_notes: bool = False) -> None:
         self._is_memo = is_memo
+        # Whether a function may append to a list that it closes over and never reads: that is how people watch a trace.
+        self._allows_notes = allows_notes
         self._seen: set[int] = set()
         # (what it is called, where it is mentioned, its picture)
         self._pictures: list[tuple[str, SourceLine | None, Picture]] = []
@@ -44,24 +54,44 @@ class OutsideState:
             self.watch_function(function)
 
     def watch_function(self, function: Any) -> None:
-        """Watch the global variables that a function mentions, and those that functions it mentions do."""
-        if not isinstance(function, FunctionType) or id(function.__code__) in self._seen:
+        """Watch what a function, a method or a callable object keeps, the global variables that it mentions, and those that
+        functions it mentions do."""
+        if not isinstance(function, FunctionType):
+            self._watch_object("what it is called on", function, None, 0)
+            function = inspect.unwrap(getattr(function, "__func__", function))
+            function = function if isinstance(function, FunctionType) else vars(type(function)).get("__call__")
+        if not isinstance(function, FunctionType) or not is_user_code(function.__code__):
             return
-        if not is_user_code(function.__code__):
+        self._watch_object(f"what {function.__name__} keeps", function, None, 0)
+        if id(function.__code__) in self._seen:
             return
         self._seen.add(id(function.__code__))
         scope = function.__globals__
         for cell in function.__closure__ or ():
             with contextlib.suppress(ValueError):  # a variable that has no value yet
-                self.watch_function(cell.cell_contents)
+                if isinstance(cell.cell_contents, FunctionType):
+                    self.watch_function(cell.cell_contents)
         for name, is_assigned, line in _mentioned(function.__code__):
             value = scope.get(name, _MISSING)
             if is_assigned:
                 self._watch_binding(scope, name, value, line)
-            if isinstance(value, FunctionType) and value.__globals__ is scope:
-                self.watch_function(value)
+            wrapped = getattr(value, "__wrapped__", value) if callable(value) else value
+            if isinstance(wrapped, FunctionType) and _home(wrapped.__module__) not in _NOT_USERS:
+                self.watch_function(wrapped)
+            elif isinstance(value, ModuleType):
+                self._watch_module(value, function.__code__, line)
             elif value is not _MISSING:
-                self._watch_value(name, value, scope.get("__name__"), line)
+                self._watch_value(name, value, line)
+
+    def _watch_module(self, module: ModuleType, code: CodeType, line: SourceLine | None) -> None:
+        """Watch the variables of another Python module that a function may mention."""
+        if _home(module.__name__) in _NOT_USERS:
+            return
+        for name in {mentioned for inner in _codes(code) for mentioned in inner.co_names}:
+            value = vars(module).get(name, _MISSING)
+            if value is not _MISSING and not isinstance(value, (type, ModuleType)) and not callable(value):
+                self._watch_binding(vars(module), name, value, line)
+                self._watch_value(name, value, line)
 
     def _watch_binding(self, scope: dict[str, Any], name: str, value: Any, line: SourceLine | None) -> None:
         def restore() -> bool:
@@ -72,21 +102,33 @@ class OutsideState:
 
         self._pictures.append((name, line, restore))
 
-    def _watch_value(self, name: str, value: Any, home: Any, line: SourceLine | None) -> None:
-        if isinstance(value, _PLAIN) or (callable(value) and not isinstance(value, type)):
-            return
-        if id(value) in self._seen:
-            return
-        self._seen.add(id(value))
-        if type(value) in CONTAINERS:
-            self._pictures.append((name, line, picture_of_container(value, self._is_memo)))
-        elif isinstance(value, type):
-            if value.__module__ == home and _is_users(value):
+    def _watch_value(self, name: str, value: Any, line: SourceLine | None) -> None:
+        kind: Any = type(value)
+        if isinstance(value, type):
+            if id(value) not in self._seen and _home(value.__module__) not in _NOT_USERS and _is_users(value):
                 self._watch_attributes(value, name, line)
-        elif (picture := picture_of(value)) is not None:
+        elif kind in CONTAINERS or is_users_class(kind):
+            self._watch_object(name, value, line, 0)
+        elif (picture := None if isinstance(value, _PLAIN) else picture_of(value)) is not None:
             self._pictures.append((name, line, picture))
-        elif type(value).__module__ == home and hasattr(value, "__dict__") and not isinstance(value, torch.nn.Module):
-            self._pictures.append((name, line, picture_of_container(value.__dict__)))
+
+    def _watch_object(self, name: str, value: Any, line: SourceLine | None, depth: int) -> None:
+        if id(value) in self._seen or depth > 4:
+            return
+        content, pictures, held = holdings(value)
+        if self._allows_notes and type(value) is FunctionType:
+            notes = _notes(value)
+            held = [item for item in held if id(item) not in notes]
+        self._seen.add(id(value))
+        if content is not None:
+            self._pictures.append((name, line, picture_of_container(content, self._is_memo)))
+        elif not pictures and not held and (picture := picture_of(value)) is not None:
+            pictures = [picture]
+        self._pictures += [(name, line, picture) for picture in pictures]
+        inside = content.values() if isinstance(content, dict) else content or ()
+        for item in (*inside, *held):
+            if not isinstance(item, _PLAIN):
+                self._watch_object(name, item, line, depth + 1)
 
     def _watch_attributes(
         self, cls: type, name: str, line: SourceLine | None, names: frozenset[str] | None = None
@@ -119,15 +161,21 @@ class OutsideState:
         return changed[0] if changed else None
 
 
+def _home(name: str | None) -> str:
+    return (name or "").split(".")[0]
+
+
 def _is_users(cls: type) -> bool:
     # The class of a graph module holds its code, which is made when it is first needed.
-    return cls.__module__.split(".")[0] not in _LIBRARIES and "_shared_class" not in vars(cls)
+    return _home(cls.__module__) not in _LIBRARIES and "_shared_class" not in vars(cls)
 
 
 def _plain_attributes(cls: type, names: frozenset[str] | None) -> dict[str, Any]:
     table = vars(cls)
     wanted = table.keys() if names is None else names & table.keys()
-    return {name: table[name] for name in wanted if isinstance(table[name], _PLAIN) and not name.startswith("__")}
+    return {
+        name: table[name] for name in wanted if isinstance(table[name], (*_PLAIN, tuple)) and not name.startswith("__")
+    }
 
 
 # Methods that Python calls when nobody mentions them.
@@ -181,6 +229,24 @@ def codes_in(code: CodeType) -> Iterator[CodeType]:
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             yield from codes_in(constant)
+
+
+def _notes(function: FunctionType) -> list[int]:
+    """The lists, by identity, that a function closes over and does nothing with but append."""
+    found = []
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        if cell != CellType() and type(cell.cell_contents) is list and _is_only_appended(function.__code__, name):
+            found.append(id(cell.cell_contents))
+    return found
+
+
+def _is_only_appended(code: CodeType, name: str) -> bool:
+    for current in _codes(code):
+        listing = [item for item in dis.get_instructions(current) if item.opname not in ("CACHE", "PUSH_NULL")]
+        for item, following in itertools.pairwise(listing):
+            if item.argval == name and "DEREF" in item.opname and following.argval != "append":
+                return False
+    return True
 
 
 # By identity, because the hash of a code object is computed from everything in it; holding the code keeps the id its own.

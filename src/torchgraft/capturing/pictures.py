@@ -1,5 +1,6 @@
-"""Pictures of single objects: what was in a list or an array, how far a generator of random numbers had come.
-Which objects are pictured, and what it means that one has changed, is said in `model_state.py` and `outside_state.py`.
+"""Pictures of single objects: what was in a list, an array or a variable that a function closes over, how far a generator of
+random numbers had come. Which objects are pictured, and what it means that one has changed, is said in `model_state.py` and
+`outside_state.py`.
 """
 
 from __future__ import annotations
@@ -9,16 +10,25 @@ import functools
 import random
 import sys
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from operator import eq, is_
+from types import CellType, FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
+
+from torchgraft.errors import TraceError
+from torchgraft.ir.graph import Graph
+from torchgraft.ir.origin import is_user_code
+from torchgraft.ir.structures import slots_of
 
 # Exactly these: a class of somebody's own may do anything when it is asked for an item.
 CONTAINERS = frozenset({list, dict, set, deque, OrderedDict, defaultdict, Counter})
 _BY_VALUE = (int, float, str, bool, bytes)
 _MISSING = object()
+# Objects that change in ways of their own, or that somebody else looks after.
+_NOT_LOOKED_INTO = (torch.Tensor, torch.nn.Module, type, ModuleType, random.Random, Graph)
+_LIBRARIES = frozenset({"torch", "torchgraft", *sys.stdlib_module_names}) - {"__main__"}
 
 
 # Puts an object back into the state in which it was pictured, and says whether it had been changed.
@@ -44,8 +54,69 @@ def picture_of(value: Any) -> Picture | None:
     return None
 
 
-def picture_of_iterator(holder: Any, name: Any, iterator: Any) -> Picture | None:
-    """A picture of an iterator in a dict or a list; one that moved is replaced by a copy that did not."""
+def holdings(value: Any) -> tuple[Any, list[Picture], Iterable[Any]]:
+    """What an object keeps: the container, or the dict of its attributes, that can be compared and put back, if there is one;
+    pictures of what it keeps anywhere else; and what it holds there, which may have something to keep in turn."""
+    kind: Any = type(value)
+    if kind in CONTAINERS:
+        return value, [], ()
+    if isinstance(value, tuple):
+        return None, [], value
+    if kind is FunctionType:
+        return _held_by_function(value) if is_user_code(value.__code__) else (None, [], ())
+    if kind is MethodType:
+        return None, [], (value.__self__, value.__func__)
+    if kind is functools.partial:
+        return None, [], (value.func, *value.args, *value.keywords.values())
+    if isinstance(value, _NOT_LOOKED_INTO) or (callable(value) and not is_users_class(kind)):
+        return None, [], ()
+    slots, attributes = slots_of(value), getattr(value, "__dict__", None)
+    if not slots:
+        return attributes, [], ()
+    in_slots = [getattr(value, name) for name in slots if hasattr(value, name)]
+    return attributes, [_picture_of_slots(value, slots)], in_slots
+
+
+@functools.cache
+def is_users_class(cls: Any) -> bool:
+    """Whether a class belongs neither to torch nor to Python; SimpleNamespace is there to be written into."""
+    return cls is SimpleNamespace or cls.__module__.split(".")[0] not in _LIBRARIES
+
+
+def _held_by_function(function: FunctionType) -> tuple[Any, list[Picture], Iterable[Any]]:
+    cells = [cell for cell in function.__closure__ or () if cell != CellType()]
+    held = [cell.cell_contents for cell in cells] + [*(function.__defaults__ or ()), function.__kwdefaults__]
+    # Writing to the defaults themselves, or to the attributes of a function that has none yet, is not looked for.
+    return function.__dict__ or None, [_picture_of_cell(cell) for cell in cells], held
+
+
+def _picture_of_cell(cell: CellType) -> Picture:
+    put = functools.partial(setattr, cell, "cell_contents")
+    value = cell.cell_contents
+    if not _is_iterator(value):
+        return _picture(lambda: cell.cell_contents, put, is_)
+    picture = picture_of_iterator(value, put)
+    if picture is None:
+        raise TraceError(
+            f"cannot capture a function that closes over a {type(value).__name__}: running it would take from it, and that "
+            "cannot be undone; close over a list or a number instead"
+        )
+    return picture
+
+
+def _picture_of_slots(value: Any, names: tuple[str, ...]) -> Picture:
+    def read() -> list[Any]:
+        return [getattr(value, name, _MISSING) for name in names]
+
+    def write(items: list[Any]) -> None:
+        for name, item in zip(names, items, strict=True):
+            object.__delattr__(value, name) if item is _MISSING else object.__setattr__(value, name, item)
+
+    return _picture(read, write, lambda now, before: all(map(is_, now, before)))
+
+
+def picture_of_iterator(iterator: Any, put: Callable[[Any], None]) -> Picture | None:
+    """A picture of an iterator; one that moved is replaced, by `put`, with a copy that did not."""
     try:
         before, state = copy.copy(iterator), repr(iterator.__reduce__())
     except TypeError:  # a generator, which cannot be copied
@@ -54,10 +125,15 @@ def picture_of_iterator(holder: Any, name: Any, iterator: Any) -> Picture | None
     def restore() -> bool:
         if repr(iterator.__reduce__()) == state:
             return False
-        holder[name] = before
+        put(before)
         return True
 
     return restore
+
+
+def _is_iterator(value: Any) -> bool:
+    # A file is one too, but reading it is nobody's way to compute something.
+    return hasattr(type(value), "__next__") and type(value).__module__ in ("builtins", "itertools")
 
 
 def _picture(read: Callable[[], Any], write: Callable[[Any], Any], same: Callable[..., bool] = eq) -> Picture:

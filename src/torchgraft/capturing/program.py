@@ -21,6 +21,7 @@ from torchgraft.capturing.min_max import BUILTIN_PATCHES
 from torchgraft.capturing.mode_choices import choice_patches
 from torchgraft.capturing.module_patches import MODULE_GETATTR, MODULE_PATCHES
 from torchgraft.capturing.reads import KeepWhole
+from torchgraft.capturing.refusals import UnsupportedArgument
 from torchgraft.capturing.regions import remove_empty_regions
 from torchgraft.capturing.sizes import unwrapped
 from torchgraft.capturing.watch import Watcher, WatchingMode
@@ -161,6 +162,8 @@ class _Capture:
 
     def _ask_less(self, error: Exception) -> str | None:
         """Hand out plain numbers and flags in the next run; a reason, if that is what was done already."""
+        if isinstance(error, TraceError) and not isinstance(error, UnsupportedArgument):
+            raise error
         if not self.plain_flags and "TrainingFlag" in str(error):
             self.plain_flags = True
         elif self.choices:
@@ -217,6 +220,7 @@ def _watched_run(
     choices: list[CodePatch],
 ) -> GraphModule:
     inputs = ExampleInputs(watcher, function, args, kwargs)
+    watcher.outside.watch_function(function)
     watcher.outside.watch_function(inspect.unwrap(function))
     with paused_collection:
         watcher.beginning = Beginning()

@@ -31,7 +31,7 @@ def has_attributes(value: Any) -> bool:
     if hasattr(value, "__dict__"):
         return True
     is_value = type(value).__hash__ not in (None, object.__hash__) and not dataclasses.is_dataclass(value)
-    return not is_value and bool(_slots_of(value))
+    return not is_value and bool(slots_of(value))
 
 
 def attributes_of(value: Any) -> dict[str, Any]:
@@ -40,13 +40,13 @@ def attributes_of(value: Any) -> dict[str, Any]:
     >>> attributes_of(_Slot(1))
     {}
     """
-    slots = {name: getattr(value, name) for name in _slots_of(value) if hasattr(value, name)}
+    slots = {name: getattr(value, name) for name in slots_of(value) if hasattr(value, name)}
     return {**slots, **getattr(value, "__dict__", {})}
 
 
 def set_attributes(value: Any, attributes: dict[str, Any]) -> None:
     """Give an object other attributes, whatever its class has to say about that (a frozen one refuses)."""
-    in_slots = _slots_of(value)
+    in_slots = slots_of(value)
     for name, item in attributes.items():
         if name in in_slots:
             object.__setattr__(value, name, item)
@@ -54,7 +54,8 @@ def set_attributes(value: Any, attributes: dict[str, Any]) -> None:
             value.__dict__[name] = item
 
 
-def _slots_of(value: Any) -> tuple[str, ...]:
+def slots_of(value: Any) -> tuple[str, ...]:
+    """The names of the slots that the class of an object has."""
     return _slots(type(value))  # type: ignore[arg-type]
 
 
