@@ -176,6 +176,7 @@ class FrozenTensor:
     requires_grad: bool
     stride: tuple[int, ...]
     kind: str
+    attributes: tuple[Any, ...]
 
 
 def _freeze(tensor: torch.Tensor) -> FrozenTensor:
@@ -183,7 +184,8 @@ def _freeze(tensor: torch.Tensor) -> FrozenTensor:
     # A dimension of size one may have any stride.
     stride = tuple([step for step, size in zip(stride, tensor.shape, strict=False) if size > 1])
     kind = "Tensor" if type(tensor) is nn.Parameter else type(tensor).__name__
-    return FrozenTensor(tensor.detach().clone(), tensor.requires_grad, stride, kind)
+    attributes = [(name, value) for name, value in vars(tensor).items() if isinstance(value, _PLAIN) and name[0] != "_"]
+    return FrozenTensor(tensor.detach().clone(), tensor.requires_grad, stride, kind, tuple(attributes))
 
 
 def frozen(path: str, value: Any) -> dict[str, Any]:
@@ -274,7 +276,7 @@ def _same(expected: Any, found: Any) -> bool:
 def _same_tensor(expected: FrozenTensor, found: FrozenTensor) -> bool:
     first, second = expected.values, found.values
     facts = [(item.dtype, item.shape, item.device, item.layout) for item in (first, second)]
-    others = [(item.requires_grad, item.stride, item.kind) for item in (expected, found)]
+    others = [(item.requires_grad, item.stride, item.kind, item.attributes) for item in (expected, found)]
     if facts[0] != facts[1] or others[0] != others[1]:
         return False
     if first.device.type == "meta":
@@ -294,6 +296,7 @@ def _short(value: Any) -> str:
         tensor = value.values
         numbers = "" if tensor.device.type == "meta" else f" {tensor.flatten()[:4].tolist()}"
         flag = " requires_grad" if value.requires_grad else ""
+        flag += f" with {dict(value.attributes)}" if value.attributes else ""
         return f"{value.kind}{list(tensor.shape)} {str(tensor.dtype)[6:]} strides {value.stride}{flag}{numbers}"
     text = f"{type(value).__name__} {value!r}"
     return text if len(text) < 120 else text[:117] + "..."

@@ -20,7 +20,7 @@ from torchgraft.capturing.sizes import SymbolicNumber, wrapped
 from torchgraft.capturing.tracer_base import UNCHANGED_TYPES
 from torchgraft.errors import TraceError
 from torchgraft.ir.arguments import rebuild_tuple
-from torchgraft.ir.guards import Like, check_inputs, parts_of
+from torchgraft.ir.guards import Like, check_inputs, is_plain_or_stand_in, parts_of, tensor_attributes
 from torchgraft.ir.node import Node
 from torchgraft.ir.structures import has_attributes, set_attributes
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from torchgraft.capturing.watch import Watcher
 
 MakeNode = Callable[[], Node]
+_Parameter = torch.nn.Parameter
 _STARS: dict[Any, str] = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
 # Objects that are handed to the model as they are.
 _OPAQUE = (torch.nn.Module, type, torch.Generator, enum.Enum)
@@ -70,7 +71,7 @@ class ExampleInputs:
     def _take_in(self, value: Any, make: MakeNode, path: str) -> tuple[Any, Any]:
         """What the run gets for an input, and what is expected of it; see `check_inputs`."""
         if isinstance(value, torch.Tensor):
-            return self._tensor(value, make, path), torch.Tensor
+            return self._tensor(value, make, path)
         if type(value) in (int, float):
             return self._number(value, make, path)
         if type(value) in UNCHANGED_TYPES or isinstance(value, _OPAQUE):
@@ -81,15 +82,22 @@ class ExampleInputs:
             raise KeepWhole(None, f"the input {path} is a {type(value).__name__}, which cannot be looked into")
         return value, value
 
-    def _tensor(self, value: torch.Tensor, make: MakeNode, path: str) -> torch.Tensor:
+    def _tensor(self, value: torch.Tensor, make: MakeNode, path: str) -> tuple[torch.Tensor, Any]:
         known = self._copies.get(id(value))
         if known is not None:
             self._same.append((path, known[2], make))
-            return known[1]
+            return known[1], torch.Tensor
         copied = _copied(value)
         self._copies[id(value)] = (value, copied, make)
         self._watcher.add_input(copied, make)
-        return copied
+        expected: dict[str, Any] = {}
+        for name, part in tensor_attributes(value).items() if value.__dict__ else ():
+            make_part = self._watcher.part(make, name, by_attribute=True)
+            copied.__dict__[name], expected[name] = self._take_in(part, make_part, f"{path}.{name}")
+        is_usual = type(value) is torch.Tensor or (
+            is_plain_or_stand_in(type(value)) and not isinstance(value, _Parameter)
+        )
+        return copied, torch.Tensor if is_usual and not expected else Like(type(value), expected)
 
     def _number(self, value: Any, make: MakeNode, path: str) -> tuple[Any, Any]:
         if not self._watcher.sizes_are_symbolic:
@@ -222,6 +230,8 @@ def _copied(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.is_inference() and not torch.is_inference_mode_enabled():
         with torch.inference_mode():
             return tensor.clone()
+    if type(tensor) is _Parameter:
+        return _Parameter(tensor.detach().clone(), tensor.requires_grad)
     if not tensor.requires_grad:
         return tensor.detach().clone()
     if tensor.is_leaf:
@@ -235,6 +245,7 @@ def copied_input(value: Any, copies: dict[int, Any]) -> Any:
     if isinstance(value, torch.Tensor):
         if id(value) not in copies:
             copies[id(value)] = _copied(value)
+            copies[id(value)].__dict__.update(tensor_attributes(value))
         return copies[id(value)]
     if type(value) in UNCHANGED_TYPES or isinstance(value, _OPAQUE):
         return value

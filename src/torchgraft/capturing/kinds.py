@@ -1,5 +1,5 @@
 """`type` during a watched run: for a symbolic number it says what it says for a plain one, so that a model which asks is
-answered as in eager. The numbers themselves are in `sizes.py`.
+answered as in eager; and whether an input is a parameter, where somebody asks. The numbers themselves are in `sizes.py`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from torchgraft.capturing.active import Patch
+from torchgraft.capturing.active import Patch, active
 from torchgraft.capturing.module_patches import TrainingFlag
 from torchgraft.capturing.sizes import unwrapped
 
@@ -30,6 +30,8 @@ class _Asked(type):
         number = unwrapped(args[0])
         if number is not None:
             return type(number.value)
+        if type(args[0]) is torch.Tensor:
+            _ask_class(args[0])
         return bool if type(args[0]) is TrainingFlag else type(args[0])
 
     def __instancecheck__(cls, instance: Any) -> bool:
@@ -52,6 +54,24 @@ class _Type(type, metaclass=_Asked):
     pass
 
 
+def _ask_class(tensor: torch.Tensor) -> None:
+    tracer = active.tracer
+    if tracer is not None and tracer._runs_for_real and not tracer._switching:
+        tracer.guard_class(tensor)
+
+
+_ParameterClass: Any = type(torch.nn.Parameter)
+_is_instance = _ParameterClass.__instancecheck__
+
+
+def _is_parameter(cls: Any, instance: Any) -> bool:
+    """`isinstance(x, torch.nn.Parameter)`, where x is not of exactly that class."""
+    if type(instance) is torch.Tensor:
+        _ask_class(instance)
+    return _is_instance(cls, instance)
+
+
+PARAMETER_PATCH = Patch(_ParameterClass, "__instancecheck__", _is_parameter)
 _patches: dict[int, tuple[dict[str, Any], Patch]] = {}
 _lock = threading.Lock()
 

@@ -191,9 +191,12 @@ _set_tensor_attribute = torch.Tensor.__setattr__
 def _write_tensor_attribute(tensor: torch.Tensor, name: str, value: Any) -> None:
     """`self.buffer.note = value`. What torch itself has under that name (`data`, `grad`) takes care of itself."""
     tracer = active.tracer
-    if tracer is not None and not tracer._runs_for_real and not hasattr(torch.Tensor, name):
+    if tracer is not None and not tracer._switching and not hasattr(torch.Tensor, name):
         tracer._before_tensor_write(tensor, name, value)
     _set_tensor_attribute(tensor, name, value)
+
+
+TENSOR_ATTRIBUTE_PATCH = Patch(torch.Tensor, "__setattr__", _write_tensor_attribute)
 
 
 class _SizeMethod:
@@ -217,7 +220,7 @@ MODULE_PATCHES = [
     _module_delattr,
     Patch(torch.nn.Module, "training", _TrainingDescriptor()),  # type: ignore[arg-type]
     *FUNCTION_PATCHES,
-    Patch(torch.Tensor, "__setattr__", _write_tensor_attribute),
+    TENSOR_ATTRIBUTE_PATCH,
     *REGION_PATCHES,
     *SWITCH_PATCHES,
     *[

@@ -16,10 +16,10 @@ from torch.nn.parameter import is_lazy
 
 from torchgraft.capturing.active import Beginning, CodePatch, acquire_all, active, paused_collection, release_all
 from torchgraft.capturing.example import ExampleInputs, refuse_iterators
-from torchgraft.capturing.kinds import type_patches
+from torchgraft.capturing.kinds import PARAMETER_PATCH, type_patches
 from torchgraft.capturing.min_max import BUILTIN_PATCHES
 from torchgraft.capturing.mode_choices import choice_patches
-from torchgraft.capturing.module_patches import MODULE_GETATTR, MODULE_PATCHES
+from torchgraft.capturing.module_patches import MODULE_GETATTR, MODULE_PATCHES, TENSOR_ATTRIBUTE_PATCH
 from torchgraft.capturing.reads import KeepWhole
 from torchgraft.capturing.refusals import UnsupportedArgument
 from torchgraft.capturing.regions import remove_empty_regions
@@ -209,6 +209,7 @@ _PATCHES = [
     for patch in MODULE_PATCHES
     if getattr(patch, "holder", None) not in (torch, torch.Tensor, threading.Thread) and patch is not MODULE_GETATTR
 ]
+_PATCHES.append(TENSOR_ATTRIBUTE_PATCH)
 
 
 def _watched_run(
@@ -225,8 +226,7 @@ def _watched_run(
     with paused_collection:
         watcher.beginning = Beginning()
         patches: list[Any] = [*_PATCHES, *wrapped_patches(), *_AUTOWRAP.library_patches()]
-        patches += [*BUILTIN_PATCHES, SCRIPT_PATCH, *type_patches(function, watcher.paths)]
-        patches += choices
+        patches += [*BUILTIN_PATCHES, SCRIPT_PATCH, PARAMETER_PATCH, *type_patches(function, watcher.paths), *choices]
         acquire_all(patches)
         previous, active.tracer = active.tracer, watcher
         try:
@@ -268,6 +268,8 @@ def _program_name(model: Any) -> str:
 
 def _result(watcher: Watcher, value: Any) -> Any:
     """A part of the result; objects of their own kind are put together anew by every run."""
+    if isinstance(value, torch.Tensor) and id(value) in watcher.with_attributes:
+        raise KeepWhole(None, "it writes an attribute onto a tensor that it returns")
     if type(value) in (tuple, list):
         return type(value)([_result(watcher, item) for item in value])
     if type(value) is dict and all(isinstance(key, str) for key in value):

@@ -21,7 +21,11 @@ from torchgraft.ir.node import Node
 from torchgraft.ir.origin import current_source_line
 
 # Properties that say nothing about what a program computes.
-_UNGUARDED = frozenset({"grad", "_version", "_backward_hooks", "names", "_base", "output_nr", "data"})
+_UNGUARDED = frozenset({"_backward_hooks", "output_nr", "data", "_version"})
+# What is present or absent, and otherwise no value that could be compared.
+_PRESENT_OR_ABSENT = frozenset({"grad_fn", "grad", "_base"})
+# What the copies that the run gets do not have in common with the inputs.
+_LOST_BY_COPYING = frozenset({"_base", "_version"})
 _TO_NUMBER = frozenset({"__bool__", "__int__", "__float__", "__index__", "__complex__"})
 # Calls that give a tensor another shape in place: sizes read before them have to be computed before them.
 RESHAPING = frozenset(
@@ -65,12 +69,14 @@ class Reads(TracerBase):
     sizes_are_symbolic: bool
     _instruction: tuple[CodeType | None, int] | None
     _modules: list[torch.nn.Module]
+    _inputs: set[int]
 
     def __init__(self) -> None:
         self._numbers: dict[Node, dict[Any, SymbolicNumber]] = {}
         self._sizes: dict[Node, torch.Size] = {}
         self._guarded: set[Any] = set()
-        self._devices: dict[int, tuple[torch.device, torch.Tensor]] = {}
+        # Devices that were read: the device itself (so that its identity stays its own), its node, and the guard on it.
+        self._devices: dict[int, tuple[torch.device, Node, Node]] = {}
 
     def node_of(self, tensor: torch.Tensor) -> Node:
         """The node whose value a tensor is."""
@@ -86,10 +92,10 @@ class Reads(TracerBase):
 
     # ---- guards ----
 
-    def guard(self, node: Any, expected: Any, condition: str) -> None:
+    def guard(self, node: Any, expected: Any, condition: str) -> Node:
         """Have the program check that a value is what it is in this run."""
         where = str(current_source_line() or "an unknown line")
-        self.create_node("call_function", check_value, (node, self.create_arg(expected), condition, where), {})
+        return self.create_node("call_function", check_value, (node, self.create_arg(expected), condition, where), {})
 
     def guard_fact(self, tensor: torch.Tensor, name: str, value: Any) -> None:
         """Have the program check a property of a tensor, once."""
@@ -98,6 +104,14 @@ class Reads(TracerBase):
             self._guarded.add((node, name))
             fact = self.create_node("call_function", getattr, (node, name), {})
             self.guard(fact, value, f"{name} of '{node.name}'")
+
+    def guard_class(self, tensor: torch.Tensor) -> None:
+        """Have the program check, once, whether an input is a parameter; every other class is checked anyway."""
+        if id(tensor) in self._inputs and (id(tensor), "class") not in self._guarded:
+            self._guarded.add((id(tensor), "class"))
+            node = self.node_of(tensor)
+            answer = self.create_node("call_function", isinstance, (node, torch.nn.Parameter), {})
+            self.guard(answer, type(tensor) is torch.nn.Parameter, f"isinstance('{node.name}', Parameter)")
 
     def guard_number(self, number: SymbolicNumber) -> None:
         """Python asked for the plain value: from here on the program is right only for this one."""
@@ -188,19 +202,19 @@ class Reads(TracerBase):
         if name == "shape":
             return self._size(tensor)
         result = getattr(tensor, name)
+        if name in _LOST_BY_COPYING and id(tensor) in self._inputs:
+            raise KeepWhole(self._modules[-1], f"{name} of an input was read{at_line()}")
+        if name in _PRESENT_OR_ABSENT:
+            self._guard_presence(tensor, name, result)
         if isinstance(result, torch.Tensor):
             node = self.create_node("call_function", getattr, (self.node_of(tensor), name), {})
             return self.register(result, node, {})
         if name == "device":
             self._read_device(tensor, result)
-        elif name == "grad_fn":
-            self._guard_presence(tensor, name, result)
         elif name == "ndim" and self.is_static(tensor):
             return result
-        elif name not in _UNGUARDED:
+        elif name not in _UNGUARDED and name not in _PRESENT_OR_ABSENT:
             self.guard_fact(tensor, name, result)
-        elif name == "grad":
-            self._guard_presence(tensor, name, result)
         return result
 
     def _guard_presence(self, tensor: torch.Tensor, name: str, value: Any) -> None:
@@ -211,8 +225,20 @@ class Reads(TracerBase):
     def _read_device(self, tensor: torch.Tensor, device: torch.device) -> None:
         if _is_taken_apart(*(self._instruction or (None, 0))):
             self.guard_fact(tensor, "device", device)
-        else:
-            self._devices[id(device)] = (device, tensor)
+            return
+        # Where it goes is not seen: if it does not come to a torch call, then it was there to decide something.
+        node = self.node_of(tensor)
+        fact = self.create_node("call_function", getattr, (node, "device"), {})
+        self._devices[id(device)] = (device, fact, self.guard(fact, device, f"device of '{node.name}'"))
+
+    def device_node(self, device: torch.device) -> Node | None:
+        """The node of a device that was read of a tensor and is now handed to a torch call."""
+        known = self._devices.get(id(device))
+        if known is None:
+            return None
+        if not known[2]._erased:
+            self.graph.erase_node(known[2])
+        return known[1]
 
 
 @functools.lru_cache(maxsize=4096)

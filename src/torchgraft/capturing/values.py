@@ -54,6 +54,8 @@ class Values(Reads):
         self._inputs: set[int] = set()
         self._found_attributes = False
         self._constants: dict[int, tuple[Any, Node]] = {}
+        # Tensors made by this run onto which somebody wrote an attribute, by identity.
+        self.with_attributes: dict[int, torch.Tensor] = {}
         self.beginning: Beginning | None = None
 
     def create_node(
@@ -240,10 +242,8 @@ class Values(Reads):
         if cls is torch.Tensor or cls is torch.nn.Parameter or isinstance(a, torch.Tensor):
             return self.node_of(a)
         if cls in UNCHANGED_TYPES:
-            if cls is torch.device and id(a) in self._devices:
-                node = self.node_of(self._devices[id(a)][1])
-                return self.create_node("call_function", getattr, (node, "device"), {})
-            return a
+            known = self.device_node(a) if cls is torch.device else None
+            return a if known is None else known
         number = unwrapped(a)
         if number is not None:
             return number.argument()

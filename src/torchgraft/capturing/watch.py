@@ -333,6 +333,13 @@ class Watcher(Values):
         except TraceError as error:
             raise KeepWhole(module, f"it writes self.{name}{at_line()}") from error
 
+    def _before_tensor_write(self, tensor: torch.Tensor, name: str, value: Any) -> None:
+        """Somebody writes an attribute onto a tensor, which is lost unless the tensor is."""
+        mark = tensor.__dict__.get(MARK)
+        if mark is None or mark[0] is not self:
+            raise KeepWhole(self._modules[-1], f"it writes the attribute {name} of a tensor{at_line()}")
+        self.with_attributes[id(tensor)] = tensor
+
     def _remembered(self, error: TraceError) -> Any:
         """What a symbolic trace would refuse, a watched run keeps whole; an odd argument may be kept as an object."""
         return error if isinstance(error, UnsupportedArgument) else KeepWhole(self._modules[-1], str(error))

@@ -95,7 +95,7 @@ def check_inputs(expected: dict[str, Any], found: dict[str, Any], where: str) ->
 def _misfit(expected: Any, found: Any, path: str) -> tuple[str, str, str] | None:
     """Where a value differs from what is expected: the path, and both sides in words."""
     if expected is torch.Tensor:
-        return None if isinstance(found, torch.Tensor) else (path, "a tensor", _in_words(found))
+        return _misfit_of_tensor(found, path)
     if expected is int or expected is float:
         return None if type(found) is expected else (path, f"a number of type {expected.__name__}", _in_words(found))
     if isinstance(expected, Like):
@@ -108,6 +108,29 @@ def _misfit(expected: Any, found: Any, path: str) -> tuple[str, str, str] | None
         return _misfit_of_parts(parts_of(expected), parts_of(found), path)
     same = found is expected or (type(found) is type(expected) and found == expected)
     return None if same else (path, repr(expected), _in_words(found))
+
+
+def _misfit_of_tensor(found: Any, path: str) -> tuple[str, str, str] | None:
+    """A plain tensor is expected: none of a class of its own, which may be asked for, and without attributes."""
+    if not isinstance(found, torch.Tensor) or not is_plain_or_stand_in(type(found)):
+        return path, "a tensor", _in_words(found)
+    attributes = found.__dict__ and type(found) in (torch.Tensor, torch.nn.Parameter) and list(tensor_attributes(found))
+    return (path, "a tensor without attributes", f"one with the attribute '{attributes[0]}'") if attributes else None
+
+
+def is_plain_or_stand_in(kind: type) -> bool:
+    """Whether a class of tensors is torch's own, or stands for it and answers every operator itself (fake tensors, say).
+
+    >>> is_plain_or_stand_in(torch.nn.Parameter)
+    True
+    """
+    is_plain = kind is torch.Tensor or kind is torch.nn.Parameter
+    return is_plain or kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__  # type: ignore[attr-defined]
+
+
+def tensor_attributes(tensor: torch.Tensor) -> dict[str, Any]:
+    """What somebody has written onto a tensor; names with an underscore are for libraries."""
+    return {name: value for name, value in tensor.__dict__.items() if not name.startswith("_")}
 
 
 def _misfit_of_parts(expected: dict[Any, Any], found: dict[Any, Any], path: str) -> tuple[str, str, str] | None:
@@ -133,12 +156,12 @@ def parts_of(value: Any) -> dict[Any, Any]:
         return dict(value)
     if isinstance(value, (tuple, list)):
         return dict(enumerate(value))
-    return attributes_of(value)
+    return tensor_attributes(value) if isinstance(value, torch.Tensor) else attributes_of(value)
 
 
 def _in_words(value: Any) -> str:
     if isinstance(value, torch.Tensor):
-        return "a tensor"
+        return "a tensor" if type(value) is torch.Tensor else f"a tensor of the class {type(value).__name__}"
     if isinstance(value, (int, float, str, bool, type(None))):
         return repr(value)
     return f"a {type(value).__name__}"
