@@ -87,7 +87,7 @@ class OutsideState:
         """Watch the variables of another Python module that a function may mention."""
         if _home(module.__name__) in _NOT_USERS:
             return
-        for name in {mentioned for inner in _codes(code) for mentioned in inner.co_names}:
+        for name in {mentioned for inner in codes_in(code) for mentioned in inner.co_names}:
             value = vars(module).get(name, _MISSING)
             if value is not _MISSING and not isinstance(value, (type, ModuleType)) and not callable(value):
                 self._watch_binding(vars(module), name, value, line)
@@ -241,7 +241,7 @@ def _notes(function: FunctionType) -> list[int]:
 
 
 def _is_only_appended(code: CodeType, name: str) -> bool:
-    for current in _codes(code):
+    for current in codes_in(code):
         listing = [item for item in dis.get_instructions(current) if item.opname not in ("CACHE", "PUSH_NULL")]
         for item, following in itertools.pairwise(listing):
             if item.argval == name and "DEREF" in item.opname and following.argval != "append":
