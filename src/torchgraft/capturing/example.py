@@ -20,7 +20,7 @@ from torchgraft.capturing.sizes import SymbolicNumber, wrapped
 from torchgraft.capturing.tracer_base import UNCHANGED_TYPES
 from torchgraft.errors import TraceError
 from torchgraft.ir.arguments import rebuild_tuple
-from torchgraft.ir.guards import Like, check_inputs, is_plain_or_stand_in, parts_of, tensor_attributes
+from torchgraft.ir.guards import Like, check_inputs, parts_of, stands_in, tensor_attributes
 from torchgraft.ir.node import Node
 from torchgraft.ir.structures import has_attributes, set_attributes
 
@@ -91,12 +91,10 @@ class ExampleInputs:
         self._copies[id(value)] = (value, copied, make)
         self._watcher.add_input(copied, make)
         expected: dict[str, Any] = {}
-        for name, part in tensor_attributes(value).items() if value.__dict__ else ():
+        for name, part in tensor_attributes(value).items():
             make_part = self._watcher.part(make, name, by_attribute=True)
             copied.__dict__[name], expected[name] = self._take_in(part, make_part, f"{path}.{name}")
-        is_usual = type(value) is torch.Tensor or (
-            is_plain_or_stand_in(type(value)) and not isinstance(value, _Parameter)
-        )
+        is_usual = type(value) is torch.Tensor or stands_in(type(value))
         return copied, torch.Tensor if is_usual and not expected else Like(type(value), expected)
 
     def _number(self, value: Any, make: MakeNode, path: str) -> tuple[Any, Any]:

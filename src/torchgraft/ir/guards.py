@@ -112,24 +112,32 @@ def _misfit(expected: Any, found: Any, path: str) -> tuple[str, str, str] | None
 
 def _misfit_of_tensor(found: Any, path: str) -> tuple[str, str, str] | None:
     """A plain tensor is expected: none of a class of its own, which may be asked for, and without attributes."""
-    if not isinstance(found, torch.Tensor) or not is_plain_or_stand_in(type(found)):
+    if not isinstance(found, torch.Tensor) or not (is_plain(type(found)) or stands_in(type(found))):
         return path, "a tensor", _in_words(found)
-    attributes = found.__dict__ and type(found) in (torch.Tensor, torch.nn.Parameter) and list(tensor_attributes(found))
+    attributes = list(tensor_attributes(found))
     return (path, "a tensor without attributes", f"one with the attribute '{attributes[0]}'") if attributes else None
 
 
-def is_plain_or_stand_in(kind: type) -> bool:
-    """Whether a class of tensors is torch's own, or stands for it and answers every operator itself (fake tensors, say).
+def is_plain(kind: type) -> bool:
+    """Whether a class of tensors is torch's own."""
+    return kind is torch.Tensor or kind is torch.nn.Parameter
 
-    >>> is_plain_or_stand_in(torch.nn.Parameter)
-    True
-    """
-    is_plain = kind is torch.Tensor or kind is torch.nn.Parameter
-    return is_plain or kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__  # type: ignore[attr-defined]
+
+def stands_in(kind: type) -> bool:
+    """Whether tensors of a class answer every operator themselves, and so stand for others: fake tensors, say."""
+    return kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__  # type: ignore[attr-defined]
 
 
 def tensor_attributes(tensor: torch.Tensor) -> dict[str, Any]:
-    """What somebody has written onto a tensor; names with an underscore are for libraries."""
+    """What somebody has written onto a tensor; names with an underscore are for libraries.
+
+    >>> x = torch.ones(2)
+    >>> x.label = "cat"
+    >>> tensor_attributes(x)
+    {'label': 'cat'}
+    """
+    if not tensor.__dict__ or stands_in(type(tensor)):
+        return {}
     return {name: value for name, value in tensor.__dict__.items() if not name.startswith("_")}
 
 
