@@ -49,8 +49,7 @@ def memory(
     if device is not None:
         program, args, kwargs = on_device(program, args, kwargs, torch.device(device), compute)
     subject = program_of(program, args, kwargs, compute)
-    run = DryRun(subject, args, kwargs, compute=compute)
-    accounts = _Accounts(subject, run, None if device is None else torch.device(device), measure)
+    accounts = _Accounts(subject, args, kwargs, compute, None if device is None else torch.device(device), measure)
     if training or optimizer is not None:
         accounts.train(optimizer)
     else:
@@ -62,13 +61,21 @@ def memory(
 class _Accounts:
     """A dry run whose operators are entered in the books, and what is read from them afterwards."""
 
-    def __init__(self, program: GraphModule, run: DryRun, device: torch.device | None, measure: Measure | None) -> None:
-        self.program, self.run = program, run
-        self.storages = Storages(device or _gpu_of(run))
+    def __init__(
+        self,
+        program: GraphModule,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any] | None,
+        compute: bool,
+        device: torch.device | None,
+        measure: Measure | None,
+    ) -> None:
+        self.program = program
+        self.run = DryRun(program, args, kwargs, watch=self._operator, compute=compute)
+        self.storages = Storages(device or _gpu_of(self.run))
         on_gpu = self.storages.device is not None and self.storages.device.type == "cuda"
         self.measure = measure or (taken_on_gpu if on_gpu else None)
         self.calls: dict[int, Call] = {}
-        run.operators.watch = self._operator
         self.state: list[torch.Tensor] = []
         self.saved: dict[str, int] = {}
         self.unmeasured: tuple[tuple[str, str | None], ...] = ()
