@@ -214,6 +214,74 @@ with contextlib.redirect_stdout(io.StringIO()):
         raised = True
 result = found, raised
 """,
+    "minimizer_methods": """
+import contextlib, io
+from FX.passes.net_min_base import _MinimizerBase, _MinimizerSettingBase
+class Minimizer(_MinimizerBase):
+    def run_a(self, mod, inputs, report_idx=-1):
+        return mod(*inputs)
+    def run_b(self, mod, inputs, report_idx=-1):
+        out = mod(*inputs)
+        called = {n.target for n in mod.graph.nodes}
+        if {torch.sin, torch.tanh} <= called:
+            out = out + 1
+        return out
+def chain(x):
+    return torch.cos(torch.tanh(torch.exp(torch.sin(torch.neg(torch.abs(x))))))
+def compare(a, b, names):
+    a, b = (v if isinstance(v, tuple) else (v,) for v in (a, b))
+    return 0.0, all(torch.allclose(p, q) for p, q in zip(a, b))
+seen = []
+def exclude(nodes, start, end):
+    seen.append(len(nodes))
+    nodes[:] = [n for n in nodes if n.target is not torch.abs]
+def minimize(method, exclusion=None, settings=(), **options):
+    with contextlib.redirect_stdout(io.StringIO()):
+        setting = _MinimizerSettingBase(traverse_method=method, **dict(settings))
+        minimizer = Minimizer(fx.symbolic_trace(chain), (x,), compare, setting, exclusion_fn=exclusion)
+        return sorted(n.name for n in minimizer.minimize(**options))
+result = [
+    minimize("block"), minimize("block", find_last_node=True), minimize("block", find_last_node=False),
+    minimize("block", start="exp"), minimize("accumulate"), minimize("accumulate", start="neg"),
+    minimize("skip", skip_nodes=["abs_1"]), minimize("skip", skip_nodes=["exp"]), minimize("sequential"),
+    minimize("binary", exclude), minimize("sequential", exclude), minimize("accumulate", end="exp"), bool(seen),
+]
+""",
+    "finder": """
+from FX.passes.splitter_base import FxNetAccNodesFinder, Subgraph
+from FX.passes.split_utils import move_non_tensor_nodes_on_boundary
+from FX.passes.operator_support import create_op_support
+from FX.passes.shape_prop import ShapeProp
+from FX.passes.split_module import split_module_simple
+import contextlib, io
+def sizes(x):
+    n = x.size(0)
+    m = n + 1
+    y = torch.relu(x)
+    return torch.sin(y.reshape(n, -1)) * m + torch.cos(x).size(1)
+traced = fx.symbolic_trace(sizes)
+ShapeProp(traced).propagate(x)
+nodes = {n.name: n for n in traced.graph.nodes}
+found = []
+for names in ({"size", "add", "relu"}, {"relu", "reshape", "sin", "mul"}, {"size", "add", "mul", "cos", "size_1"}, set(nodes)):
+    support = create_op_support(lambda modules, node: node.name in names)
+    found.append(sorted(n.name for n in FxNetAccNodesFinder(traced, support, False)()))
+    found.append(sorted(n.name for n in FxNetAccNodesFinder(traced, support, True)()))
+    finder = FxNetAccNodesFinder(traced, support, False)
+    finder.acc_nodes = {nodes[name] for name in names if nodes[name].op not in ("placeholder", "output")}
+    finder.reduce_acc_nodes_non_tensor_input()
+    found.append(sorted(n.name for n in finder.acc_nodes))
+for first in (["size", "add", "relu"], ["size", "relu", "reshape"], ["relu", "cos", "size_1"], ["size", "add"]):
+    rest = [n.name for n in traced.graph.nodes if n.op not in ("placeholder", "output") and n.name not in first]
+    parts = [Subgraph(True, [nodes[name] for name in first]), Subgraph(False, [nodes[name] for name in rest])]
+    with contextlib.redirect_stdout(io.StringIO()):
+        move_non_tensor_nodes_on_boundary(parts)
+    found.append([sorted(n.name for n in part.nodes) for part in parts])
+chain = fx.symbolic_trace(lambda x: torch.cos(torch.relu(torch.sin(x))))
+_, sin, relu, cos, _ = chain.graph.nodes
+simple = split_module_simple(chain, {sin: 0, relu: 0, cos: 1}, partition_affix="part")
+result = found, [n for n, _ in simple.named_children()], same(simple(x), chain(x))
+""",
     "const_fold": """
 from FX.experimental.const_fold import split_const_subgraphs, FoldedGraphModule, get_unique_attr_name_in_module
 class Folds(nn.Module):

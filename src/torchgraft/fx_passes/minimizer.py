@@ -34,7 +34,8 @@ class FxNetMinimizerResultMismatchError(GraftError):
 @dataclass
 class _MinimizerSettingBase:
     """Options: whether a piece is given what the pieces before it computed (`accumulate_error`); how to search
-    ("sequential", "binary", "accumulate", "skip" or "defined"); whether to go on after the first find."""
+    ("sequential", "binary", "accumulate", "block", "skip" or "defined"); whether to go on after the first find; whether
+    `run_nodes` compares every value in between (`return_intermediate`). All values that leave a piece are compared anyway."""
 
     accumulate_error: bool = False
     traverse_method: str = "sequential"
@@ -98,7 +99,11 @@ class _MinimizerBase:
         skip_nodes: list[str] | None = None,
         find_last_node: bool | None = None,
     ) -> set[Node]:
-        """The nodes between `start` and `end` (names, included) for which the two ways differ or fail."""
+        """The nodes between `start` and `end` (names, included) for which the two ways differ or fail.
+
+        "skip" leaves out `skip_nodes`. "block" finds the shortest stretch that differs, by halving; with `find_last_node` it is
+        cut at its end only, with False at its beginning only.
+        """
         nodes = self._collect_nodes(start, end)
         method = self.settings.traverse_method
         if method == "sequential":
@@ -107,6 +112,8 @@ class _MinimizerBase:
             return self._binary(nodes)
         if method == "accumulate":
             return self._accumulate(nodes)
+        if method == "block":
+            return self._block(nodes, find_last_node)
         if method == "defined":
             return set() if self._agrees(nodes) else set(nodes)
         if method == "skip":
@@ -117,7 +124,7 @@ class _MinimizerBase:
 
     def run_nodes(self, start: str | None = None, end: str | None = None) -> None:
         """Run one piece both ways and compare; what came out is in `reports`."""
-        self._agrees(self._collect_nodes(start, end))
+        self._agrees(self._collect_nodes(start, end), self.settings.return_intermediate)
 
     def print_report(self, report: list[str]) -> None:
         """Print one report."""
@@ -138,18 +145,27 @@ class _MinimizerBase:
         last = len(names) - 1 if end is None else names.index(end)
         return nodes[first : last + 1]
 
-    def _agrees(self, nodes: list[Node]) -> bool:
+    def _agrees(self, nodes: list[Node], intermediate: bool = False, first: int = -1, last: int = -1) -> bool:
+        if self.exclusion_fn is not None:
+            nodes = list(nodes)
+            self.exclusion_fn(nodes, first, last)  # takes out of the list what it does not want
+        if not nodes:
+            self.reports.append(["All nodes are excluded by user"])
+            return True
         try:
-            self._run_and_compare(nodes)
+            self._run_and_compare(nodes, intermediate)
         except (FxNetMinimizerRunFuncError, FxNetMinimizerResultMismatchError):
             return False
         return True
 
-    def _run_and_compare(self, nodes: list[Node]) -> None:
+    def _run_and_compare(self, nodes: list[Node], intermediate: bool = False) -> None:
         report = [f"Run and compare {nodes[0].name} to {nodes[-1].name}, {len(nodes)} nodes"]
         self.reports.append(report)
         nodes = self._with_groups(nodes)
         piece, inputs, outputs = fuse_as_graphmodule(self.module, nodes, "Minimized")
+        if intermediate:
+            outputs = tuple(nodes)
+            _return_everything(piece)
         names = [node.name for node in outputs]
         if not outputs:
             return
@@ -184,9 +200,7 @@ class _MinimizerBase:
     def _first_or_all(self, pieces: list[list[Node]]) -> set[Node]:
         culprits: set[Node] = set()
         for number, piece in enumerate(pieces):
-            if self.exclusion_fn is not None:
-                self.exclusion_fn(piece, number, number + 1)
-            if piece and not self._agrees(piece):
+            if not self._agrees(piece, first=number, last=number + 1):
                 culprits.update(piece)
                 if not self.settings.find_all:
                     break
@@ -211,6 +225,34 @@ class _MinimizerBase:
                 if not self.settings.find_all:
                     break
         return culprits
+
+    def _block(self, nodes: list[Node], find_last_node: bool | None) -> set[Node]:
+        """A stretch from which nothing can be taken at its end, then nothing at its beginning, without the difference going."""
+        if not nodes or self._agrees(nodes):
+            return set()
+        first, last = 0, len(nodes)
+        if find_last_node is not False:
+            last = _least(1, len(nodes), lambda end: not self._agrees(nodes[:end]))
+        if not find_last_node:
+            first = last - _least(1, last, lambda length: not self._agrees(nodes[last - length : last]))
+        return set(nodes[first:last])
+
+
+def _least(low: int, high: int, is_enough: Callable[[int], bool]) -> int:
+    """The least number that is enough, by halving; `high` is."""
+    while low < high:
+        middle = (low + high) // 2
+        if is_enough(middle):
+            high = middle
+        else:
+            low = middle + 1
+    return high
+
+
+def _return_everything(piece: GraphModule) -> None:
+    calls = [node for node in piece.graph.nodes if node.op in CALLABLE_NODE_OPS]
+    output = piece.graph.output_node()
+    output.args = (calls[0] if len(calls) == 1 else tuple(calls),)
 
 
 def _values(module: GraphModule, inputs: Sequence[Any]) -> dict[str, Any]:

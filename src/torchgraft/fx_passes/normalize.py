@@ -54,9 +54,12 @@ class NormalizeOperators(Transformer):
         return add
     """
 
+    binary_magic_method_remap = _OPERATORS
+
     def transform(self) -> GraphModule:
         result = GraphModule(self.module, copy.deepcopy(self.module.graph))  # type: ignore[arg-type]
+        table = self.binary_magic_method_remap
         for node in result.graph.nodes:
-            if node.op == "call_function" and len(node.args) == 2 and not node.kwargs and node.target in _OPERATORS:
-                node.target = _OPERATORS[node.target]
+            if node.op == "call_function" and len(node.args) == 2 and not node.kwargs and node.target in table:
+                node.target = table[node.target]
         return result

@@ -66,6 +66,22 @@ class GraphTransformObserver:
         with self:
             return pass_fn(self.gm.graph)
 
+    def get_node_creation_hook(self) -> Callable[[Node], None]:
+        """What is called for every node that is made."""
+        return self._hooks["create"]
+
+    def get_node_erase_hook(self) -> Callable[[Node], None]:
+        """What is called for every node that is erased."""
+        return self._hooks["erase"]
+
+    def get_node_replace_hook(self) -> Callable[[Node, str, Node], None]:
+        """What is called for every user that gets another input."""
+        return self._hooks["replace"]
+
+    def get_deepcopy_hook(self) -> Callable[[GraphModule], None]:
+        """What is called for every copy of the module."""
+        return self._copied_hook
+
     def __enter__(self) -> GraphTransformObserver:
         self.erased_nodes.clear()
         self.created_nodes.clear()

@@ -14,6 +14,7 @@ import torch
 
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import GraftError
+from torchgraft.fx_passes.split_utils import move_non_tensor_nodes_on_boundary
 from torchgraft.fx_passes.tools import CALLABLE_NODE_OPS, FxNetAccFusionsFinder, get_node_target, is_node_output_tensor
 from torchgraft.ir.node import Node
 from torchgraft.passes.shape_prop import ShapeProp
@@ -71,23 +72,39 @@ class FxNetAccNodesFinder:
 
     def __call__(self) -> set[Node]:
         modules = dict(self.module.named_modules())
-        calls = [node for node in self.module.graph.nodes if node.op in CALLABLE_NODE_OPS]
-        self.acc_nodes = {node for node in calls if self.operator_support.is_node_supported(modules, node)}
-        pending = [] if self.allow_non_tensor else [node for node in calls if not is_node_output_tensor(node)]
-        while pending:
-            node = pending.pop()
-            ends = [node, *[user for user in node.users if user.op in CALLABLE_NODE_OPS]]
-            if all(end in self.acc_nodes for end in ends):
-                continue
-            lost = [end for end in ends if end in self.acc_nodes]
-            self.acc_nodes.difference_update(lost)
-            for end in lost:
-                pending += [
-                    other
-                    for other in (end, *end.all_input_nodes)
-                    if other in calls and not is_node_output_tensor(other)
-                ]
+        self.acc_nodes = {node for node in self._calls() if self.operator_support.is_node_supported(modules, node)}
+        if not self.allow_non_tensor:
+            self.reduce_acc_nodes_non_tensor_input()
+            self.reduce_acc_nodes_non_tensor_output()
         return self.acc_nodes
+
+    def reduce_acc_nodes_non_tensor_input_helper(self, cpu_worklist: list[Node]) -> None:
+        """Take out what uses these nodes of the host, which give no tensors, and so on for what gives none itself."""
+        while cpu_worklist:
+            lost = [user for user in cpu_worklist.pop().users if user in self.acc_nodes]
+            self.acc_nodes.difference_update(lost)
+            cpu_worklist += [node for node in lost if not is_node_output_tensor(node)]
+
+    def reduce_acc_nodes_non_tensor_input(self) -> None:
+        """Take out nodes that a node of the host hands something that is no tensor."""
+        self.reduce_acc_nodes_non_tensor_input_helper(
+            [node for node in self._calls() if node not in self.acc_nodes and not is_node_output_tensor(node)]
+        )
+
+    def reduce_acc_nodes_non_tensor_output(self) -> None:
+        """Take out nodes that hand a node of the host something that is no tensor."""
+        while lost := [
+            node
+            for node in self._calls()
+            if node in self.acc_nodes
+            and not is_node_output_tensor(node)
+            and any(user not in self.acc_nodes for user in node.users)
+        ]:
+            self.acc_nodes.difference_update(lost)
+            self.reduce_acc_nodes_non_tensor_input_helper(lost)
+
+    def _calls(self) -> list[Node]:
+        return [node for node in self.module.graph.nodes if node.op in CALLABLE_NODE_OPS]
 
 
 def generate_inputs_for_submodules(
@@ -147,7 +164,9 @@ class _SplitterBase:
 
     def remove_small_acc_subgraphs(self, subgraphs: list[Subgraph]) -> list[Subgraph]:
         """The parts again, with those that are too small for the accelerator given to the host."""
-        return self._subgraphs(self.settings.min_acc_module_size)
+        smallest = min([len(part.nodes) for part in subgraphs if part.is_acc], default=0)
+        is_large = smallest >= self.settings.min_acc_module_size
+        return subgraphs if is_large else self._subgraphs(self.settings.min_acc_module_size)
 
     def _subgraphs(self, min_size: int) -> list[Subgraph]:
         order = Order(self.module.graph)
@@ -178,6 +197,8 @@ class _SplitterBase:
 
     def __call__(self) -> GraphModule:
         subgraphs = self.remove_small_acc_subgraphs(self.put_nodes_into_subgraphs())
+        if self.settings.move_non_tensor_nodes_on_boundary:
+            move_non_tensor_nodes_on_boundary(subgraphs)
         count = sum(subgraph.is_acc for subgraph in subgraphs)
         if 0 < self.settings.max_acc_splits < count:
             raise FxNetSplitterInternalError(

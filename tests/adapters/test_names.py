@@ -1,0 +1,78 @@
+"""Every public name of torch.fx's modules that has a path here is here too, and is called in the same way."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from typing import Any
+
+import pytest
+
+from torchgraft.fx_passes.paths import HOMES
+
+PATHS = [*HOMES, "operator_schemas", "passes.fake_tensor_prop", "passes.shape_prop", "tensor_type"]
+
+# What is not here, or is called differently, and why nobody who uses torch.fx's interface meets it.
+EXCEPTIONS = {
+    "experimental.normalize.NormalizeArgs.call_function": "types of arguments are found by the pass, not handed through it",
+    "experimental.normalize.NormalizeOperators": "the further parameters annotate node.type, which is not the normalizing",
+    "passes.split_module.Partition": "torch.fx's own record of a part while it splits",
+    "passes.split_utils.Component": "the same",
+    "passes.splitter_base.NodeEvent": "a log for torch.fx's developers, switched on by an environment variable",
+    "passes.splitter_base.NodeEventTracker": "the same",
+    "passes.tools_common.FxNetAccFusionsFinder.FusionGroup": "a step of torch.fx's search",
+    "passes.tools_common.FxNetAccFusionsFinder.recursive_add_node": "the same",
+    "passes.utils.matcher_utils.InternalMatch": "made by the matcher; its attributes are the same",
+}
+
+
+def public_names(module: Any) -> list[str]:
+    own = [name for name, value in vars(module).items() if getattr(value, "__module__", None) == module.__name__]
+    return sorted({name for name in (*own, *getattr(module, "__all__", ())) if not name.startswith("_")})
+
+
+def parameters(function: Any) -> list[tuple[str, Any, bool]] | None:
+    try:
+        found = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return None
+    return [(p.name, p.kind, p.default is not p.empty) for p in found]
+
+
+def differences(path: str) -> list[str]:
+    theirs, ours = importlib.import_module(f"torch.fx.{path}"), importlib.import_module(f"torchgraft.{path}")
+    result = []
+    for name in public_names(theirs):
+        if not hasattr(ours, name):
+            result.append(f"{path}.{name}")
+            continue
+        left, right = getattr(theirs, name), getattr(ours, name)
+        if callable(left) and parameters(left) != parameters(right):
+            result.append(f"{path}.{name}")
+        if inspect.isclass(left):
+            members = {key: value for key, value in vars(left).items() if not key.startswith("_")}
+            for key, value in members.items():
+                other = getattr(right, key, None)
+                is_method = inspect.isfunction(value)
+                if not hasattr(right, key) or (is_method and parameters(value) != parameters(other)):
+                    result.append(f"{path}.{name}.{key}")
+    return result
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_names_and_parameters_are_those_of_torch_fx(path: str) -> None:
+    assert [difference for difference in differences(path) if difference not in EXCEPTIONS] == []
+
+
+def test_no_exception_is_out_of_date() -> None:
+    found = {difference for path in PATHS for difference in differences(path)}
+    # Other versions of torch lack some of the names.
+    assert {name for name in EXCEPTIONS if is_in_torch_fx(name)} <= found
+
+
+def is_in_torch_fx(name: str) -> bool:
+    path = next(path for path in PATHS if name.startswith(f"{path}."))
+    value: Any = importlib.import_module(f"torch.fx.{path}")
+    for part in name.removeprefix(f"{path}.").split("."):
+        value = getattr(value, part, None)
+    return value is not None
