@@ -92,40 +92,30 @@ def test_positional_and_keyword_arguments_apart():
 # ---- code generators that users wrote ----
 
 
-class TheirList(TheirCodeGen):
-    """Takes its inputs as one list."""
+class OneList:
+    """What code that takes its inputs as one list is made of, in both libraries."""
 
+    def generate_output(self, output_args):
+        return f"return {{'only': {output_args!r}}}"
+
+    def process_inputs(self, *args):
+        return args[0]
+
+    def process_outputs(self, outputs):
+        return {"only": outputs}
+
+    def additional_globals(self):
+        return [("MAKE", list)]
+
+
+class TheirList(OneList, TheirCodeGen):
     def gen_fn_def(self, free_vars, maybe_return_annotation, *, expanded_def=False):
         return f"def forward(self, values):\n    {', '.join(free_vars)}, = MAKE(values)"
 
-    def generate_output(self, output_args):
-        return f"return {{'only': {output_args!r}}}"
 
-    def process_inputs(self, *args):
-        return args[0]
-
-    def process_outputs(self, outputs):
-        return {"only": outputs}
-
-    def additional_globals(self):
-        return [("MAKE", list)]
-
-
-class OurList(CodeGen):
+class OurList(OneList, CodeGen):
     def gen_fn_def(self, free_vars, maybe_return_annotation):
         return f"def forward(self, values):\n    {', '.join(free_vars)}, = MAKE(values)"
-
-    def generate_output(self, output_args):
-        return f"return {{'only': {output_args!r}}}"
-
-    def process_inputs(self, *args):
-        return args[0]
-
-    def process_outputs(self, outputs):
-        return {"only": outputs}
-
-    def additional_globals(self):
-        return [("MAKE", list)]
 
 
 def test_a_code_generator_written_for_torch_fx_works_here():

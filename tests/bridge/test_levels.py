@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 import torchgraft
 from tests.bridge.comparison import assert_same_outcome, outcome
-from tests.bridge.models import SMALL, Pair, small
+from tests.bridge.models import SMALL, Pair, Straight, small
 from torchgraft import BridgeError, GuardError, Interpreter, Transformer, to_fx, zoo
 from torchgraft.bridge.levels import aten_program
 
@@ -251,16 +251,6 @@ def test_without_gradients():
 
 
 # ---- what torch.export would lose ----
-
-
-class Straight(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        return x.round()
-
-    @staticmethod
-    def backward(ctx, gradient):
-        return gradient * 3
 
 
 def hooked(self, x):

@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint
 
 import torchgraft
-from tests.bridge.models import small
+from tests.bridge.models import Straight, small
 from torchgraft import BridgeError, GuardError, Interpreter, zoo
 from torchgraft.bridge.training import capture_training, joint_program
 
@@ -331,16 +331,6 @@ def test_training_for_some_steps():
 
 
 # ---- effects ----
-
-
-class Straight(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        return x.round()
-
-    @staticmethod
-    def backward(ctx, gradient):
-        return gradient * 3
 
 
 def hooked(self, x):

@@ -3,31 +3,15 @@
 How inputs are specialised is told in test_concrete_args.
 """
 
-import dataclasses
 import enum
 import operator
-import typing
 from types import ModuleType
 
 import pytest
 import torch
 from torch import nn
 
-
-class Point(typing.NamedTuple):
-    x: torch.Tensor
-    y: torch.Tensor
-
-
-@dataclasses.dataclass
-class Pair:
-    left: torch.Tensor
-    right: torch.Tensor
-
-
-class Mode(enum.Enum):
-    FAST = "fast"
-    EXACT = "exact"
+from tests.compatibility.programs import Mode, Pair, Point
 
 
 class Level(enum.IntEnum):

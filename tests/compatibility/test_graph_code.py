@@ -8,7 +8,8 @@ from types import ModuleType
 
 import pytest
 import torch
-from torch import nn
+
+from tests.compatibility.networks import OneLinear
 
 
 def relu_module(fx: ModuleType):
@@ -39,15 +40,7 @@ def test_source_can_be_executed_with_its_globals(fx: ModuleType) -> None:
 
 
 def test_name_of_the_root_module_can_be_chosen(fx: ModuleType) -> None:
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.linear = nn.Linear(2, 2)
-
-        def forward(self, x):
-            return self.linear(x)
-
-    traced = fx.symbolic_trace(Model())
+    traced = fx.symbolic_trace(OneLinear())
     assert "owner.linear(x)" in traced.graph.python_code("owner").src
 
 

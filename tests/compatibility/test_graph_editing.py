@@ -12,6 +12,8 @@ import pytest
 import torch
 from torch import nn
 
+from tests.compatibility.networks import OneLinear
+
 
 def targets(graph) -> list[object]:
     return [node.target for node in graph.nodes]
@@ -288,30 +290,14 @@ def test_lint_notices_a_value_used_before_it_is_made(fx: ModuleType) -> None:
 
 
 def test_lint_notices_a_missing_submodule(fx: ModuleType) -> None:
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.linear = nn.Linear(2, 2)
-
-        def forward(self, x):
-            return self.linear(x)
-
-    traced = fx.symbolic_trace(Model())
+    traced = fx.symbolic_trace(OneLinear())
     del traced.linear
     with pytest.raises(RuntimeError, match="linear"):
         traced.graph.lint()
 
 
 def test_lint_notices_a_call_of_something_that_is_no_module(fx: ModuleType) -> None:
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.linear = nn.Linear(2, 2)
-
-        def forward(self, x):
-            return self.linear(x)
-
-    traced = fx.symbolic_trace(Model())
+    traced = fx.symbolic_trace(OneLinear())
     del traced.linear
     traced.linear = nn.Parameter(torch.ones(1))
     with pytest.raises(RuntimeError, match="linear"):

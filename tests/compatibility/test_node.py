@@ -11,6 +11,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from tests.compatibility.networks import OneLinear
+
 
 def diamond(fx: ModuleType):
     """x -> left and right -> total -> output."""
@@ -349,15 +351,7 @@ def test_random_draws_are_impure_unless_told_otherwise(fx: ModuleType) -> None:
 
 
 def test_normalized_arguments_of_a_module(fx: ModuleType) -> None:
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.linear = nn.Linear(2, 2)
-
-        def forward(self, x):
-            return self.linear(x)
-
-    traced = fx.symbolic_trace(Model())
+    traced = fx.symbolic_trace(OneLinear())
     (node,) = traced.graph.find_nodes(op="call_module")
     x = next(iter(traced.graph.nodes))
     args, kwargs = node.normalized_arguments(traced, normalize_to_only_use_kwargs=True)

@@ -75,15 +75,16 @@ def test_parameter_shapes_can_be_constants(fx: ModuleType) -> None:
         fx.Tracer().trace(model)
 
 
+class Normalised(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.ones(3))
+
+    def forward(self, x):
+        return x - self.mean.abs()
+
+
 def test_buffers_can_be_proxied(fx: ModuleType) -> None:
-    class Normalised(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.register_buffer("mean", torch.ones(3))
-
-        def forward(self, x):
-            return x - self.mean.abs()
-
     class Buffers(fx.Tracer):
         proxy_buffer_attributes = True
 
@@ -93,14 +94,6 @@ def test_buffers_can_be_proxied(fx: ModuleType) -> None:
 
 
 def test_method_of_a_buffer_that_is_not_proxied(fx: ModuleType) -> None:
-    class Normalised(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.register_buffer("mean", torch.ones(3))
-
-        def forward(self, x):
-            return x - self.mean.abs()
-
     traced = fx.symbolic_trace(Normalised())
     assert torch.equal(traced(torch.ones(3)), torch.zeros(3))
 

@@ -66,6 +66,18 @@ def capture(program: Program) -> tuple[GraphModule, Any]:
     return module, model
 
 
+def observed(program: Program) -> tuple[Any, GraphModule, Any] | None:
+    """What eager does with a program, its capture, and the model whose state that shares; None where either is refused."""
+    subject, model = program.make()
+    expected = observe(subject, model, program.seed)
+    if expected.error is not None:
+        return None
+    try:
+        return expected, *capture(program)
+    except torchgraft.TraceError:
+        return None
+
+
 def _chosen(program: Program) -> set[str]:
     """Two ways that every program goes, and one that differs from program to program: each costs two traces."""
     names = list(WAYS)

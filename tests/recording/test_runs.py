@@ -5,26 +5,11 @@ import random
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional as F
 
+from tests.recording.models import Net
 from torchgraft import GraftError, GraphModule, symbolic_trace
 from torchgraft.capturing.program import capture
 from torchgraft.recording.verify import verify
-
-
-class Net(nn.Module):
-    """Writes a buffer, draws, and has parameters."""
-
-    def __init__(self):
-        super().__init__()
-        self.first = nn.Linear(4, 4)
-        self.second = nn.Linear(4, 4)
-        self.register_buffer("calls", torch.zeros(()))
-
-    def forward(self, x):
-        hidden = self.first(x).tanh()
-        self.calls.add_(1)
-        return self.second(F.dropout(hidden, 0.5, True))
 
 
 class Sum(nn.Module):

@@ -7,8 +7,8 @@ from collections import namedtuple
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional as F
 
+from tests.recording.models import Net
 from torchgraft import GraftError, symbolic_trace, zoo
 from torchgraft.capturing.program import capture
 from torchgraft.recording.verify import REFUSED, RIGHT, SKIPPED, WRONG, verify
@@ -20,21 +20,6 @@ Pair = namedtuple("Pair", "first second")
 class Result:
     values: torch.Tensor
     number: int
-
-
-class Net(nn.Module):
-    """Writes a buffer, draws, and has parameters."""
-
-    def __init__(self):
-        super().__init__()
-        self.first = nn.Linear(4, 4)
-        self.second = nn.Linear(4, 4)
-        self.register_buffer("calls", torch.zeros(()))
-
-    def forward(self, x):
-        hidden = self.first(x).tanh()
-        self.calls.add_(1)
-        return self.second(F.dropout(hidden, 0.5, True))
 
 
 class Structures(nn.Module):

@@ -13,9 +13,8 @@ from torch.nn import functional
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 import torchgraft
-from tests.properties.observation import observe
 from tests.properties.strategies import Program, programs
-from tests.properties.ways import capture, compare
+from tests.properties.ways import compare, observed
 from tests.rewriting.test_properties import as_function, instructions
 from torchgraft import Found, PerMatch, call_any, explain, rewrite
 
@@ -357,14 +356,10 @@ MORE_EQUALS = [
 @settings(max_examples=80)
 def test_random_models(program: Program, equals: Any) -> None:
     pattern, replacement = equals
-    subject, model = program.make()
-    expected = observe(subject, model, program.seed)
-    if expected.error is not None:
+    seen = observed(program)
+    if seen is None:
         return
-    try:
-        module, model = capture(program)
-    except torchgraft.TraceError:
-        return
+    expected, module, model = seen
     rewrite(module, pattern, replacement)
     module.graph.lint()
     compare(expected, module, module, model, program, "rewritten")

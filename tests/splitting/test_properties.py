@@ -13,23 +13,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import torchgraft
-from tests.properties.observation import observe
 from tests.properties.strategies import Program, programs
-from tests.properties.ways import capture, compare
+from tests.properties.ways import compare, observed
 from torchgraft.splitting import Size, Split, Stages, Supported, split, split_module
 from torchgraft.splitting.order import Order
 from torchgraft.splitting.strategies import balanced_cuts
 
 
 def check(program: Program, cut: Any) -> None:
-    subject, model = program.make()
-    expected = observe(subject, model, program.seed)
-    if expected.error is not None:
+    seen = observed(program)
+    if seen is None:
         return
-    try:
-        module, model = capture(program)
-    except torchgraft.TraceError:
-        return
+    expected, module, model = seen
     found = cut(module)
     if found is None:
         return

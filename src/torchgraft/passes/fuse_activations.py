@@ -17,7 +17,7 @@ from torchgraft.ir.node import Node
 from torchgraft.ir.verify import find_attribute
 from torchgraft.passes.attributes import References
 from torchgraft.passes.definition import Pass
-from torchgraft.passes.layer_calls import has_hooks, uses_of_values
+from torchgraft.passes.layer_calls import LAYERS, has_hooks, uses_of_values
 from torchgraft.passes.memory import Memory
 
 if TYPE_CHECKING:
@@ -25,16 +25,7 @@ if TYPE_CHECKING:
 
 # Layers whose gradient needs their input and never their result, so that the result may be written.
 _LAYER_MODULES = (
-    *(
-        nn.Conv1d,
-        nn.Conv2d,
-        nn.Conv3d,
-        nn.ConvTranspose1d,
-        nn.ConvTranspose2d,
-        nn.ConvTranspose3d,
-        nn.Linear,
-        nn.Bilinear,
-    ),
+    *(*LAYERS, nn.Bilinear),
     *(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.GroupNorm, nn.LayerNorm),
 )
 _LAYER_FUNCTIONS = frozenset(

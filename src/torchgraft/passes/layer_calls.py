@@ -27,6 +27,7 @@ _MODULES: dict[type, tuple[int, bool]] = {
     nn.ConvTranspose3d: (3, True),
     nn.Linear: (0, False),
 }
+LAYERS = tuple(_MODULES)
 _FUNCTIONS: dict[Any, tuple[int, bool]] = {
     functional.conv1d: (1, False),
     functional.conv2d: (2, False),

@@ -10,6 +10,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from torchgraft.passes.layer_calls import LAYERS
+
 _FUNCTION_NAMES = (
     *("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "linear", "bilinear"),
     *(
@@ -38,16 +40,7 @@ FUNCTIONS: frozenset[Any] = frozenset(
 )
 METHODS = frozenset({"softmax", "log_softmax", "matmul", "square", "outer"})
 MODULES: frozenset[type] = frozenset(
-    {
-        nn.Conv1d,
-        nn.Conv2d,
-        nn.Conv3d,
-        nn.ConvTranspose1d,
-        nn.ConvTranspose2d,
-        nn.ConvTranspose3d,
-        nn.Linear,
-        nn.Bilinear,
-    }
+    {*LAYERS, nn.Bilinear}
     | {
         nn.BatchNorm1d,
         nn.BatchNorm2d,
