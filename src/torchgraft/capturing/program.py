@@ -17,6 +17,7 @@ from torch.nn.parameter import is_lazy
 from torchgraft.capturing.active import Beginning, CodePatch, acquire_all, active, paused_collection, release_all
 from torchgraft.capturing.example import ExampleInputs, refuse_iterators
 from torchgraft.capturing.kinds import PARAMETER_PATCH, type_patches
+from torchgraft.capturing.memos import AskAnew, answer_anew, memo_patches
 from torchgraft.capturing.min_max import BUILTIN_PATCHES
 from torchgraft.capturing.mode_choices import choice_patches
 from torchgraft.capturing.module_patches import MODULE_GETATTR, MODULE_PATCHES, TENSOR_ATTRIBUTE_PATCH
@@ -113,6 +114,8 @@ class _Capture:
                 return self._finished(_watched_run(watcher, *arguments))
             except KeepWhole as request:
                 reason = self._keep(request)
+            except AskAnew as request:
+                answer_anew(request.function)
             except Exception as error:
                 reason = self._ask_less(error)
         program = whole_program(self.model, self.owner, self.args, self.kwargs)
@@ -226,7 +229,8 @@ def _watched_run(
     with paused_collection:
         watcher.beginning = Beginning()
         patches: list[Any] = [*_PATCHES, *wrapped_patches(), *_AUTOWRAP.library_patches()]
-        patches += [*BUILTIN_PATCHES, SCRIPT_PATCH, PARAMETER_PATCH, *type_patches(function, watcher.paths), *choices]
+        patches += [*BUILTIN_PATCHES, SCRIPT_PATCH, PARAMETER_PATCH, *type_patches(function, watcher.paths)]
+        patches += [*choices, *memo_patches()]
         acquire_all(patches)
         previous, active.tracer = active.tracer, watcher
         try:
@@ -234,12 +238,16 @@ def _watched_run(
                 result = function(*inputs.bound.args, **inputs.bound.kwargs)
                 output = _result(watcher, result)
                 watcher.unwatched(_write_objects, watcher)
+                del result
         finally:
             active.tracer = previous
             release_all(patches)
             changed = [(module, f"self.{name}") for module, name in watcher.state.restore() if not _draws(module, name)]
             outside = watcher.outside.restore()
+            has_kept = watcher.forget_keys()
             unseen = [*watcher.surroundings.restore(), *changed, *([] if outside is None else [(None, outside[0])])]
+    if has_kept:
+        raise TypeError("a table outside of the model has a size as its key")
     if unseen:
         whole = whole | {inner for module in watcher.ran_whole for inner in module.modules()}
     _refuse_unseen(watcher, [entry for entry in unseen if entry[0] not in whole])

@@ -122,7 +122,7 @@ class Questions:
         if likely_class(proxy.node) is torch.Tensor:
             return True
         frame = self._asker(4)
-        return frame is None or hasattr(_called(frame), "cache_info")
+        return frame is None or hasattr(called_function(frame), "cache_info")
 
     def may_be_text(self) -> bool:
         """Whether the text of a value that is being made is for people to read, and decides nothing."""
@@ -174,7 +174,7 @@ def _is_asking_for_attribute(frame: FrameType) -> bool:
     return call.func.id == "hasattr" or (call.func.id == "getattr" and len(call.args) == 3)
 
 
-def _called(frame: FrameType) -> Any:
+def called_function(frame: FrameType) -> Any:
     """The function that is being called, where it is written as a name or an attribute of one."""
     call = _running_call(frame.f_code, frame.f_lasti)
     names: list[str] = []

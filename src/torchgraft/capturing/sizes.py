@@ -297,7 +297,9 @@ for _name, (_function, _symbol) in _ONE_SIDED.items():
 
 
 def _hash(self: Any) -> int:
-    return hash(self.node._decide())
+    number = self.node
+    number.watcher.before_key(self)
+    return hash(number._decide())
 
 
 def _divmod(self: Any, other: Any) -> Any:

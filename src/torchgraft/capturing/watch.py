@@ -5,6 +5,7 @@ Which node a value is, is known in `values.py`; what starts a run and what becom
 from __future__ import annotations
 
 import operator
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from torchgraft.capturing.active import active
+from torchgraft.capturing.memos import before_remembering, forget
 from torchgraft.capturing.model_state import ModelState
 from torchgraft.capturing.module_patches import ModuleForward, TrainingFlag
 from torchgraft.capturing.outside_state import OutsideState
@@ -80,6 +82,8 @@ class Watcher(Values):
         # Where capture was called: what is around that is no business of the model's.
         self._call_site = user_instruction(1)
         self._open_contexts: list[Any] = []
+        # Numbers that were keys of tables.
+        self._keys: list[weakref.ref[Any]] = []
         # A torch call that failed although the run went on: the model caught the error, and was steered by it.
         self.recovered: tuple[torch.nn.Module, str] | None = None
 
@@ -232,6 +236,19 @@ class Watcher(Values):
         if result is None or isinstance(result, torch.Generator):
             return result
         raise KeepWhole(self._modules[-1], f"{function.__name__}() draws what cannot be written down{at_line()}")
+
+    def before_key(self, number: Any) -> None:
+        """A number is about to be the key of a table, which may outlive the run."""
+        if active.tracer is self and not self._switching:
+            before_remembering()
+            self._keys.append(weakref.ref(number))
+
+    def forget_keys(self) -> bool:
+        """Take the numbers of this run out of tables that outlive it; whether there were any."""
+        if not self._keys:
+            return False
+        self._sizes.clear()
+        return forget([number for key in self._keys if (number := key()) is not None])
 
     # ---- modules; the patches of nn.Module ask here ----
 
