@@ -27,8 +27,12 @@ COLLECTIONS = {
     "timm": "timm_models",
     "transformers": "language_models",
     "masked": "language_models",
+    "transformers-other": "other_models",
+    "transformers-heads": "other_models",
     "large": "large_models",
 }
+# Where a file has several lists of cases.
+OTHER_LISTS = {"masked": "masked_cases", "transformers-heads": "head_cases"}
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -86,7 +90,7 @@ def chosen(collections: Sequence[str], patterns: Sequence[str] | None) -> list[C
     cases: list[Case] = []
     for collection in collections:
         module = importlib.import_module(f"benchmarks.coverage.{COLLECTIONS[collection]}")
-        cases += module.masked_cases() if collection == "masked" else module.cases()
+        cases += getattr(module, OTHER_LISTS.get(collection, "cases"))()
     return [case for case in cases if not patterns or any(_fits(case.name, pattern) for pattern in patterns)]
 
 
