@@ -556,3 +556,37 @@ def test_computed_inputs_may_be_written_into() -> None:
     torch.testing.assert_close(program(leaf * 3), model(leaf * 3))
     with pytest.raises(GuardError, match="grad_fn"):
         program(torch.ones(3, 4))
+
+
+# ---- what a module that is kept whole gives ----
+
+
+class Counts(nn.Module):
+    """Is kept whole, because it counts its calls, and gives something else in training."""
+
+    calls = 0
+
+    def forward(self, x: torch.Tensor) -> Any:
+        self.calls = self.calls + 1
+        return x * 2 if self.training else (x, x * 2)
+
+
+class AsksWhatItGot(Linear):
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = Counts()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found = self.head(self.linear(x))
+        return found[1] if isinstance(found, tuple) else found
+
+
+@pytest.mark.parametrize("is_training", [False, True])
+def test_a_module_that_gives_something_else_in_another_mode(is_training: bool) -> None:
+    model, x = AsksWhatItGot().train(is_training), torch.randn(2, 4)
+    program = capture(model, (x,))
+    assert list(program.meta["kept_whole"]) == ["head"]
+    assert torch.equal(program(x), model(x))
+    program.train(not is_training)
+    with pytest.raises(GuardError, match="as the result of 'head', and now it is a t"):
+        program(x)

@@ -27,7 +27,7 @@ from torchgraft.capturing.tracer_base import UNCHANGED_TYPES
 from torchgraft.capturing.values import MARK, Values
 from torchgraft.errors import TraceError
 from torchgraft.ir.arguments import EMPTY_DICT
-from torchgraft.ir.guards import check_training
+from torchgraft.ir.guards import check_result, check_training
 from torchgraft.ir.modules import has_hooks, has_tensors, hooks_for_all
 from torchgraft.ir.node import Node
 from torchgraft.ir.origin import current_source_line, user_instruction
@@ -307,9 +307,17 @@ class Watcher(Values):
                 return self.unwatched(self._run_leaf, forward, node, args, kwargs, given)
         if lowered is not None:
             node = self.create_node("call_module", path, *lowered)
-            return self.unwatched(self._run_leaf, forward, node, args, kwargs, given)
+            return self.unwatched(self._run_leaf, forward, node, args, kwargs, given, is_of_torch)
         node = self.create_node("call_module", path, *self._lowered(args, kwargs))
-        return self.unwatched(self._run_leaf, forward, node, concrete(args), concrete(kwargs), None)
+        return self.unwatched(self._run_leaf, forward, node, concrete(args), concrete(kwargs), None, is_of_torch)
+
+    def _guard_kind(self, node: Node, result: Any) -> None:
+        """Have the program check what a module gives that may give something else in another mode: a tuple, say."""
+        kind = next((kind for kind in (torch.Tensor, tuple, list, dict) if isinstance(result, kind)), None)
+        if kind is not None:
+            where = str(current_source_line() or "an unknown line")
+            length = len(result) if kind is tuple else None
+            self.create_node("call_function", check_result, (node, kind, length, str(node._target), where), {})
 
     def _save_all(self, module: torch.nn.Module) -> None:
         for inner in module.modules():
@@ -319,7 +327,13 @@ class Watcher(Values):
                     self.surroundings.save(value)
 
     def _run_leaf(
-        self, forward: Callable[..., Any], node: Node, args: Any, kwargs: Any, given: dict[int, int] | None
+        self,
+        forward: Callable[..., Any],
+        node: Node,
+        args: Any,
+        kwargs: Any,
+        given: dict[int, int] | None,
+        is_of_torch: bool = True,
     ) -> Any:
         """`given`, where it is known, says that all arguments are tensors and plain values."""
         before = [] if given is not None else mutable_parts((args, kwargs))
@@ -331,6 +345,8 @@ class Watcher(Values):
             raise
         if any(not same_parts(parts_now(value), parts) for value, parts in before):
             raise KeepWhole(self._modules[-1], f"{node.target} changes an object that it is given")
+        if not is_of_torch:
+            self._guard_kind(node, result)
         if type(result) is torch.Tensor:
             return self.register(result, node, given)
         return self.register_anything(result, node, given, str(node._target))

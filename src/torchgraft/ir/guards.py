@@ -191,6 +191,18 @@ def check_kind(found: Any, expected: type, name: str, where: str) -> None:
         )
 
 
+@guard
+def check_result(found: Any, expected: type, length: int | None, name: str, where: str) -> None:
+    """Raise unless a module that is kept whole gave what it gave when the program was captured, by its kind."""
+    if not isinstance(found, expected) or (length is not None and len(found) != length):
+        size = "" if length is None else f" of {length}"
+        now = f"{_in_words(found)} of {len(found)}" if isinstance(found, (tuple, list, dict)) else _in_words(found)
+        raise GuardError(
+            f"the program was captured for a {expected.__name__}{size} as the result of '{name}', and now it is {now}: what is "
+            f"done with it at {where} was seen for the former; capture the model again with inputs, and in a mode, like these"
+        )
+
+
 def check_distinct(written: tuple[Any, ...], others: tuple[Any, ...]) -> None:
     """Raise if an object that the model writes into came in twice: the program reads everything before it writes."""
     places = [id(value) for value in (*written, *others)]
@@ -235,6 +247,9 @@ def find_guards(graph: Graph) -> list[Guard]:
         elif node._target is check_kind:
             _, kind, name, where = node._args
             guards.append(Guard(f"'{name}' is a {kind.__name__}", True, where, node))
+        elif node._target is check_result:
+            _, kind, _, name, where = node._args
+            guards.append(Guard(f"the result of '{name}' is a {kind.__name__}", True, where, node))
         elif node._target is check_training:
             found, expected, where = node._args
             guards.append(Guard(str(getattr(found, "target", "training")), expected, where, node))
