@@ -194,7 +194,8 @@ def check_kind(found: Any, expected: type, name: str, where: str) -> None:
 @guard
 def check_result(found: Any, expected: type, length: int | None, name: str, where: str) -> None:
     """Raise unless a module that is kept whole gave what it gave when the program was captured, by its kind."""
-    if not isinstance(found, expected) or (length is not None and len(found) != length):
+    given: Any = found
+    if not isinstance(found, expected) or (length is not None and len(given) != length):
         size = "" if length is None else f" of {length}"
         now = f"{_in_words(found)} of {len(found)}" if isinstance(found, (tuple, list, dict)) else _in_words(found)
         raise GuardError(
