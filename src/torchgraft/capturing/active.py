@@ -60,6 +60,12 @@ class Beginning:
                 break
         return False
 
+    def ids_since(self) -> frozenset[int]:
+        """The identities of the objects that were made since and are still there."""
+        objects = gc.get_objects(generation=0)
+        start = next((place for place, item in enumerate(objects) if item is self), -1)
+        return frozenset(map(id, objects[start + 1 :]))
+
 
 class Patch:
     """One replaced attribute or dictionary entry, in place while at least one tracer needs it."""

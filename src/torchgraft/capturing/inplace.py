@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from torchgraft.capturing.active import Beginning
 from torchgraft.ir.contexts import enter_context, exit_context
 from torchgraft.ir.graph import Graph
 from torchgraft.ir.node import Node
@@ -44,6 +45,54 @@ def simplify_in_place(graph: Graph, paths: dict[torch.nn.Module, str]) -> None:
         for node in candidates:
             if types.may_be_plain(node):
                 node.target = PLAIN_FORM[node._target]
+
+
+def renew_constants(graph: Graph, beginning: Beginning) -> None:
+    """Have tensors that the traced function made where nobody saw it (of numpy's arrays, say), and that the program may write
+    into or hand out, be new in every run: the program has a copy of each, and makes another one of it."""
+    fetches: dict[str, list[Node]] = {}
+    for node in graph.nodes:
+        if node._op == "get_attr" and isinstance(graph._constants.get(node._target), torch.Tensor):
+            fetches.setdefault(node._target, []).append(node)
+    suspects = [nodes for nodes in fetches.values() if any(map(_may_be_written, nodes))]
+    young = beginning.ids_since() if suspects else frozenset()
+    for nodes in suspects:
+        if id(graph._constants[nodes[0]._target]) in young:
+            with graph.inserting_after(nodes[0]):
+                renewed = graph.create_node("call_method", "clone", (nodes[0],))
+            renewed._origin = nodes[0]._origin
+            for node in nodes:
+                node.replace_all_uses_with(renewed, delete_user_cb=functools.partial(operator.is_not, renewed))
+                if node is not nodes[0]:
+                    graph.erase_node(node)
+
+
+def _may_be_written(node: Node) -> bool:
+    """Whether a value, or one made of it, is written into, goes to somebody who might, or is returned."""
+    if any(user._op == "output" for user in node.users):
+        return True
+    pending, seen = [node], {node}
+    while pending:
+        for user in pending.pop().users:
+            if user not in seen:
+                if _writes(user):
+                    return True
+                seen.add(user)
+                pending.append(user)
+    return False
+
+
+def _writes(node: Node) -> bool:
+    target = node._target
+    name = target if isinstance(target, str) else getattr(target, "__name__", "")
+    if node._op == "call_module" or "out" in node._kwargs or "inplace" in node._kwargs:
+        return True
+    if node._op == "call_function" and not (getattr(target, "__module__", None) or "").startswith(_PLAIN_HOMES):
+        return True
+    return (name.endswith("_") and not name.endswith("__")) or target in PLAIN_FORM or target is operator.setitem
+
+
+_PLAIN_HOMES = ("torch", "_operator", "builtins")
 
 
 def _under_autocast(graph: Graph) -> set[Node]:

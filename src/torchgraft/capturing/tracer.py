@@ -16,8 +16,8 @@ from typing import Any, NoReturn
 
 import torch
 
-from torchgraft.capturing.active import acquire_all, active, paused_collection, release_all
-from torchgraft.capturing.inplace import PLAIN_FORM, simplify_in_place
+from torchgraft.capturing.active import Beginning, acquire_all, active, paused_collection, release_all
+from torchgraft.capturing.inplace import PLAIN_FORM, renew_constants, simplify_in_place
 from torchgraft.capturing.inputs import create_inputs
 from torchgraft.capturing.model_state import ModelState
 from torchgraft.capturing.module_patches import MODULE_PATCHES, ModuleForward, plain_mode, read_attribute
@@ -285,10 +285,13 @@ class Tracer(TracerBase):
         active.tracer = self
         try:
             with paused_collection, RecordingMode(self) as self._mode:
+                beginning = Beginning()
                 call, args = self.create_args_for_root(function, is_module, concrete_args)
                 result = self.create_arg(call(*args))
                 annotation = getattr(inspect.unwrap(function), "__annotations__", {}).get("return")
                 self.create_node("output", "output", (result,), {}, type_expr=annotation)
+                if self.graph._constants:
+                    renew_constants(self.graph, beginning)
         except BaseException as error:
             self._state.restore()
             self._outside.restore()
