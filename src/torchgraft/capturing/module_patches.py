@@ -5,7 +5,6 @@ The answers are the tracer's; the machinery that puts these functions in place a
 from __future__ import annotations
 
 import dis
-import functools
 import inspect
 import operator
 from types import CodeType, MethodType
@@ -18,7 +17,7 @@ from torchgraft.capturing.autograd_functions import FUNCTION_PATCHES
 from torchgraft.capturing.regions import REGION_PATCHES
 from torchgraft.capturing.switches import SWITCH_PATCHES
 from torchgraft.capturing.wrapping import recorded_call, recorded_method
-from torchgraft.ir.origin import user_instruction
+from torchgraft.ir.origin import asked_once, user_instruction
 
 # Factories that take sizes one by one refuse a proxy before torch's override protocol is asked.
 _SIZE_METHODS = ("expand", "view", "reshape", "repeat", "permute", "tile", "new_zeros", "new_ones", "new_empty")
@@ -175,7 +174,7 @@ def _read_training(module: torch.nn.Module) -> Any:
     return TrainingFlag(module, tracer)
 
 
-@functools.cache
+@asked_once
 def _is_compared_by_identity(code: CodeType | None, instruction: int) -> bool:
     if code is None:
         return False

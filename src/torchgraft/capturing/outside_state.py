@@ -21,7 +21,7 @@ from torchgraft.capturing.pictures import (
     picture_of,
     picture_of_container,
 )
-from torchgraft.ir.origin import SourceLine, is_user_code, source_line
+from torchgraft.ir.origin import SourceLine, asked_once, is_user_code, source_line
 
 _MISSING = object()
 _LIBRARIES = ("torch", "torchgraft", "builtins", "typing", "abc")
@@ -249,21 +249,9 @@ def _is_only_appended(code: CodeType, name: str) -> bool:
     return True
 
 
-# By identity, because the hash of a code object is computed from everything in it; holding the code keeps the id its own.
-_mentions: dict[int, tuple[CodeType, list[tuple[str, bool, SourceLine | None]]]] = {}
-
-
+@asked_once
 def _mentioned(code: CodeType) -> list[tuple[str, bool, SourceLine | None]]:
     """The global names in a function and the functions inside it: whether each is assigned, and the line that says so."""
-    known = _mentions.get(id(code))
-    if known is None:
-        if len(_mentions) > 100_000:
-            _mentions.clear()
-        known = _mentions[id(code)] = code, _find_mentioned(code)
-    return known[1]
-
-
-def _find_mentioned(code: CodeType) -> list[tuple[str, bool, SourceLine | None]]:
     found: dict[str, tuple[bool, SourceLine | None]] = {}
     for current in codes_in(code):
         for item in dis.get_instructions(current):

@@ -18,7 +18,7 @@ from torchgraft.capturing.active import active
 from torchgraft.errors import TraceError
 from torchgraft.ir.guards import check_given
 from torchgraft.ir.node import Node
-from torchgraft.ir.origin import current_source_line, user_instruction
+from torchgraft.ir.origin import asked_once, current_source_line, user_instruction
 
 if TYPE_CHECKING:
     from torchgraft.capturing.tracer_base import TracerBase
@@ -34,23 +34,13 @@ UNARY = ("neg", "pos", "invert", "abs")
 _TENSOR_ATTRIBUTES = frozenset(dir(torch.Tensor))
 
 
-# By identity, because the hash of a code object is computed from everything in it; holding the code keeps the id its own.
-_compared: dict[int, tuple[CodeType, frozenset[int]]] = {}
-
-
 def is_compared_with_none(code: CodeType | None, instruction: int) -> bool:
     """Whether what an instruction takes out of a container is at once asked whether it is None."""
-    if code is None:
-        return False
-    known = _compared.get(id(code))
-    if known is None:
-        if len(_compared) > 100_000:
-            _compared.clear()
-        known = _compared[id(code)] = code, _find_compared(code)
-    return instruction in known[1]
+    return code is not None and instruction in _compared_with_none(code)
 
 
-def _find_compared(code: CodeType) -> frozenset[int]:
+@asked_once
+def _compared_with_none(code: CodeType) -> frozenset[int]:
     listing = [item for item in dis.get_instructions(code) if item.opname != "CACHE"]
     found = set()
     for item, after, second in zip(listing, listing[1:], [*listing[2:], None], strict=False):

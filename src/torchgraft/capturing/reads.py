@@ -18,7 +18,7 @@ from torchgraft.capturing.sizes import SymbolicNumber, unwrapped, wrapped
 from torchgraft.capturing.tracer_base import TracerBase
 from torchgraft.ir.guards import check_value
 from torchgraft.ir.node import Node
-from torchgraft.ir.origin import current_source_line
+from torchgraft.ir.origin import asked_once, current_source_line
 
 # Properties that say nothing about what a program computes.
 _UNGUARDED = frozenset({"_backward_hooks", "output_nr", "data", "_version"})
@@ -241,7 +241,7 @@ class Reads(TracerBase):
         return known[1]
 
 
-@functools.lru_cache(maxsize=4096)
+@asked_once
 def asks_types(code: CodeType | None) -> bool:
     """Whether a function compares the type of something, which for a symbolic number is not what it is for a plain one."""
     if code is None or "type" not in code.co_names:
@@ -258,22 +258,14 @@ def asks_types(code: CodeType | None) -> bool:
 _COMPARISONS = ("COMPARE_OP", "IS_OP", "CONTAINS_OP")
 
 
-# By identity, because the hash of a code object is computed from everything in it; holding the code keeps the id its own.
-_handled: dict[int, tuple[CodeType, list[range]]] = {}
-
-
 def is_handled(code: CodeType | None, instruction: int) -> bool:
     """Whether the function that runs an instruction goes on if it raises: there is an `except` around it."""
     if code is None or not code.co_exceptiontable:
         return False
-    known = _handled.get(id(code))
-    if known is None:
-        if len(_handled) > 100_000:
-            _handled.clear()
-        known = _handled[id(code)] = code, _handled_ranges(code)
-    return any(instruction in places for places in known[1])
+    return any(instruction in places for places in _handled_ranges(code))
 
 
+@asked_once
 def _handled_ranges(code: CodeType) -> list[range]:
     listing = dis.Bytecode(code)
     following = [item for item in listing if item.opname not in ("CACHE", "RESUME", "NOP")]
@@ -304,7 +296,7 @@ def _goes_on(listing: list[dis.Instruction], entries: list[Any], handler: int, h
     )
 
 
-@functools.lru_cache(maxsize=4096)
+@asked_once
 def _is_taken_apart(code: CodeType | None, instruction: int) -> bool:
     """Whether the instruction reads a device that is then compared or asked for its type, as far as one function shows."""
     if code is None:

@@ -8,11 +8,13 @@ An origin is `(code, instruction, scope)`. `code` and `instruction` name one byt
 
 from __future__ import annotations
 
+import functools
 import itertools
 import linecache
 import os
 import re
 import sys
+from collections.abc import Callable
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
@@ -28,8 +30,26 @@ _INTERNAL_FOLDERS = (
 # Code whose lines are a user's own although the file lies in an internal folder: the example models.
 _USER_FOLDERS = (os.path.join(_INTERNAL_FOLDERS[0], "zoo") + os.sep,)
 
-# By identity, because the hash of a code object is computed from everything in it; holding the code keeps the id its own.
-_is_user_code: dict[int, tuple[CodeType, bool]] = {}
+
+def asked_once(function: Callable[..., Any]) -> Any:
+    """Remember what a function answers about a code object, and further plain values; `.answers` has what is remembered.
+
+    By identity, because the hash of a code object is computed from everything in it. Holding the code keeps its id its own.
+    """
+    answers: dict[Any, tuple[CodeType, Any]] = {}
+
+    @functools.wraps(function)
+    def answer(code: CodeType, *rest: Any) -> Any:
+        key = (id(code), *rest) if rest else id(code)
+        known = answers.get(key)
+        if known is None:
+            if len(answers) > 100_000:
+                answers.clear()
+            known = answers[key] = code, function(code, *rest)
+        return known[1]
+
+    answer.answers = answers  # type: ignore[attr-defined]
+    return answer
 
 
 class SourceLine(NamedTuple):
@@ -49,14 +69,10 @@ class SourceLine(NamedTuple):
         return f'{self.file}:{self.line} "{self.text}"'
 
 
+@asked_once
 def is_user_code(code: CodeType) -> bool:
     """Whether code belongs neither to torch nor to torchgraft."""
-    known = _is_user_code.get(id(code))
-    if known is None:
-        if len(_is_user_code) > 100_000:
-            _is_user_code.clear()
-        known = _is_user_code[id(code)] = code, _is_user_file(code.co_filename)
-    return known[1]
+    return _is_user_file(code.co_filename)
 
 
 def _is_user_file(name: str) -> bool:
@@ -67,7 +83,7 @@ def _is_user_file(name: str) -> bool:
 def user_instruction(depth: int = 1) -> tuple[CodeType | None, int]:
     """The innermost instruction on the stack that belongs neither to torch nor to torchgraft."""
     frame: FrameType | None = sys._getframe(depth)
-    known = _is_user_code
+    known = is_user_code.answers
     while frame is not None:
         code = frame.f_code
         entry = known.get(id(code))
@@ -79,20 +95,11 @@ def user_instruction(depth: int = 1) -> tuple[CodeType | None, int]:
 
 def source_line(code: CodeType | None, instruction: int) -> SourceLine | None:
     """The file, line and text of an instruction, or None where there is no user code."""
-    if code is None:
-        return None
-    known = _lines.get((id(code), instruction))
-    if known is None:
-        if len(_lines) > 100_000:
-            _lines.clear()
-        known = _lines[id(code), instruction] = code, _find_line(code, instruction)
-    return known[1]
+    return None if code is None else _find_line(code, instruction)
 
 
-# As `_is_user_code`: finding a line means walking through all instructions before it, and guards ask for it right away.
-_lines: dict[tuple[int, int], tuple[CodeType, SourceLine]] = {}
-
-
+# Finding a line means walking through all instructions before it, and guards ask for it right away.
+@asked_once
 def _find_line(code: CodeType, instruction: int) -> SourceLine:
     position = next(itertools.islice(code.co_positions(), max(instruction, 0) // 2, None), None)
     line = (position[0] if position else None) or code.co_firstlineno
