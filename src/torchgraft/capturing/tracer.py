@@ -29,7 +29,7 @@ from torchgraft.capturing.recording import RecordingMode
 from torchgraft.capturing.refusals import ConversionError, UnsupportedArgument, refusal_of, was_caught_by_user
 from torchgraft.capturing.regions import remove_empty_regions
 from torchgraft.capturing.switches import refuse_hooks_for_all_modules
-from torchgraft.capturing.tracer_base import UNCHANGED_TYPES, Scope, TracerBase
+from torchgraft.capturing.tracer_base import Scope, TracerBase
 from torchgraft.capturing.wrapping import Autowrap, wrapped_patches
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import GraftError, TraceError, UnknownModuleError
@@ -169,16 +169,9 @@ class Tracer(TracerBase):
 
     # ---- arguments ----
 
-    def create_arg(self, a: Any) -> Argument:
-        """Turn a value into an argument; tensors and modules become fetches of attributes."""
+    def _create_unusual_arg(self, a: Any) -> Argument:
+        """Tensors and modules become fetches of attributes."""
         cls = type(a)
-        if cls is Proxy:
-            return a.node
-        if cls in UNCHANGED_TYPES:
-            return a
-        if cls is tuple:
-            create = self.create_arg
-            return tuple([create(item) for item in a])
         if isinstance(a, torch.Tensor):
             return self._tensor_argument(a)
         if isinstance(a, torch.nn.Module):
@@ -194,7 +187,7 @@ class Tracer(TracerBase):
             return self._constant(f"_{cls.__name__}_constant_", a)
         if isinstance(a, tuple) and hasattr(a, "_fields"):
             return self.create_node("call_function", cls, tuple([self.create_arg(item) for item in a]), {})
-        return super().create_arg(a)
+        return super()._create_unusual_arg(a)
 
     def _remembered(self, error: TraceError) -> TraceError:
         if self._default_answers:  # an overridden method may have asked us first, and have an answer of its own
