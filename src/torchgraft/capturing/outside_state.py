@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import dis
+import functools
 import inspect
 import itertools
 import sys
@@ -26,6 +27,7 @@ from torchgraft.ir.origin import SourceLine, asked_once, is_user_code, source_li
 _MISSING = object()
 _LIBRARIES = ("torch", "torchgraft", "builtins", "typing", "abc")
 _PLAIN = (int, float, str, bool, bytes, complex, type(None))
+_ATTRIBUTES = (*_PLAIN, tuple)
 _NOT_USERS = frozenset({"torch", "torchgraft", "numpy", *sys.stdlib_module_names}) - {"__main__"}
 
 
@@ -62,7 +64,8 @@ class OutsideState:
             function = function if isinstance(function, FunctionType) else vars(type(function)).get("__call__")
         if not isinstance(function, FunctionType) or not is_user_code(function.__code__):
             return
-        self._watch_object(f"what {function.__name__} keeps", function, None, 0)
+        if function.__closure__ or function.__defaults__ or function.__kwdefaults__ or function.__dict__:
+            self._watch_object(f"what {function.__name__} keeps", function, None, 0)
         if id(function.__code__) in self._seen:
             return
         self._seen.add(id(function.__code__))
@@ -165,7 +168,8 @@ def _home(name: str | None) -> str:
     return (name or "").split(".")[0]
 
 
-def _is_users(cls: type) -> bool:
+@functools.lru_cache(maxsize=4096)
+def _is_users(cls: Any) -> bool:
     # The class of a graph module holds its code, which is made when it is first needed.
     return _home(cls.__module__) not in _LIBRARIES and "_shared_class" not in vars(cls)
 
@@ -173,9 +177,7 @@ def _is_users(cls: type) -> bool:
 def _plain_attributes(cls: type, names: frozenset[str] | None) -> dict[str, Any]:
     table = vars(cls)
     wanted = table.keys() if names is None else names & table.keys()
-    return {
-        name: table[name] for name in wanted if isinstance(table[name], (*_PLAIN, tuple)) and not name.startswith("__")
-    }
+    return {name: table[name] for name in wanted if isinstance(table[name], _ATTRIBUTES) and name[:2] != "__"}
 
 
 # Methods that Python calls when nobody mentions them.
