@@ -127,6 +127,8 @@ def _arithmetic(seen: Seen) -> Iterator[Fact]:
     for row in leaves:
         work[row.type] += row.flops or 0
     kind, flops = work.most_common(1)[0]
+    if not flops:  # only the whole is known: the model was kept as one call
+        return
     count = sum(row.type == kind for row in leaves)
     yield Fact(
         "Arithmetic",
