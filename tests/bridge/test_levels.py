@@ -399,7 +399,10 @@ def branch(self, x):
     [
         (branch, r"Python needs the value of a tensor .*; at .*test_levels.py:\d+ \"if x.sum\(\) > 0:\"; rewrite"),
         (lambda self, x: torch.from_numpy(x.numpy()), r"numpy.*; at .*test_levels.py:\d+"),
-        (lambda self, x: x @ x, r"cannot capture Model: .*; at .*test_levels.py:\d+ "),
+        (
+            lambda self, x: x @ x,
+            r"cannot capture Model: .*; at .*test_levels.py:\d+ .*; give inputs that it takes, rewrite",
+        ),
         (lambda self, x: self.nothing, "has no attribute 'nothing'"),
     ],
     ids=["branch", "numpy", "shapes", "attribute"],
@@ -411,6 +414,8 @@ def test_errors_say_what_and_where(run, message, capfd):
 
 
 def test_inputs_that_do_not_fit():
+    with pytest.raises(BridgeError, match="4 channels instead; give inputs that it takes, rewrite it"):
+        aten_program(torch.nn.Conv2d(3, 4, 3), (torch.ones(1, 4, 8, 8),))
     with pytest.raises(BridgeError, match="cannot capture Model: .*argument"):
         aten_program(Model(), (X, X))
     with pytest.raises(BridgeError, match="missing a required argument: 'x'"):

@@ -28,6 +28,11 @@ class Other(Twice):
         return torch.tanh(self.linear(ids.float()))
 
 
+class Branches(torch.nn.Module):
+    def forward(self, x):
+        return x if x.sum() > 0 else -x
+
+
 class Fails(torch.nn.Module):
     def __init__(self):
         super().__init__()
@@ -194,6 +199,27 @@ def test_model_that_fails_midway(file, tmp_path, capsys):
         text, error = capsys.readouterr()
         assert text == "" and error.count("\n") == 1 and "out of luck" in error and "Traceback" not in error
     assert sorted(path.name for path in tmp_path.iterdir() if path.suffix == "") in ([], ["__pycache__"])
+
+
+def test_errors_of_the_model_name_its_line(file, capsys):
+    assert run("show", f"{file}:Fails", "--input", "1x4") == 1
+    line = [text.strip() for text in FILE.splitlines()].index(
+        'raise RuntimeError("out of luck\\nand more") if self.linear(x).shape[0] == 1 else None'
+    )
+    error = capsys.readouterr().err
+    assert error.startswith(
+        f'graft show: unexpected RuntimeError: out of luck; at {file}:{line + 1} "raise RuntimeError('
+    )
+    assert run("show", f"{file}:Branches") == 1
+    error = capsys.readouterr().err
+    assert "cannot branch on a traced value" in error and error.count("\n") == 1
+    assert error.endswith("; or give inputs with --input, and the model is captured by running it\n")
+
+
+def test_numbers_that_are_none(capsys):
+    for text in ("x", "-1", "1.5", ""):
+        error = usage_error(capsys, "summary", "zoo:mlp", f"--depth={text}")
+        assert f"--depth: give a whole number, 0 or more, not '{text}'; see graft summary --help" in error
 
 
 def test_record(tmp_path, capsys):

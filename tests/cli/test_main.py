@@ -70,7 +70,7 @@ def test_help_lists_every_command(capsys):
         ([], ["graft: ", "required: COMMAND", "see graft --help"]),
         (["dmeo"], ["graft: ", "invalid choice: 'dmeo'", "demo", "see graft --help"]),
         (["demo", "--rows", "many"], ["graft demo: ", "--rows", "'many'", "see graft demo --help"]),
-        (["demo", "--rows", "0"], ["graft demo: ", "invalid positive value: '0'"]),
+        (["demo", "--rows", "0"], ["graft demo: ", "--rows: give a whole number, 1 or more, not '0'; see"]),
         (["demo", "--colour"], ["graft: ", "unrecognized arguments: --colour"]),
     ],
 )
@@ -92,7 +92,7 @@ def test_wrong_command_line_is_one_line_and_code_2(arguments, parts, capsys):
         (FileNotFoundError(2, "No such file", "model.py"), "graft fail: [Errno 2] No such file: 'model.py'\n"),
         (
             TypeError("bad"),
-            "graft fail: unexpected TypeError: bad; run again with --traceback to see where\n",
+            f'graft fail: unexpected TypeError: bad; at {__file__}:30 "raise error"; run again with --traceback to see more\n',
         ),
     ],
 )

@@ -36,6 +36,29 @@ def test_current_line_is_the_callers() -> None:
     assert "origin.current_source_line()" in line.text
 
 
+def failing(run) -> Exception:
+    try:
+        run()
+    except Exception as error:
+        return error
+    raise AssertionError
+
+
+def test_line_of_an_error_is_the_innermost_of_the_users() -> None:
+    error = failing(lambda: fx.Interpreter(fx.symbolic_trace(Outer())).run(5))
+    assert (
+        origin.line_of_error(error).text == "error = failing(lambda: fx.Interpreter(fx.symbolic_trace(Outer())).run(5))"
+    )
+    inside = failing(lambda: Outer()(5))
+    assert origin.line_of_error(inside).text == "return torch.relu(x)"
+
+
+def test_line_of_an_error_passes_over_code_without_text() -> None:
+    error = failing(lambda: exec("undefined"))
+    assert origin.line_of_error(error).text == 'error = failing(lambda: exec("undefined"))'
+    assert origin.line_of_error(ValueError("never raised")) is None
+
+
 def test_source_line_as_text_names_file_line_and_text() -> None:
     assert str(origin.SourceLine("model.py", 41, "forward", "return x")) == 'model.py:41 "return x"'
 

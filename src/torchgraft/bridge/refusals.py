@@ -4,14 +4,12 @@ What leads to them is found in `model_watch.py`, `levels.py` and `joint_capture.
 
 from __future__ import annotations
 
-import os
 import re
-import traceback
 
 import torch
 
 from torchgraft.errors import BridgeError
-from torchgraft.ir.origin import SourceLine, is_user_code, source_line
+from torchgraft.ir.origin import SourceLine, line_of_error
 
 
 def title(module: torch.nn.Module) -> str:
@@ -66,26 +64,24 @@ _NOISE = re.compile(
 
 def export_error(module: torch.nn.Module, error: Exception) -> BridgeError:
     """The error to raise instead of torch's: the reason in short, and the user's line."""
-    line = user_line(error)
+    line, needs_value = line_of_error(error), _needs_a_value(error)
+    remedy = "" if needs_value else "give inputs that it takes, "
     return BridgeError(
-        f"cannot capture {title(module)}: {_reason(error)}{f'; at {line}' if line else ''}; rewrite it with tensor "
-        "operations (torch.where, torch.cond), or capture at level 'function', which runs the model as it is"
+        f"cannot capture {title(module)}: {_NEEDS_VALUE if needs_value else _reason(error)}{f'; at {line}' if line else ''}; "
+        f"{remedy}rewrite it with tensor operations (torch.where, torch.cond), or capture at level 'function', which runs the "
+        "model as it is"
     )
 
 
+_NEEDS_VALUE = (
+    "Python needs the value of a tensor to go on (bool(), .item(), a branch), which is not known while exporting"
+)
+
+
+def _needs_a_value(error: Exception) -> bool:
+    return "_local_scalar_dense" in str(error) or "data-dependent" in str(error)
+
+
 def _reason(error: Exception) -> str:
-    text = _NOISE.sub("", str(error)).strip(" .\n") or type(error).__name__
-    if "_local_scalar_dense" in text or "data-dependent" in text:
-        return "Python needs the value of a tensor to go on (bool(), .item(), a branch), which is not known while exporting"
-    text = " ".join(text.split())
+    text = " ".join((_NOISE.sub("", str(error)).strip(" .\n") or type(error).__name__).split())
     return text if len(text) <= 300 else f"{text[:300].rsplit(' ', 1)[0]} ..."
-
-
-def user_line(error: BaseException) -> SourceLine | None:
-    """The innermost line of the user's code that an error passed through."""
-    frames = [(frame.f_code, frame.f_lasti) for frame, _ in traceback.walk_tb(error.__traceback__)]
-    # torch reasons about sizes with sympy, which is no user's code either.
-    users = [
-        frame for frame in frames if is_user_code(frame[0]) and f"{os.sep}sympy{os.sep}" not in frame[0].co_filename
-    ]
-    return source_line(*users[-1]) if users else None

@@ -8,6 +8,7 @@ import argparse
 import copy
 from typing import TYPE_CHECKING
 
+from torchgraft.cli.programs import whole_number
 from torchgraft.version import __version__
 
 if TYPE_CHECKING:
@@ -30,11 +31,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def positive(text: str) -> int:
-    """A count from the command line; argparse turns the ValueError into its one line."""
-    number = int(text)
-    if number < 1:
-        raise ValueError
-    return number
+    """A count from the command line."""
+    return whole_number(text, 1)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -91,4 +91,14 @@ def _explain(error: Exception) -> str:
     if isinstance(error, GraftError | OSError):
         return " ".join(lines)
     first = lines[0] if lines else "it says nothing"
-    return f"unexpected {type(error).__name__}: {first}; run again with --traceback to see where"
+    return f"unexpected {type(error).__name__}: {first}{_place(error)}; run again with --traceback to see more"
+
+
+def _place(error: Exception) -> str:
+    """The line of the model that raised; where torch was not needed yet, no model ran."""
+    if "torch" not in sys.modules:
+        return ""
+    from torchgraft.ir.origin import line_of_error
+
+    line = line_of_error(error)
+    return "" if line is None else f"; at {line}"

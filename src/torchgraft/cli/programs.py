@@ -40,11 +40,15 @@ def add_json(parser: argparse.ArgumentParser) -> None:
 
 
 def positive_or_zero(text: str) -> int:
-    """A depth from the command line; argparse turns the ValueError into its one line."""
-    number = int(text)
-    if number < 0:
-        raise ValueError
-    return number
+    """A depth from the command line."""
+    return whole_number(text, 0)
+
+
+def whole_number(text: str, smallest: int) -> int:
+    """A number from the command line that is not smaller than one; argparse says the rest in its one line."""
+    if not text.isdecimal() or int(text) < smallest:
+        raise argparse.ArgumentTypeError(f"give a whole number, {smallest} or more, not '{text}'")
+    return int(text)
 
 
 def needs_inputs(
@@ -63,8 +67,14 @@ def captured(arguments: argparse.Namespace, chosen: ChosenModel, level: str | No
     level = level or getattr(arguments, "level", None)
     if level is None and isinstance(chosen.model, torchgraft.GraphModule):
         return chosen.model
-    if level == "symbolic" or (level is None and not chosen.has_inputs):
+    if level == "symbolic":
         return torchgraft.symbolic_trace(chosen.model)
+    if level is None and not chosen.has_inputs:
+        try:
+            return torchgraft.symbolic_trace(chosen.model)
+        except torchgraft.TraceError as error:
+            remedy = "or give inputs with --input, and the model is captured by running it"
+            raise torchgraft.TraceError(f"{error}; {remedy}") from error
     args, kwargs = needs_inputs(arguments, chosen, f"level {level} captures by running the model")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # torch's own, about its own calls

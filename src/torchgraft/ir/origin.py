@@ -14,6 +14,7 @@ import linecache
 import os
 import re
 import sys
+import traceback
 from collections.abc import Callable
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
@@ -109,6 +110,27 @@ def _find_line(code: CodeType, instruction: int) -> SourceLine:
 def current_source_line() -> SourceLine | None:
     """The user's line that is running now."""
     return source_line(*user_instruction(2))
+
+
+def line_of_error(error: BaseException) -> SourceLine | None:
+    """The innermost line of the user's that an error came through.
+
+    >>> def forward(x):
+    ...     return x + undefined
+    >>> try:
+    ...     forward(1)
+    ... except NameError as error:
+    ...     line_of_error(error).text
+    'return x + undefined'
+    """
+    frames = [(frame.f_code, frame.f_lasti) for frame, _ in traceback.walk_tb(error.__traceback__)]
+    # torch reasons about sizes with sympy, which is no user's code either; code made by exec has no text to show.
+    for code, instruction in reversed(frames):
+        if is_user_code(code) and f"{os.sep}sympy{os.sep}" not in code.co_filename:
+            line = source_line(code, instruction)
+            if line is not None and (line.text or not line.file.startswith("<")):
+                return line
+    return None
 
 
 def stack_trace_text(origin: Origin) -> str | None:

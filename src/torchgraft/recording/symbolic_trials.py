@@ -14,7 +14,7 @@ import torch
 from torchgraft.capturing.tracer import Tracer
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import GraftError
-from torchgraft.ir.origin import SourceLine, is_user_code, source_line
+from torchgraft.ir.origin import SourceLine, line_of_error
 
 _MOST_TRIALS = 10
 
@@ -89,7 +89,7 @@ def _same_kind(module: torch.nn.Module) -> Callable[[torch.nn.Module], bool]:
 
 
 def _finding(model: Any, error: Exception, module: torch.nn.Module | None) -> Finding:
-    line = _user_line(error)
+    line = line_of_error(error)
     root = model if isinstance(model, torch.nn.Module) else None
     what = _what(error, line)
     if root is not None and module is not None:
@@ -112,13 +112,3 @@ def _what(error: Exception, line: SourceLine | None) -> str:
     if line is not None:
         text = text.replace(f" at {line}", "")
     return re.split(r"; |\n", text)[0]
-
-
-def _user_line(error: Exception) -> SourceLine | None:
-    """The innermost line of the user's that the error came through."""
-    found, trace = None, error.__traceback__
-    while trace is not None:
-        if is_user_code(trace.tb_frame.f_code):
-            found = trace
-        trace = trace.tb_next
-    return None if found is None else source_line(found.tb_frame.f_code, found.tb_lasti)
