@@ -162,6 +162,32 @@ def test_renamed_nodes_are_matched_by_value(x) -> None:
     ]
 
 
+def test_a_layer_that_took_up_the_norm_after_it_is_what_the_norm_was() -> None:
+    torch.manual_seed(0)
+    norm = torch.nn.BatchNorm2d(4)
+    for tensor in (norm.weight.data, norm.bias.data, norm.running_mean, norm.running_var):
+        tensor.uniform_(0.5, 2)
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), norm, torch.nn.ReLU(), torch.nn.Conv2d(4, 4, 1)).eval()
+    image = torch.randn(1, 3, 8, 8)
+    program, fused = (symbolic_trace(model) for _ in range(2))
+    torchgraft.passes.Pipeline("fuse-conv-norm")(fused)
+    found = compare(program, fused, (image,))
+    by_value = [(pair.first, pair.second, pair.verdict) for pair in found.pairs if pair.matched_by == "value"]
+    assert found.ok and by_value == [("_1", "_0", "close")]
+
+
+def test_a_layer_with_wrong_weights_is_compared_under_its_name(model, x) -> None:
+    program = symbolic_trace(model)
+    other = symbolic_trace(copy.deepcopy(model))
+    for node in other.graph.find_nodes(op="call_module", target="relu"):
+        with other.graph.inserting_after(node):
+            node.replace_all_uses_with(other.graph.call_function(torch.abs, (node,)), lambda user: user.name != "abs_1")
+    with torch.no_grad():
+        other.fc1.weight.mul_(1.5)
+    found = compare(program, other, (x,))
+    assert (found.first_difference.first, found.first_difference.second) == ("fc1", "fc1")
+
+
 def test_other_dtypes(model, x) -> None:
     class Short(torch.nn.Module):
         def __init__(self) -> None:

@@ -138,8 +138,10 @@ class _Alignment:
         return (first.shape, first.dtype) == (second.shape, second.dtype) and first.same_values(second, False)
 
     def _weight(self, mine: Node, theirs: Node) -> int:
-        same_call = _called(mine) == _called(theirs)
-        weight = _SAME_NAME * (mine.name == theirs.name) + _SAME_VALUE * self._same_value(mine, theirs)
+        same_value = self._same_value(mine, theirs)
+        # Other weights make another call of it: a convolution that took up the norm after it is what that norm was.
+        same_call = _called(mine) == _called(theirs) and (same_value or _same_state(mine, theirs))
+        weight = _SAME_NAME * (mine.name == theirs.name) + _SAME_VALUE * same_value
         return weight + _SAME_CALL * same_call + _SAME_PATH * (same_call and mine.op == "call_module")
 
     # ---- what is left ----
@@ -229,6 +231,29 @@ def _called(node: Node) -> str:
     if not _is_call(node):
         return node.op
     return call_key(node.target if isinstance(node.target, str) else getattr(node.target, "__name__", ""))
+
+
+def _same_state(mine: Node, theirs: Node) -> bool:
+    """Whether two nodes that call one thing do so with the same parameters and buffers."""
+    first, second = (_module_of(node) for node in (mine, theirs))
+    return first is second or first is None or second is None or _same_tensors(first, second)
+
+
+def _module_of(node: Node) -> torch.nn.Module | None:
+    owner = node.graph.owning_module
+    return owner.get_submodule(str(node.target)) if node.op == "call_module" and owner is not None else None
+
+
+def _same_tensors(first: torch.nn.Module, second: torch.nn.Module) -> bool:
+    mine, theirs = (dict([*side.named_parameters(), *side.named_buffers()]) for side in (first, second))
+    return mine.keys() == theirs.keys() and all(_is_equal(mine[name], theirs[name]) for name in mine)
+
+
+def _is_equal(first: torch.Tensor, second: torch.Tensor) -> bool:
+    if first is second:
+        return True
+    same_kind = (first.shape, first.dtype, first.device) == (second.shape, second.dtype, second.device)
+    return same_kind and (first.is_meta or torch.equal(first, second))
 
 
 def _print_of(value: Any) -> Fingerprint | None:
