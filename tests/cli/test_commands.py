@@ -28,6 +28,10 @@ class Other(Twice):
         return torch.tanh(self.linear(ids.float()))
 
 
+def layers():
+    return torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU())
+
+
 class Branches(torch.nn.Module):
     def forward(self, x):
         return x if x.sum() > 0 else -x
@@ -214,6 +218,17 @@ def test_errors_of_the_model_name_its_line(file, capsys):
     error = capsys.readouterr().err
     assert "cannot branch on a traced value" in error and error.count("\n") == 1
     assert error.endswith("; or give inputs with --input, and the model is captured by running it\n")
+
+
+def test_what_started_the_command_is_no_line_of_the_model(file, capsys):
+    for arguments in (["show"], ["show", "--input", "2x4"], ["calls", "--input", "2x4"]):
+        text = output_of(capsys, arguments[0], f"{file}:layers", *arguments[1:])
+        assert (
+            ('self, "1")' in text or "functional.relu" in text)
+            and "test_commands" not in text
+            and "output_of" not in text
+        )
+    assert "command_models.py" in output_of(capsys, "calls", f"{file}:Twice", "--input", "2x4:int64:9")
 
 
 def test_numbers_that_are_none(capsys):

@@ -30,6 +30,8 @@ _INTERNAL_FOLDERS = (
 )
 # Code whose lines are a user's own although the file lies in an internal folder: the example models.
 _USER_FOLDERS = (os.path.join(_INTERNAL_FOLDERS[0], "zoo") + os.sep,)
+# What called the command line is the script that starts it, and nobody's program.
+_COMMAND_FOLDER = os.path.join(_INTERNAL_FOLDERS[0], "cli") + os.sep
 
 
 def asked_once(function: Callable[..., Any]) -> Any:
@@ -73,7 +75,13 @@ class SourceLine(NamedTuple):
 @asked_once
 def is_user_code(code: CodeType) -> bool:
     """Whether code belongs neither to torch nor to torchgraft."""
-    return _is_user_file(code.co_filename)
+    return bool(_belongs_to_user(code))
+
+
+@asked_once
+def _belongs_to_user(code: CodeType) -> bool | None:
+    """The same; None for the command line, past which there is no user's code on a stack."""
+    return None if code.co_filename.startswith(_COMMAND_FOLDER) else _is_user_file(code.co_filename)
 
 
 def _is_user_file(name: str) -> bool:
@@ -84,12 +92,15 @@ def _is_user_file(name: str) -> bool:
 def user_instruction(depth: int = 1) -> tuple[CodeType | None, int]:
     """The innermost instruction on the stack that belongs neither to torch nor to torchgraft."""
     frame: FrameType | None = sys._getframe(depth)
-    known = is_user_code.answers
+    known = _belongs_to_user.answers
     while frame is not None:
         code = frame.f_code
         entry = known.get(id(code))
-        if entry[1] if entry is not None else is_user_code(code):
+        is_user = entry[1] if entry is not None else _belongs_to_user(code)
+        if is_user:
             return code, frame.f_lasti
+        if is_user is None:
+            break
         frame = frame.f_back
     return None, 0
 
