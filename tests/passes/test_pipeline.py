@@ -337,3 +337,34 @@ def test_a_pass_written_by_a_user():
     for layer in layers:
         expected = torch.relu(expected) if isinstance(layer, nn.GELU) else layer(expected)
     assert torch.equal(program(x), expected)
+
+
+class Cache:
+    """A result of the user's own kind, which says nothing about equality."""
+
+    def __init__(self, keys: torch.Tensor, step: int) -> None:
+        self.layers = [keys, {"double": keys * 2}]
+        self.step = step
+        self.itself = self
+
+
+class Caching(nn.Module):
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, Cache]:
+        return x + 1, Cache(torch.relu(x), x.shape[0])
+
+
+def test_objects_that_a_program_returns_are_compared_by_what_they_hold() -> None:
+    x = torch.randn(3)
+    program = torchgraft.capture(Caching(), (x,))
+    Pipeline("remove-dead-code, merge-common, fold-constants")(program, check=x)
+
+    @dataclass(frozen=True)
+    class Breaks(Pass):
+        def run(self, module: torchgraft.GraphModule) -> int:
+            for node in module.graph.nodes:
+                if node.target is torch.relu:
+                    node.target = torch.neg
+            return 1
+
+    with pytest.raises(PassError, match="changed what the program computes.*'relu'"):
+        Pipeline([Breaks()])(program, check=x)

@@ -8,7 +8,7 @@ import copy
 import dataclasses
 import functools
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -70,6 +70,28 @@ def _slots(cls: type) -> tuple[str, ...]:
     return tuple([name for name in found if name not in ("__dict__", "__weakref__")])
 
 
+def parts_of(value: Any) -> dict[str, Any] | None:
+    """What a container or object holds, by the text that follows its path; None for what is a value itself.
+
+    >>> parts_of({"a": 1}), parts_of((1, 2)), parts_of(3)
+    ({"['a']": 1}, {'[0]': 1, '[1]': 2}, None)
+    """
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return {f".{name}": getattr(value, name) for name in value._fields}
+    if isinstance(value, (tuple, list)):
+        return {f"[{index}]": item for index, item in enumerate(value)}
+    if isinstance(value, Mapping):
+        return {f"[{key!r}]": item for key, item in value.items()}
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f".{field.name}": getattr(value, field.name, None) for field in dataclasses.fields(value)}
+    # An object that says nothing about equality is what it holds (a cache of keys and values, say).
+    attributes: dict[str, Any] = getattr(value, "__dict__", {})
+    says_equal = any("__eq__" in vars(cls) for cls in type(value).__mro__[:-1])
+    if attributes and not says_equal and not callable(value):
+        return {f".{name}": item for name, item in attributes.items()}
+    return None
+
+
 def take_apart(value: Any, is_part: Callable[[Any], bool]) -> tuple[Any, list[Any]]:
     """A copy of `value` with slots where a part was, and the parts; objects without parts in them are kept as they are."""
     parts: list[Any] = []
@@ -80,19 +102,20 @@ def take_apart(value: Any, is_part: Callable[[Any], bool]) -> tuple[Any, list[An
         parts.append(leaf)
         return _Slot(len(parts) - 1)
 
-    return _rebuild(value, replace, {}), parts
+    return _rebuild(value, replace, {}, _holders(value, is_part)), parts
 
 
 def put_together(template: Any, *parts: Any) -> Any:
     """A new object like the template, with the parts in its slots."""
     memo: dict[int, Any] = {}
+    holders = _holders(template, lambda leaf: isinstance(leaf, (_Named, _Slot)))
 
     def replace(leaf: Any) -> Any:
         if isinstance(leaf, _Named):
-            return leaf.kind._make([_rebuild(item, replace, memo) for item in leaf.items])
+            return leaf.kind._make([_rebuild(item, replace, memo, holders) for item in leaf.items])
         return parts[leaf.number] if isinstance(leaf, _Slot) else leaf
 
-    return _rebuild(template, replace, memo)
+    return _rebuild(template, replace, memo, holders)
 
 
 def put_into(target: Any, keys: tuple[Any, ...], *values: Any) -> None:
@@ -116,31 +139,65 @@ def put_into(target: Any, keys: tuple[Any, ...], *values: Any) -> None:
 put_into.__torchgraft_effect__ = True  # type: ignore[attr-defined]
 
 
-def _rebuild(value: Any, replace: Callable[[Any], Any], memo: dict[int, Any]) -> Any:
+def _holders(value: Any, is_part: Callable[[Any], bool]) -> set[int]:
+    """The ids of the objects in which there is a part, or a container that everybody gets a copy of; also where they hold one
+    another in a circle.
+    """
+    above: dict[int, list[int]] = {}
+    found: list[int] = []
+    pending = [(value, -1)]
+    while pending:
+        item, holder = pending.pop()
+        if is_part(item) or isinstance(item, (list, set, dict, deque)):
+            found.append(holder)
+        if is_part(item) or isinstance(item, (torch.Tensor, torch.nn.Module, type)):
+            continue
+        if id(item) in above:
+            above[id(item)].append(holder)
+            continue
+        above[id(item)] = [holder]
+        pending += [(inner, id(item)) for inner in _contents(item)]
+    result: set[int] = set()
+    while found:
+        holder = found.pop()
+        if holder not in result:
+            result.add(holder)
+            found += above.get(holder, ())
+    return result
+
+
+def _contents(value: Any) -> list[Any]:
+    if isinstance(value, _Named):
+        return value.items
+    if isinstance(value, (list, tuple, set, frozenset, deque)):
+        return list(value)
+    if isinstance(value, dict):
+        return list(value.values())
+    return list(attributes_of(value).values()) if has_attributes(value) and not callable(value) else []
+
+
+def _rebuild(value: Any, replace: Callable[[Any], Any], memo: dict[int, Any], holders: set[int]) -> Any:
     new = replace(value)
     if new is not value or isinstance(value, (torch.Tensor, torch.nn.Module, type, _Slot)):
         return new
     if id(value) in memo:
         return memo[id(value)][1]
     if isinstance(value, (list, tuple, set, frozenset, deque)):
-        items = [_rebuild(item, replace, memo) for item in value]
+        items = [_rebuild(item, replace, memo, holders) for item in value]
         if all(a is b for a, b in zip(items, value, strict=True)):
             return value if isinstance(value, tuple) else _remember(memo, value, copy.copy(value))
         return _remember(memo, value, _with_items(value, items))
     if isinstance(value, dict):
         result = _remember(memo, value, copy.copy(value))
         for key, item in value.items():
-            result[key] = _rebuild(item, replace, memo)
+            result[key] = _rebuild(item, replace, memo, holders)
         return result
-    if not has_attributes(value) or callable(value):
+    if id(value) not in holders or not has_attributes(value) or callable(value):
         return value
-    memo[id(value)] = (value, value)
-    attributes = attributes_of(value)
-    changed = {name: new for name, item in attributes.items() if (new := _rebuild(item, replace, memo)) is not item}
-    if not changed:
-        return value
-    result = _remember(memo, value, copy.copy(value))
-    set_attributes(result, changed)
+    result = _remember(memo, value, copy.copy(value))  # before its attributes, which may lead back to it
+    inside = attributes_of(value)
+    rebuilt = {name: _rebuild(item, replace, memo, holders) for name, item in inside.items()}
+    set_attributes(result, {name: new for name, new in rebuilt.items() if new is not inside[name]})
     return result
 
 

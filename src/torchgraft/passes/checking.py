@@ -4,15 +4,14 @@ A closer look at two runs, with gradients and other inputs, is the business of `
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from torchgraft.errors import PassError
 from torchgraft.interpreter import Interpreter
 from torchgraft.ir.origin import source_of
+from torchgraft.ir.structures import parts_of, put_together, take_apart
 
 if TYPE_CHECKING:
     from torchgraft.codegen.graph_module import GraphModule
@@ -115,19 +114,14 @@ class restored:  # noqa: N801 (reads as a phrase in a with statement)
 
 
 def _copied(value: Any) -> Any:
-    return pytree.tree_map_only(
-        torch.Tensor,
-        lambda tensor: (
-            tensor.detach().clone().requires_grad_(tensor.requires_grad)
-            if tensor.is_leaf and tensor.requires_grad
-            else tensor.detach().clone()
-        ),
-        value,
-    )
+    """The same value with copies of its tensors, wherever they are in it."""
+    template, tensors = take_apart(value, lambda part: isinstance(part, torch.Tensor))
+    return put_together(template, *map(_copied_tensor, tensors))
 
 
-def _leaves(value: Any) -> Iterator[Any]:
-    yield from pytree.tree_leaves(value)
+def _copied_tensor(tensor: torch.Tensor) -> torch.Tensor:
+    copied = tensor.detach().clone()
+    return copied.requires_grad_(tensor.requires_grad) if tensor.is_leaf and tensor.requires_grad else copied
 
 
 def _difference(expected: Any, found: Any) -> str | None:
@@ -150,15 +144,22 @@ def _difference(expected: Any, found: Any) -> str | None:
                 None,
             )
         )
-    if pytree.tree_structure(expected) != pytree.tree_structure(found):
+    return _value_difference(expected, found, ())
+
+
+def _value_difference(first: Any, second: Any, above: tuple[int, ...]) -> str | None:
+    if isinstance(first, torch.Tensor) and isinstance(second, torch.Tensor):
+        return _tensor_difference(first, second)
+    parts, others = (None, None) if id(first) in above else (parts_of(first), parts_of(second))
+    if parts is None or others is None:
+        return None if id(first) in above or _equal(first, second) else f"{first!r} became {second!r}"
+    kinds = {tuple if isinstance(value, torch.Size) else type(value) for value in (first, second)}
+    if len(kinds) > 1 or list(parts) != list(others):
         return "the structure of the value is another"
-    for first, second in zip(_leaves(expected), _leaves(found), strict=True):
-        if isinstance(first, torch.Tensor) and isinstance(second, torch.Tensor):
-            text = _tensor_difference(first, second)
-            if text is not None:
-                return text
-        elif isinstance(first, torch.Tensor) or isinstance(second, torch.Tensor) or not _equal(first, second):
-            return f"{first!r} became {second!r}"
+    for step, part in parts.items():
+        text = _value_difference(part, others[step], (*above, id(first)))
+        if text is not None:
+            return text
     return None
 
 

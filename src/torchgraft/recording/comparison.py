@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from torchgraft.ir.structures import parts_of
+
 # How far apart results of the same operations in another order may lie, as a part of the largest element.
 _RELATIVE = {
     torch.float64: 1e-9,
@@ -113,7 +115,7 @@ def _leaves(
     if isinstance(value, torch.Tensor):
         yield path, of_tensor(value)
         return
-    parts = None if id(value) in above else _parts(value)
+    parts = None if id(value) in above else parts_of(value)
     if parts is None:
         yield path, value
         return
@@ -121,24 +123,6 @@ def _leaves(
     yield path, Structure(kind, tuple(parts))
     for step, part in parts.items():
         yield from _leaves(part, path + step, of_tensor, (*above, id(value)))
-
-
-def _parts(value: Any) -> dict[str, Any] | None:
-    """What a container holds, by the text that follows its path; None for anything else."""
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return {f".{name}": getattr(value, name) for name in value._fields}
-    if isinstance(value, (tuple, list)):
-        return {f"[{index}]": item for index, item in enumerate(value)}
-    if isinstance(value, Mapping):
-        return {f"[{key!r}]": item for key, item in value.items()}
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f".{field.name}": getattr(value, field.name, None) for field in dataclasses.fields(value)}
-    # An object that says nothing about equality is what it holds (a cache of keys and values, say).
-    attributes: dict[str, Any] = getattr(value, "__dict__", {})
-    says_equal = any("__eq__" in vars(cls) for cls in type(value).__mro__[:-1])
-    if attributes and not says_equal and not callable(value):
-        return {f".{name}": item for name, item in attributes.items()}
-    return None
 
 
 # ---- comparing ----
