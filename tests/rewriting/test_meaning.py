@@ -45,7 +45,11 @@ SPELLINGS: dict[str, list[Any]] = {
         lambda x: torch.add(input=x, other=x),
     ],
     "difference": [lambda x: x - 3, lambda x: torch.sub(x, 3), lambda x: x.subtract(3), lambda x: x.sub(3, alpha=1)],
-    "quotient": [lambda x: x / 4.0, lambda x: torch.div(x, 4.0), lambda x: torch.true_divide(x, 4.0), lambda x: x.divide(4.0)],
+    "quotient": [lambda x: x / 4.0, lambda x: torch.div(x, 4.0), lambda x: torch.true_divide(x, 4.0), lambda x: x.divide(4.0),
+                 lambda x: torch.div(x, 4.0, rounding_mode=None)],
+    "number minus": [lambda x: 3 - x, lambda x: torch.rsub(x, 3), lambda x: torch.rsub(x, other=3, alpha=1)],
+    "the larger": [lambda x: torch.maximum(x, x), lambda x: torch.max(x, x), lambda x: x.max(x), lambda x: x.max(other=x),
+                   lambda x: torch.ops.aten.max.other(x, x)],
     "gelu": [functional.gelu, lambda x: functional.gelu(x, approximate="none"), sequential(nn.GELU())],
     "silu": [functional.silu, lambda x: functional.silu(x, inplace=False), sequential(nn.SiLU())],
     "leaky": [

@@ -57,6 +57,9 @@ _ALIASES = {
     "special_expm1": "expm1", "special_log1p": "log1p", "special_exp2": "exp2", "fix": "trunc", "ger": "outer",
     "__add__": "add", "__mul__": "mul", "__sub__": "sub", "__truediv__": "div", "__matmul__": "matmul", "__neg__": "neg",
 }  # fmt: skip
+# What `max` of two tensors is also called, and which operators must be looked at as one for that.
+_OF_TWO = {"max": "maximum", "min": "minimum"}
+_LOOKED_AT_AS = {"maximum": "max", "minimum": "min", "rsub": "sub"}
 # What Python wrappers call the parameters of operators.
 _PARAMETER_ALIASES = {"training": "train", "split_size_or_sections": "split_size", "axis": "dim", "keepdims": "keepdim"}
 _NO_DEFAULT: Any = object()
@@ -131,7 +134,7 @@ def _of_wrapper(function: Any, name: str, args: Sequence[Any], kwargs: Mapping[s
         else:
             result = _bind(parameters, (), given, lenient=True)
             if result is not None:
-                return Meaning(_canonical(name), result)
+                return _settled(_canonical(name), result)
     return Meaning(("function", function), bound)
 
 
@@ -183,7 +186,7 @@ def _of_operator(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> M
         for parameters in _overloads(name):
             found = _bind(parameters, args, kwargs, lenient)
             if found is not None:
-                return Meaning(name, found)
+                return _settled(name, found)
     return None
 
 
@@ -192,7 +195,22 @@ def _of_overload(overload: torch._ops.OpOverload, args: Sequence[Any], kwargs: M
     if found is None:
         return Meaning(("function", overload), _raw(args, kwargs))
     namespace, _, name = overload._schema.name.partition("::")
-    return Meaning(_canonical(name) if namespace == "aten" else ("function", overload.overloadpacket), found)
+    return (
+        _settled(_canonical(name), found)
+        if namespace == "aten"
+        else Meaning(("function", overload.overloadpacket), found)
+    )
+
+
+def _settled(name: str, arguments: dict[str, Any]) -> Meaning:
+    """One meaning where torch has two operators for it, told apart by the arguments."""
+    if name in _OF_TWO and arguments.keys() == {"self", "other"}:
+        return Meaning(_OF_TWO[name], arguments)
+    if name == "rsub":
+        return Meaning("sub", {**arguments, "self": arguments["other"], "other": arguments["self"]})
+    if arguments.get("rounding_mode", "") is None:
+        arguments = {key: value for key, value in arguments.items() if key != "rounding_mode"}
+    return Meaning(name, arguments)
 
 
 def _raw(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[Any, Any]:
@@ -210,7 +228,8 @@ def _canonical(name: str) -> str:
 
 def _plain_name(name: str) -> str:
     """The name without the mark of an in-place operator, which a keyword can stand for as well."""
-    return _canonical(name).removesuffix("_") if not name.endswith("__") else _canonical(name)
+    plain = _canonical(name).removesuffix("_") if not name.endswith("__") else _canonical(name)
+    return _LOOKED_AT_AS.get(plain, plain)
 
 
 @functools.lru_cache(10_000)
