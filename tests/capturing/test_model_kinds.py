@@ -402,3 +402,176 @@ class TwoThousand(nn.Module):
 def test_two_thousand_layers() -> None:
     program = captured_like_eager(TwoThousand, given(normal(2, 2)), levels=("module",), is_copied=False)
     assert len(program.graph.find_nodes(op="call_module")) == 2000
+
+
+# ---- modules made on the way, notes on modules, methods called from outside ----
+
+
+class Sliced(nn.Module):
+    """Makes modules of its own modules while it runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.ReLU())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers[1:](Twice(self.layers[0])(x))
+
+
+class Twice(nn.Module):
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(self.inner(x))
+
+
+@pytest.mark.parametrize("is_training", [False, True])
+def test_modules_made_of_the_models_own(is_training: bool) -> None:
+    program = captured_like_eager(lambda: Sliced().train(is_training), given(normal(3, 4)), [given(normal(5, 4))])
+    assert is_looked_into(program)
+
+
+class MadeWithWeights(Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.Linear(4, 4)(self.linear(x))
+
+
+def test_a_module_made_with_weights_of_its_own_is_drawn_anew() -> None:
+    program = captured_like_eager(MadeWithWeights, given(normal(3, 4)))
+    assert not is_looked_into(program)
+
+
+class Noted(Linear):
+    """Passes something on in an attribute, and takes it away again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.note: Any = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.note = x * 2
+        found = self.linear(x) + self._noted()
+        self.note = None
+        return found
+
+    def _noted(self) -> torch.Tensor:
+        return self.note
+
+
+class Switched(Linear):
+    """Changes a mode for a part of its work."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dropout = nn.Dropout()
+        self.is_off = False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.is_off = True
+        first = self.part(x)
+        self.is_off = False
+        return first + self.part(x)
+
+    def part(self, x: torch.Tensor) -> torch.Tensor:
+        return x if self.is_off else self.dropout(self.linear(x))
+
+
+@pytest.mark.parametrize("kind", [Noted, Switched])
+def test_notes_that_are_taken_away_again(kind: type[nn.Module]) -> None:
+    program = captured_like_eager(kind, given(normal(3, 4)), [given(normal(5, 4))])
+    assert is_looked_into(program)
+
+
+class Reading(nn.Module):
+    """Is kept whole, because it counts, and reads what another module has noted."""
+
+    def __init__(self, other: list[nn.Module]) -> None:
+        super().__init__()
+        self.other, self.calls = other, 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return x + self.other[0].note
+
+
+class NotesForOthers(Noted):
+    def __init__(self) -> None:
+        super().__init__()
+        self.reading = Reading([self])
+
+    def _noted(self) -> torch.Tensor:
+        return self.reading(self.note)
+
+
+class Borrowed(Linear):
+    """Runs a part in another mode, and with another number in it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dropout = nn.Dropout(0.1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.dropout.p = 0.9
+        found = self.dropout(x)
+        self.dropout.p = 0.1
+        return found
+
+
+class Quiet(Borrowed):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        mode = bool(self.dropout.training)
+        self.dropout.training = False
+        found = self.dropout(x)
+        self.dropout.training = mode
+        return found
+
+
+@pytest.mark.parametrize("kind", [NotesForOthers, Borrowed, Quiet])
+def test_notes_that_are_read_where_nobody_watches(kind: type[nn.Module]) -> None:
+    model, x = kind().train(), torch.randn(3, 4)
+    program = capture(model, (x,))
+    torch.manual_seed(3)
+    expected = model(x)
+    torch.manual_seed(3)
+    assert torch.equal(program(x), expected)
+    assert program.meta["kept_whole"]
+
+
+class Structure(nn.Module):
+    """Is never called itself; its method counts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def prepare(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return x * 2
+
+
+class Encoder(Linear):
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList([Structure()])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(self.parts[0].prepare(x))
+
+
+class Around(Linear):
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = Encoder()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.encoder(self.linear(x)).relu()
+
+
+def test_a_module_whose_method_is_called_keeps_its_caller_whole() -> None:
+    model, x = Around(), torch.randn(3, 4)
+    program = capture(model, (x,))
+    assert "encoder" in program.meta["kept_whole"] and "" not in program.meta["kept_whole"]
+    assert torch.equal(program(x), model(x))
+    assert model.encoder.parts[0].calls == 2

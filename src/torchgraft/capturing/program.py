@@ -158,10 +158,17 @@ class _Capture:
     def _keep(self, request: KeepWhole) -> str | None:
         """Keep a module whole in the next run; a reason, if that is the model itself."""
         module = request.module
-        if module is None or module is self.root or type(module) in self.kept or type(module) is torch.nn.Module:
+        # Kept already, and that was no help: something outside calls into it. Or it is only a container.
+        while module is not None and (type(module) in self.kept or not _is_callable(module)):
+            module = self._parent(module)
+        if module is None or module is self.root or type(module) is torch.nn.Module:
             return request.reason
         self.kept[type(module)] = request.reason
         return None
+
+    def _parent(self, module: torch.nn.Module) -> torch.nn.Module | None:
+        path = self.paths.get(module)
+        return self.root.get_submodule(path.rpartition(".")[0]) if path else None
 
     def _ask_less(self, error: Exception) -> str | None:
         """Hand out plain numbers and flags in the next run; a reason, if that is what was done already."""
@@ -179,6 +186,10 @@ class _Capture:
                 raise raised
             return f"it fails when it is watched: {type(error).__name__}: {error}"
         return None
+
+
+def _is_callable(module: torch.nn.Module) -> bool:
+    return type(module).forward is not torch.nn.Module.forward
 
 
 def _leaf_rule(level: str, leaf: LeafRule) -> Callable[[torch.nn.Module, str], bool]:
@@ -248,6 +259,7 @@ def _watched_run(
             unseen = [*watcher.surroundings.restore(), *changed, *([] if outside is None else [(None, outside[0])])]
     if has_kept:
         raise TypeError("a table outside of the model has a size as its key")
+    _refuse_written(watcher, {module for module, _ in changed})
     if unseen:
         whole = whole | {inner for module in watcher.ran_whole for inner in module.modules()}
     _refuse_unseen(watcher, [entry for entry in unseen if entry[0] not in whole])
@@ -259,6 +271,14 @@ def _watched_run(
 def _draws(module: torch.nn.Module, name: str) -> bool:
     """Whether an attribute is a generator of torch's: what draws from it is written down."""
     return isinstance(vars(module).get(name), torch.Generator)
+
+
+def _refuse_written(watcher: Watcher, changed: set[torch.nn.Module]) -> None:
+    """Keep whole what wrote attributes that are not as they were, or that something which nobody watched may have read."""
+    is_read = any(not type(module).__module__.startswith("torch.nn.") for module in watcher.ran_whole)
+    for module, reason in watcher.written.items():
+        if is_read or module in changed:
+            raise KeepWhole(module, reason)
 
 
 def _refuse_unseen(watcher: Watcher, unseen: list[tuple[torch.nn.Module | None, str]]) -> None:

@@ -109,7 +109,8 @@ class Values(Reads):
             self._found_attributes = True
             for module, path in self.paths.items():
                 for key, item in vars(module).items():
-                    if isinstance(item, (torch.Tensor, torch.Generator)) and key.isidentifier():
+                    is_of_run = isinstance(item, torch.Tensor) and MARK in item.__dict__  # written just now
+                    if isinstance(item, (torch.Tensor, torch.Generator)) and key.isidentifier() and not is_of_run:
                         self._names.setdefault(id(item), f"{path}.{key}" if path else key)
                         if isinstance(item, torch.Tensor):
                             self.unwatched(self.surroundings.know, item)

@@ -82,6 +82,8 @@ class Watcher(Values):
         # Where capture was called: what is around that is no business of the model's.
         self._call_site = user_instruction(1)
         self._open_contexts: list[Any] = []
+        # Modules that wrote attributes of their own, and how; at the end of the run all has to be as it was.
+        self.written: dict[torch.nn.Module, str] = {}
         # Numbers that were keys of tables.
         self._keys: list[weakref.ref[Any]] = []
         # A torch call that failed although the run went on: the model caught the error, and was steered by it.
@@ -258,7 +260,7 @@ class Watcher(Values):
     def call_module(self, m: torch.nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Run a module; a leaf is written down as one call, any other by what it does."""
         path = self.paths.get(m)
-        if path is None and not self._switching and has_tensors(m):
+        if path is None and not self._switching and has_tensors(m) and not self._is_made_of_ours(m):
             what = f"{type(m).__name__} is called, and is no submodule of the model"
             raise KeepWhole(self._modules[-1], f"{what}{at_line()}")
         if path is None or self._switching:
@@ -283,6 +285,10 @@ class Watcher(Values):
             known = self._is_leaf(module, path) or isinstance(module, torch.jit.ScriptModule)
             self._whole[module] = known
         return known or has_hooks(module)
+
+    def _is_made_of_ours(self, module: torch.nn.Module) -> bool:
+        """Whether a module is made by the model while it runs, around modules of its own: `self.layers[1:](x)`."""
+        return self.is_young(module) and not self._has_other_tensors(module)
 
     def _has_other_tensors(self, module: torch.nn.Module) -> bool:
         """Whether something stands in for the parameters of a module, as torch.func.functional_call has it."""
@@ -364,7 +370,17 @@ class Watcher(Values):
         try:
             self.state.before_write(module, name, value, self)
         except TraceError as error:
-            raise KeepWhole(module, f"it writes self.{name}{at_line()}") from error
+            reason = f"it writes self.{name}{at_line()}"
+            if not self._may_be_put_back(module, name, value):
+                raise KeepWhole(module, reason) from error
+            self.written.setdefault(module, reason)
+
+    def _may_be_put_back(self, module: torch.nn.Module, name: str, value: Any) -> bool:
+        """Whether an attribute may be written, as a note that is taken away before the run ends: only what is watched reads it.
+        Modes, parameters, buffers and modules are also read by what runs as one call."""
+        is_state = name == "training" or isinstance(value, (torch.nn.Module, torch.nn.Parameter))
+        is_state = is_state or any(name in table for table in (module._parameters, module._buffers, module._modules))
+        return not is_state and not (self.paths[module] and self._is_whole(module, self.paths[module]))
 
     def _before_tensor_write(self, tensor: torch.Tensor, name: str, value: Any) -> None:
         """Somebody writes an attribute onto a tensor, which is lost unless the tensor is."""

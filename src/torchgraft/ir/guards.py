@@ -194,10 +194,10 @@ def check_kind(found: Any, expected: type, name: str, where: str) -> None:
 @guard
 def check_result(found: Any, expected: type, length: int | None, name: str, where: str) -> None:
     """Raise unless a module that is kept whole gave what it gave when the program was captured, by its kind."""
-    given: Any = found
-    if not isinstance(found, expected) or (length is not None and len(given) != length):
+    count = len(found) if isinstance(found, (tuple, list, dict)) else None
+    if not isinstance(found, expected) or (length is not None and count != length):
         size = "" if length is None else f" of {length}"
-        now = f"{_in_words(found)} of {len(found)}" if isinstance(found, (tuple, list, dict)) else _in_words(found)
+        now = _in_words(found) if count is None else f"{_in_words(found)} of {count}"
         raise GuardError(
             f"the program was captured for a {expected.__name__}{size} as the result of '{name}', and now it is {now}: what is "
             f"done with it at {where} was seen for the former; capture the model again with inputs, and in a mode, like these"
