@@ -14,6 +14,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
+import numpy
 import torch
 from torch import nn
 
@@ -82,7 +83,11 @@ def _move(model: nn.Module) -> None:
     """Move the weights that start as zeros or ones, which would hide differences."""
     with torch.no_grad():
         for parameter in model.parameters():
-            if parameter.is_floating_point() and bool((parameter == parameter.flatten()[0]).all()):
+            if (
+                parameter.is_floating_point()
+                and parameter.numel()
+                and bool((parameter == parameter.flatten()[0]).all())
+            ):
                 parameter.add_(torch.randn_like(parameter), alpha=0.02)
 
 
@@ -90,6 +95,7 @@ def _run(function: Callable[..., Any], inputs: Inputs) -> Any:
     """What a run gives: its result, what it did to its inputs, and where it left the random numbers."""
     torch.manual_seed(1)
     random.seed(1)
+    numpy.random.seed(1)
     given = copy.deepcopy(inputs)
     result = function(*given.args, **given.kwargs)
     return result, given.args, given.kwargs, torch.get_rng_state()

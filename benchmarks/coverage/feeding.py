@@ -7,6 +7,7 @@ from __future__ import annotations
 import inspect
 import itertools
 import re
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -18,6 +19,7 @@ from benchmarks.coverage.shrinking import FIRST_MARKER
 
 FIRST_WORD = 8
 MOST_ATTEMPTS = 60
+MOST_SECONDS = 6.0
 # Given a batch and whether it is to be another size than the example's, a value.
 Make = Callable[[int, bool], Any]
 
@@ -41,6 +43,7 @@ class Feeder:
         names = self._first_names()
         first: Exception | None = None
         tried = 0
+        until = time.perf_counter() + MOST_SECONDS
         while tried < MOST_ATTEMPTS:
             wanted: list[str] = []
             for recipe in self._recipes(names):
@@ -53,12 +56,28 @@ class Feeder:
                 except Exception as error:
                     first = first or error
                     wanted += [name for name in self._mentioned(str(error)) if name not in names]
-                if tried >= MOST_ATTEMPTS:
+                if tried >= MOST_ATTEMPTS or time.perf_counter() > until:
+                    tried = MOST_ATTEMPTS
                     break
             if not wanted:
                 break
             names = [*names, wanted[0]]
         raise first or ValueError(f"nothing is known about the inputs {list(self.parameters)}")
+
+    def add_labels(self, run: Callable[[Inputs], Any]) -> None:
+        """Give the model something to learn from, if it takes that and a way is found."""
+        if "labels" not in self.parameters:
+            return
+        without = self.recipe
+        for make in LABELS:
+            self.recipe = {**without, "labels": make}
+            try:
+                torch.manual_seed(7)
+                if getattr(run(self.inputs(3)), "loss", None) is not None:
+                    return
+            except Exception:
+                continue
+        self.recipe = without
 
     def _first_names(self) -> list[str]:
         required = [
@@ -70,6 +89,8 @@ class Feeder:
         main = getattr(self.model, "main_input_name", None)
         if isinstance(main, str) and main in self.parameters and main not in required:
             required.append(main)
+        if "decoder_input_ids" in self.parameters and "decoder_input_ids" not in required:
+            required.append("decoder_input_ids")
         if not required:
             required = [name for name in self.parameters if name in MAKERS][:1]
         return required
@@ -240,6 +261,20 @@ def _grid(configuration: Any) -> Iterator[Make]:
     yield lambda batch, other: torch.tensor([[4, 4]] * batch)
 
 
+def _sides(configuration: Any) -> Iterator[Make]:
+    yield lambda batch, other: torch.tensor([[4, 4]] * batch)
+
+
+def _seen(configuration: Any) -> Iterator[Make]:
+    yield lambda batch, other: torch.ones(batch, 16, dtype=torch.long)
+
+
+def _heard(configuration: Any) -> Iterator[Make]:
+    frames = 2 * _number(configuration, 50, "max_source_positions")
+    for length in (frames, 400, 256):
+        yield lambda batch, other, length=length: torch.ones(batch, length * (1 + other), dtype=torch.bool)
+
+
 def _state(name: str) -> Callable[[Any], Iterator[Make]]:
     def makes(configuration: Any) -> Iterator[Make]:
         count = _number(configuration, 4, name) if name else 1
@@ -269,11 +304,11 @@ def _points(configuration: Any) -> Iterator[Make]:
 
 
 MAKERS: dict[str, Callable[[Any], Iterator[Make]]] = {
-    **dict.fromkeys(("input_ids", "decoder_input_ids", "question_input_ids", "text_input_ids"), _words),
+    **dict.fromkeys(("input_ids", "decoder_input_ids", "qformer_input_ids", "task_inputs"), _words),
     **dict.fromkeys(("attention_mask", "decoder_attention_mask", "conditioning_attention_mask"), _ones),
     **dict.fromkeys(("pixel_values", "images", "prompt_pixel_values", "pixel_values_videos", "image_pixel_values"), _pictures),
     **dict.fromkeys(("input_values", "audio_values", "waveform", "conditioning_input_values"), _sound),
-    **dict.fromkeys(("input_features", "spectrogram", "input_spectrogram", "audio_features"), _spectrum),
+    **dict.fromkeys(("input_features", "spectrogram", "audio_mel", "audio_features"), _spectrum),
     "bbox": _boxes,
     "past_values": _series,
     "past_observed_mask": _observed,
@@ -286,7 +321,11 @@ MAKERS: dict[str, Callable[[Any], Iterator[Make]]] = {
     "flattened_patches": _patches,
     "grid_thw": _grid,
     "image_grid_thw": _grid,
-    "spatial_shapes": _grid,
+    "spatial_shapes": _sides,
+    "target_sizes": _sides,
+    "input_features_mask": _heard,
+    "audio_mel_mask": _heard,
+    "pixel_attention_mask": _seen,
     "states": _state("state_dim"),
     "actions": _state("act_dim"),
     "rewards": _state(""),
@@ -299,3 +338,10 @@ MAKERS: dict[str, Callable[[Any], Iterator[Make]]] = {
     "input_points": _points,
     "keypoints": _points,
 }  # fmt: skip
+
+LABELS: tuple[Make, ...] = (
+    lambda batch, other: torch.randint(0, 2, (batch,)),
+    lambda batch, other: torch.randint(FIRST_WORD, FIRST_MARKER, (batch, 11 if other else 7)),
+    lambda batch, other: torch.randint(0, 2, (batch, 11 if other else 7)),
+    lambda batch, other: torch.rand(batch, 2),
+)

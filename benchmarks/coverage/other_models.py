@@ -74,8 +74,10 @@ class Subject:
                 model = self._model(make())
                 self.feeder = Feeder(model)
                 subject = copy.deepcopy(model)
+                run = lambda inputs, subject=subject: subject(*inputs.args, **inputs.kwargs)  # noqa: E731
                 with torch.no_grad():
-                    self.feeder.search(lambda inputs, subject=subject: subject(*inputs.args, **inputs.kwargs))
+                    self.feeder.search(run)
+                    self.feeder.add_labels(run)
                 return model
             except Exception as error:
                 problems.append(error)

@@ -14,17 +14,33 @@ __all__ = ["FIELDS", "FIRST_MARKER", "VOCABULARY", "attempts", "fewer_layers", "
 _DEPTHS = ("layers", "depth", "depths", "num_blocks", "n_layer", "n_layers", "num_hidden_layers", "num_layers")
 _LARGE = {"vocab_size": VOCABULARY, "text_vocab_size": VOCABULARY}
 
+_SERIES = {"prediction_length": 4, "context_length": 8, "lags_sequence": [1, 2]}
+# Architectures whose words have three positions, each with a part of a head.
+_THREE_POSITIONS = ("qwen2_vl", "qwen2_5_vl", "qwen2_5_omni", "glm4v", "glm46v", "glm_image", "glm_ocr", "glmga", "paddleocr")
+# Fields that have no default, or that hang together with others.
+PARTICULAR: dict[str, dict[str, Any]] = {
+    "autoformer": {**_SERIES, "label_length": 4},
+    "bridgetower": {"hidden_size": 64},
+    "esm": {"vocab_size": VOCABULARY, "mask_token_id": 3, "pad_token_id": 0},
+    "esmc": {"num_key_value_heads": 4},
+    "informer": _SERIES,
+    "time_series_transformer": _SERIES,
+    "timm_backbone": {"backbone": "resnet18"},
+}
+
 
 def attempts(kind: str) -> Iterator[Any]:
     """Configurations of one architecture, the smallest first: fields hang together in ways that their names do not tell, and
     then a model cannot be built, or does not run."""
     import transformers
 
-    make = transformers.AutoConfig.for_model
-    yield lambda: narrower(smaller(make(kind)))
-    yield lambda: smaller(make(kind))
-    yield lambda: fewer_layers(make(kind))
-    yield lambda: make(kind)
+    def make() -> Any:
+        return transformers.AutoConfig.for_model(kind, **PARTICULAR.get(kind, {}))
+
+    yield lambda: narrower(smaller(make(), **PARTICULAR.get(kind, {})))
+    yield lambda: smaller(make(), **PARTICULAR.get(kind, {}))
+    yield lambda: fewer_layers(make())
+    yield make
 
 
 def fewer_layers(configuration: Any) -> Any:
@@ -44,6 +60,8 @@ def narrower(configuration: Any) -> Any:
     """The same configuration with an eighth of the channels where each stage has its own number of them."""
     for owner in _parts(configuration):
         for name, value in list(vars(owner).items()):
+            if isinstance(value, dict) and "rope_type" in value and configuration.model_type.startswith(_THREE_POSITIONS):
+                value["mrope_section"] = [2, 1, 1]  # three parts of half a head
             if not _are_numbers(value):
                 continue
             if name.endswith(_DEPTHS):
