@@ -120,7 +120,7 @@ class CodePatch:
     what the patched one did before.
     """
 
-    __slots__ = ("_code", "_lent", "function", "original", "users")
+    __slots__ = ("_code", "function", "lent", "original", "users")
 
     def __init__(self, function: FunctionType) -> None:
         self.function = function
@@ -136,13 +136,13 @@ class CodePatch:
         Its code will see the globals of the patched function, so the names it needs that start with `_torchgraft_` are
         copied there. They stay: another thread may be inside the lent code when the old code is put back.
         """
-        self._lent = replacement.__code__
-        if self._lent.co_freevars != self._code.co_freevars:
+        self.lent = replacement.__code__
+        if self.lent.co_freevars != self._code.co_freevars:
             raise TypeError(
-                f"{replacement.__name__} closes over {self._lent.co_freevars}, but {self.function.__qualname__} over "
+                f"{replacement.__name__} closes over {self.lent.co_freevars}, but {self.function.__qualname__} over "
                 f"{self._code.co_freevars}; Python swaps codes only where these agree"
             )
-        for name in self._lent.co_names:
+        for name in self.lent.co_names:
             if name.startswith("_torchgraft_"):
                 self.function.__globals__[name] = replacement.__globals__[name]
 
@@ -156,7 +156,7 @@ class CodePatch:
 
     def put_in_place(self) -> None:
         """Put the lent code there; the lock is held."""
-        self.function.__code__ = self._lent
+        self.function.__code__ = self.lent
 
     def take_away(self) -> None:
         """Put the old code back; the lock is held."""

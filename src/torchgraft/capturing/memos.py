@@ -15,21 +15,9 @@ import torch
 
 from torchgraft.capturing.active import Patch, active
 from torchgraft.capturing.questions import called_function
-from torchgraft.capturing.reads import KeepWhole, at_line
+from torchgraft.capturing.reads import KeepWhole, RunAgain, at_line
 from torchgraft.capturing.sizes import unwrapped
 from torchgraft.ir.origin import is_user_code
-
-
-class AskAnew(BaseException):
-    """A function was about to remember something of the run; capture is tried again with `function` answering anew.
-
-    No Exception, because a model may catch those.
-    """
-
-    def __init__(self, function: Any) -> None:
-        super().__init__(function)
-        self.function = function
-
 
 # By identity: the function that remembers, and what puts another in its place wherever it is known by a name.
 _known: dict[int, tuple[Any, list[Any]]] = {}
@@ -51,10 +39,10 @@ def before_remembering() -> None:
         return
     if id(function) in _known:  # it is also known in a way that is not seen from here
         raise TypeError("a symbolic number cannot be remembered")
-    raise AskAnew(function)
+    raise RunAgain(lambda: _answer_anew(function))
 
 
-def answer_anew(function: Any) -> None:
+def _answer_anew(function: Any) -> None:
     """Have a function that remembers answer anew, in the runs to come, where it is asked about symbolic numbers."""
     _known[id(function)] = function, list(_replaced(function, _forgetful(function)))
 

@@ -17,11 +17,12 @@ from torch.nn.parameter import is_lazy
 from torchgraft.capturing.active import Beginning, CodePatch, acquire_all, active, paused_collection, release_all
 from torchgraft.capturing.example import ExampleInputs, refuse_iterators
 from torchgraft.capturing.kinds import PARAMETER_PATCH, type_patches
-from torchgraft.capturing.memos import AskAnew, answer_anew, memo_patches
+from torchgraft.capturing.memos import memo_patches
 from torchgraft.capturing.min_max import BUILTIN_PATCHES
 from torchgraft.capturing.mode_choices import choice_patches
 from torchgraft.capturing.module_patches import MODULE_GETATTR, MODULE_PATCHES, TENSOR_ATTRIBUTE_PATCH
-from torchgraft.capturing.reads import KeepWhole
+from torchgraft.capturing.plain_numbers import call_ours, number_patches
+from torchgraft.capturing.reads import KeepWhole, RunAgain
 from torchgraft.capturing.refusals import UnsupportedArgument
 from torchgraft.capturing.regions import remove_empty_regions
 from torchgraft.capturing.sizes import unwrapped
@@ -114,8 +115,8 @@ class _Capture:
                 return self._finished(_watched_run(watcher, *arguments))
             except KeepWhole as request:
                 reason = self._keep(request)
-            except AskAnew as request:
-                answer_anew(request.function)
+            except RunAgain as request:
+                request.prepare()
             except Exception as error:
                 reason = self._ask_less(error)
         program = whole_program(self.model, self.owner, self.args, self.kwargs)
@@ -241,7 +242,7 @@ def _watched_run(
         watcher.beginning = Beginning()
         patches: list[Any] = [*_PATCHES, *wrapped_patches(), *_AUTOWRAP.library_patches()]
         patches += [*BUILTIN_PATCHES, SCRIPT_PATCH, PARAMETER_PATCH, *type_patches(function, watcher.paths)]
-        patches += [*choices, *memo_patches()]
+        patches += [*choices, *memo_patches(), *number_patches()]
         acquire_all(patches)
         previous, active.tracer = active.tracer, watcher
         try:
@@ -259,6 +260,8 @@ def _watched_run(
             unseen = [*watcher.surroundings.restore(), *changed, *([] if outside is None else [(None, outside[0])])]
     if has_kept:
         raise TypeError("a table outside of the model has a size as its key")
+    if watcher.asking and call_ours(watcher.asking.values()):
+        raise RunAgain(lambda: None)
     _refuse_written(watcher, {module for module, _ in changed})
     if unseen:
         whole = whole | {inner for module in watcher.ran_whole for inner in module.modules()}

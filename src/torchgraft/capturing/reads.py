@@ -57,6 +57,14 @@ class KeepWhole(BaseException):
         self.reason = reason
 
 
+class RunAgain(BaseException):
+    """The run is better made once more, after something was prepared for it. No Exception, because a model may catch those."""
+
+    def __init__(self, prepare: Callable[[], None]) -> None:
+        super().__init__()
+        self.prepare = prepare
+
+
 def at_line() -> str:
     """The user's line that is running, for the end of a sentence."""
     line = current_source_line()
@@ -161,7 +169,15 @@ class Reads(TracerBase):
         return sizes if dimension is None else sizes[int(dimension)]
 
     def call_len(self, function: Any, args: Any, kwargs: Any) -> int:
-        return int(self._size(args[0])[0]) if args[0].dim() else len(args[0])
+        if not args[0].dim():
+            return len(args[0])
+        number = self._size(args[0])[0]
+        if unwrapped(number) is not None:
+            self.before_plain("len")
+        return int(number)
+
+    def before_plain(self, name: str) -> None:
+        """Called where a number is about to become a plain one, by Python's function of this name."""
 
     def call_numel(self, function: Any, args: Any, kwargs: Any) -> Any:
         tensor = args[0]
@@ -193,6 +209,8 @@ class Reads(TracerBase):
     def call_number(self, function: Any, args: Any, kwargs: Any) -> Any:
         number = self.call_item(function, args[:1], {})
         symbol = unwrapped(number)
+        if symbol is not None and function.__name__ in ("__int__", "__float__"):
+            self.before_plain(function.__name__.strip("_"))
         return function(args[0]) if symbol is None else function(torch.tensor(symbol._decide()))
 
     # ---- properties ----

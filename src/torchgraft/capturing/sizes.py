@@ -302,6 +302,15 @@ def _hash(self: Any) -> int:
     return hash(number._decide())
 
 
+def _plain(kind: type) -> Callable[[Any], Any]:
+    def convert(self: Any) -> Any:
+        number = self.node
+        number.watcher.before_plain(kind.__name__)
+        return kind(number._decide())
+
+    return convert
+
+
 def _divmod(self: Any, other: Any) -> Any:
     return self // other, self % other
 
@@ -313,3 +322,5 @@ def _swapped_divmod(self: Any, other: Any) -> Any:
 for _class in (_Int, _Float, _Bool):
     for _name, _method in {"__hash__": _hash, "__divmod__": _divmod, "__rdivmod__": _swapped_divmod}.items():
         setattr(_class, _name, _method)
+    for _kind in (int, float):
+        setattr(_class, f"__{_kind.__name__}__", _plain(_kind))

@@ -7,6 +7,7 @@ from __future__ import annotations
 import operator
 import weakref
 from collections.abc import Callable
+from types import CodeType
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from torchgraft.capturing.model_state import ModelState
 from torchgraft.capturing.module_patches import ModuleForward, TrainingFlag
 from torchgraft.capturing.outside_state import OutsideState
 from torchgraft.capturing.parts import concrete, mutable_parts, parts_now, same_parts
+from torchgraft.capturing.plain_numbers import asking_code
 from torchgraft.capturing.reads import RESHAPING, KeepWhole, at_line, is_handled
 from torchgraft.capturing.refusals import UnsupportedArgument
 from torchgraft.capturing.sizes import SymbolicNumber, wrapped
@@ -84,6 +86,8 @@ class Watcher(Values):
         self._open_contexts: list[Any] = []
         # Modules that wrote attributes of their own, and how; at the end of the run all has to be as it was.
         self.written: dict[torch.nn.Module, str] = {}
+        # Code in which a symbolic number became a plain one.
+        self.asking: dict[int, CodeType] = {}
         # Numbers that were keys of tables.
         self._keys: list[weakref.ref[Any]] = []
         # A torch call that failed although the run went on: the model caught the error, and was steered by it.
@@ -244,6 +248,13 @@ class Watcher(Values):
         if active.tracer is self and not self._switching:
             before_remembering()
             self._keys.append(weakref.ref(number))
+
+    def before_plain(self, name: str) -> None:
+        """Python's `int`, `float` or `len` is about to give a plain number."""
+        if active.tracer is self and not self._switching and self.sizes_are_symbolic:
+            code = asking_code(name)
+            if code is not None:
+                self.asking[id(code)] = code
 
     def forget_keys(self) -> bool:
         """Take the numbers of this run out of tables that outlive it; whether there were any."""
