@@ -16,7 +16,17 @@ _LARGE = {"vocab_size": VOCABULARY, "text_vocab_size": VOCABULARY}
 
 _SERIES = {"prediction_length": 4, "context_length": 8, "lags_sequence": [1, 2]}
 # Architectures whose words have three positions, each with a part of a head.
-_THREE_POSITIONS = ("qwen2_vl", "qwen2_5_vl", "qwen2_5_omni", "glm4v", "glm46v", "glm_image", "glm_ocr", "glmga", "paddleocr")
+_THREE_POSITIONS = (
+    "qwen2_vl",
+    "qwen2_5_vl",
+    "qwen2_5_omni",
+    "glm4v",
+    "glm46v",
+    "glm_image",
+    "glm_ocr",
+    "glmga",
+    "paddleocr",
+)
 # Fields that have no default, or that hang together with others.
 PARTICULAR: dict[str, dict[str, Any]] = {
     "autoformer": {**_SERIES, "label_length": 4},
@@ -60,7 +70,11 @@ def narrower(configuration: Any) -> Any:
     """The same configuration with an eighth of the channels where each stage has its own number of them."""
     for owner in _parts(configuration):
         for name, value in list(vars(owner).items()):
-            if isinstance(value, dict) and "rope_type" in value and configuration.model_type.startswith(_THREE_POSITIONS):
+            if (
+                isinstance(value, dict)
+                and "rope_type" in value
+                and configuration.model_type.startswith(_THREE_POSITIONS)
+            ):
                 value["mrope_section"] = [2, 1, 1]  # three parts of half a head
             if not _are_numbers(value):
                 continue

@@ -18,8 +18,8 @@ from torch.nn import functional
 
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.ir.graph import Graph
+from torchgraft.ir.modules import has_hooks
 from torchgraft.ir.node import Node
-from torchgraft.passes.layer_calls import has_hooks
 from torchgraft.passes.memory import Memory
 from torchgraft.passes.shape_prop import ShapeProp
 

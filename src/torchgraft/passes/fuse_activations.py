@@ -13,11 +13,12 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from torchgraft.ir.modules import has_hooks
 from torchgraft.ir.node import Node
 from torchgraft.ir.verify import find_attribute
 from torchgraft.passes.attributes import References
 from torchgraft.passes.definition import Pass
-from torchgraft.passes.layer_calls import LAYERS, has_hooks, uses_of_values
+from torchgraft.passes.layer_calls import LAYERS, uses_of_values
 from torchgraft.passes.memory import Memory
 
 if TYPE_CHECKING:

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from torchgraft.ir.modules import has_hooks
 from torchgraft.ir.node import Node
 from torchgraft.ir.verify import find_attribute
 
@@ -245,12 +246,6 @@ def parameter_of(value: Any, root: nn.Module) -> torch.Tensor | None:
         return None
     tensor = find_attribute(root, value._target)[0]
     return tensor if isinstance(tensor, torch.Tensor) else None
-
-
-def has_hooks(module: nn.Module) -> bool:
-    """Whether somebody is called when the module is."""
-    tables = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-    return any(module.__dict__.get(name) for name in tables)
 
 
 def _plain_module(module: Any, classes: Any) -> str | None:

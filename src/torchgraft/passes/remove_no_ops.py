@@ -14,11 +14,11 @@ from torch import nn
 from torch.nn import functional
 
 from torchgraft.ir.contexts import enter_context, exit_context
+from torchgraft.ir.modules import has_hooks
 from torchgraft.ir.node import Node
 from torchgraft.ir.printing import known_value
 from torchgraft.ir.verify import find_attribute
 from torchgraft.passes.definition import Pass
-from torchgraft.passes.layer_calls import has_hooks
 from torchgraft.passes.memory import Memory
 
 if TYPE_CHECKING:

@@ -13,11 +13,12 @@ from typing import Any
 import torch
 
 from torchgraft.errors import GraphError
+from torchgraft.ir.modules import has_hooks
 from torchgraft.ir.node import Node
 from torchgraft.rewriting.found import call_any, pattern_name
 from torchgraft.rewriting.matching import _UNBOUND, Binding, SubgraphMatcher, same_value
 from torchgraft.rewriting.meaning import Meaning, coarse_key, meaning_of_call
-from torchgraft.rewriting.modules import State, coarse_key_of_module, has_hooks, meaning_of_module_call
+from torchgraft.rewriting.modules import State, coarse_key_of_module, meaning_of_module_call
 from torchgraft.rewriting.pattern import Literal, Operation, Pattern, Wildcard
 from torchgraft.rewriting.program import Program
 

@@ -15,6 +15,7 @@ from torchgraft.capturing.tracer import symbolic_trace
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import GraftError
 from torchgraft.ir.arguments import map_aggregate
+from torchgraft.ir.modules import has_hooks
 from torchgraft.ir.node import Node
 from torchgraft.rewriting.meaning import Meaning, coarse_key, meaning_of_call
 
@@ -123,12 +124,6 @@ def _form(module: Any) -> _Form | None:
     if key not in _captured:
         _captured[key] = _capture(module)
     return _captured[key]
-
-
-def has_hooks(module: Any) -> bool:
-    """Whether calling the module does more than its `forward`."""
-    kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-    return any(getattr(module, kind, None) for kind in kinds)
 
 
 def _capture(module: Any) -> _Form | None:
