@@ -136,7 +136,7 @@ def test_numbers_are_told_from_tensors():
 
 def test_options_of_modules_in_short():
     conv = torch.nn.Conv2d(3, 64, 7, stride=2, padding=3, bias=False)
-    assert labels.short_options(conv.extra_repr()) == "3→64, 7×7, /2, padding=(3, 3), bias=False"
+    assert labels.short_options(conv.extra_repr()) == "3→64, 7×7, /2, padding=3, bias=False"
     assert labels.short_options(torch.nn.BatchNorm2d(64).extra_repr()) == "64"
     assert labels.short_options(torch.nn.ReLU(inplace=True).extra_repr()) == ""
     assert labels.short_options(torch.nn.MaxPool2d(3, 2, 1).extra_repr()) == "3×3, /2, padding=1"

@@ -26,6 +26,17 @@ def test_what_is_only_checked_is_part_of_the_guard():
     assert any("ndim" in box.words for box in picture.boxes if box.kind == "guard")
 
 
+def test_new_values_of_buffers_stand_in_the_module_that_writes_them():
+    layers = [torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2)) for _ in range(6)]
+    program = torchgraft.capture(torch.nn.Sequential(*layers), (torch.ones(4, 2),), level="joint")
+    picture = read(torchgraft.draw(program).svg)
+    updates = [box for box in picture.boxes if box.kind == "update"]
+    assert sorted({box.words for box in updates}) == ["num_batches_tracked", "running_mean", "running_var"]
+    frames = [frame for frame in picture.frames if "BatchNorm1d" in frame.tooltip]
+    assert len(updates) == 18 and all(any(frame.contains(box) for frame in frames) for box in updates)
+    assert "written to a buffer or input" in picture.words
+
+
 def test_gradients_stand_with_what_makes_them():
     program = torchgraft.capture(torch.nn.Linear(2, 3), (torch.ones(4, 2),), level="joint")
     picture = read(torchgraft.draw(program).svg)

@@ -15,7 +15,7 @@ GROUP_SIZE = 11.5
 WIDEST = 172.0  # of the words in a box
 SHAPE_STRIP = 15.0  # below a box, for the shape beside the line that leaves it
 
-_PILLS = frozenset({"parameter", "constant", "input", "output", "tangent", "gradient", "reference", "guard"})
+_PILLS = frozenset({"parameter", "constant", "input", "output", "tangent", "gradient", "update", "reference", "guard"})
 
 
 @dataclass(slots=True, frozen=True)
@@ -53,7 +53,7 @@ def caption_of(box: Box, scene: Scene) -> Caption:
 
 def _words(box: Box, group: Group) -> tuple[str, str]:
     """Names are said as they are called inside the group, because the frame around says the rest."""
-    if box.kind in ("parameter", "constant", "gradient"):
+    if box.kind in ("parameter", "constant", "gradient", "update"):
         sign = "∂ " if box.kind == "gradient" else ""
         return sign + local_name(box.title.removeprefix("∂ "), group.module_path), box.detail
     if box.kind == "reference":

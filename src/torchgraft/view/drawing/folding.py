@@ -6,10 +6,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from torchgraft.view.drawing.labels import SOURCES
+from torchgraft.view.drawing.labels import LEAVING, SOURCES
 from torchgraft.view.drawing.scene import ROOT, Box, Group, Scene
 
-_TERMINALS = ("input", "tangent", "output", "gradient")
+_TERMINALS = frozenset({"input", "tangent", "output"} | LEAVING)
 
 
 def collapse(scene: Scene, depth: int) -> None:

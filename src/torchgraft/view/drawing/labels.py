@@ -27,8 +27,11 @@ KINDS = {
     "guard": "guard",
     "reference": "value from far above",
     "output": "output",
+    "update": "written to a buffer or input",
     "gradient": "gradient going out",
 }
+# Results that stand beside the step that makes them, because there may be hundreds.
+LEAVING = frozenset({"update", "gradient"})
 SOURCES = frozenset({"parameter", "constant"})
 
 _ORIGIN_KINDS = {"parameter": "parameter", "buffer": "constant", "constant": "constant", "tangent": "tangent"}
@@ -152,6 +155,7 @@ _SHORTER = (
     (r"kernel_size=(\d+)", r"\1×\1"),
     (r"stride=\((\d+), \1\)", r"/\1"),
     (r"stride=(\d+)", r"/\1"),
+    (r"padding=\((\d+)(?:, \1)+\)", r"padding=\1"),
     (r"output_size=\((\d+), (\d+)\)", r"to \1×\2"),
     (r"normalized_shape=|num_features=|num_embeddings=", ""),
     (r"(?:, )?(?:bias|affine|track_running_stats|elementwise_affine|count_include_pad)=True", ""),
@@ -168,7 +172,7 @@ def short_options(text: str) -> str:
     """The options of a module in short.
 
     >>> short_options("3, 64, kernel_size=(7, 7), stride=(2, 2), padding=(3, 3), bias=False")
-    '3→64, 7×7, /2, padding=(3, 3), bias=False'
+    '3→64, 7×7, /2, padding=3, bias=False'
     >>> short_options("in_features=256, out_features=1024, bias=True"), short_options("(256,), eps=1e-05")
     ('256→1024', '256')
     """

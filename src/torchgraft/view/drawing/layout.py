@@ -11,7 +11,7 @@ from itertools import pairwise
 from torchgraft.view.drawing.captions import GROUP_SIZE, SHAPE_STRIP, Caption
 from torchgraft.view.drawing.columns import LANE, break_rows, way_around
 from torchgraft.view.drawing.coordinates import place_across
-from torchgraft.view.drawing.labels import SOURCES
+from torchgraft.view.drawing.labels import LEAVING, SOURCES
 from torchgraft.view.drawing.layering import assign_rows
 from torchgraft.view.drawing.levels import Element, Level
 from torchgraft.view.drawing.ordering import Rows, reduce_crossings
@@ -25,7 +25,7 @@ COLUMN_GAP = 26.0
 LEAST_COLUMN = 1100.0  # no column is made to be lower than this
 
 # Boxes that stand beside the main flow of a program: their lines may bend so that others are straight.
-_ASIDE = SOURCES | {"reference", "guard", "gradient"}
+_ASIDE = SOURCES | LEAVING | {"reference", "guard"}
 
 # A line is a list of steps: "M" starts, "L" goes straight, "C" bends smoothly, "R" turns a rounded corner.
 Step = tuple[str, float, float]

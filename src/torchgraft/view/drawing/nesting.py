@@ -8,7 +8,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Mapping
 
-from torchgraft.view.drawing.labels import SOURCES
+from torchgraft.view.drawing.labels import LEAVING, SOURCES
 from torchgraft.view.drawing.scene import ROOT, Box, Group, Scene
 
 LOOK_AHEAD = 4
@@ -92,8 +92,8 @@ def _affine_order(scene: Scene) -> list[int]:
                 if not _floats(boxes[source]):
                     waiting[index] += 1
                     users[source].append(index)
-    # Gradients stand at the end of a program, and belong to the step that makes them.
-    rank = [box.inputs[0] + 0.5 if box.kind == "gradient" else float(index) for index, box in enumerate(boxes)]
+    # Gradients and new state stand at the end of a program, and belong to the step that makes them.
+    rank = [box.inputs[0] + 0.5 if box.kind in LEAVING else float(index) for index, box in enumerate(boxes)]
     top = _Place(None)
     places = [_place(top, box.path) for box in boxes]
     done = [box.removed or _floats(box) for box in boxes]

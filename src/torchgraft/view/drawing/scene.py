@@ -154,13 +154,13 @@ class SceneBuilder:
         for entry, value in zip(entries, node.args[0], strict=True):
             if not labels.is_node(value):
                 continue
-            kind = "gradient" if entry.kind == "gradient" else "output"
+            kind = entry.kind if entry.kind in labels.LEAVING else "output"
             title = f"∂ {entry.name}" if kind == "gradient" else entry.name
-            detail = "" if entry.kind in ("gradient", "result") else entry.kind
+            detail = "" if kind in labels.LEAVING or entry.kind == "result" else entry.kind
             source = self.index_of[value]
             tooltip = f"%{node.name}\n{entry.kind} {entry.name}\nis %{value.name}"
             box = Box(f"{node.name}.{entry.kind}.{entry.name}", kind, title, detail, tooltip, inputs=[source])
-            if kind == "gradient":
+            if kind in labels.LEAVING:
                 box.path = self.scene.boxes[source].path
             self.scene.boxes.append(box)
 

@@ -49,6 +49,7 @@ LIGHT = Palette(
         "guard": ("#fff1e6", "#ea9a5b", "#7a3209"),
         "reference": ("#ffffff", "#94a3b8", "#475569"),
         "output": ("#0f766e", "#0b5b55", "#ffffff"),
+        "update": ("#cdeae6", "#0f766e", "#0b4f4a"),
         "gradient": ("#9d2660", "#7f1d4e", "#ffffff"),
     },
 )
@@ -74,6 +75,7 @@ DARK = Palette(
         "guard": ("#45280f", "#c77b3d", "#fed7aa"),
         "reference": ("#0f172a", "#64748b", "#cbd5e1"),
         "output": ("#0f766e", "#2dd4bf", "#ffffff"),
+        "update": ("#123f3b", "#2dd4bf", "#ccfbf1"),
         "gradient": ("#9d2660", "#f472b6", "#ffffff"),
     },
 )
