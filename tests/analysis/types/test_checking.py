@@ -13,7 +13,7 @@ import torchgraft
 from torchgraft import zoo
 from torchgraft.analysis.shapes import shapes
 from torchgraft.analysis.types import Dyn, TensorType, check_types, is_consistent
-from torchgraft.errors import ShapeError
+from torchgraft.errors import GraftError, ShapeError
 
 
 def result(function: Any, *types: Any) -> Any:
@@ -153,6 +153,19 @@ OPERATIONS: list[Any] = [
     lambda x: F.pad(x, (1, 2)),
     lambda x: x.repeat(1, 2),
 ]
+
+
+@pytest.mark.parametrize(
+    ("annotation", "message"),
+    [
+        ((2, 3), "is no type"), (torch.Size([2]), "is no type"), ("float", "is no type"), (None, "is no type"),
+        (TensorType((-1, 3)), "has the size -1"), (TensorType((2.0,)), "has the size 2.0"),
+        (TensorType(("batch",)), "has the size 'batch'"), (TensorType((True,)), "has the size True"),
+    ],
+)  # fmt: skip
+def test_annotations_that_say_nothing_are_refused(annotation: Any, message: str) -> None:
+    with pytest.raises(GraftError, match=message):
+        result(lambda x: x + 1, annotation)
 
 
 @settings(max_examples=25)

@@ -52,11 +52,26 @@ def check_types(program: GraphModule, annotations: Mapping[str, Any] | None = No
         raise GraftError(
             f"annotations are for {', '.join(sorted(unknown))}, and no node has that name; use names of inputs"
         )
+    for name, annotation in (annotations or {}).items():
+        _check_annotation(name, annotation)
     checker = _Checker(program, annotations or {})
     with torch.device("meta"), torch.no_grad():
         for node in program.graph.nodes:
             checker.values[node] = checker.refined(node, checker.value(node))
     return Types({node.name: _type(value) for node, value in checker.values.items()})
+
+
+def _check_annotation(name: str, annotation: Any) -> None:
+    dims = annotation.dims if isinstance(annotation, TensorType) else () if annotation is Dyn else None
+    if dims is None:
+        raise GraftError(
+            f"the annotation of '{name}' is {annotation!r}, which is no type; give TensorType((Dyn, 3, 224)) or Dyn"
+        )
+    wrong = [size for size in dims if size is not Dyn and (type(size) is not int or size < 0)]
+    if wrong:
+        raise GraftError(
+            f"the annotation of '{name}' has the size {wrong[0]!r}; sizes are whole numbers from 0, and Dyn where any will do"
+        )
 
 
 class _Checker:
