@@ -447,3 +447,14 @@ def test_same_as_torch_fx():
     program = torchgraft.symbolic_trace(model)
     FuseConvNorm()(program)
     torch.testing.assert_close(program(x), theirs.fuse(model)(x), rtol=1e-10, atol=1e-8)
+
+
+def test_shapes_that_a_pass_has_noted_are_heeded() -> None:
+    """A linear layer on three dimensions ends with its channels, where a batch norm has them in the middle."""
+    model = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4)).eval()
+    x = torch.randn(2, 4, 6)
+    program = torchgraft.symbolic_trace(model)
+    report = torchgraft.passes.Pipeline("propagate-shapes, fuse-conv-norm")(program, check=x)
+    assert report.passes[1].changes == 0 and "is for 3 dimensions" in report.passes[1].notes[0]
+    flat = torchgraft.symbolic_trace(model)
+    assert torchgraft.passes.Pipeline("propagate-shapes, fuse-conv-norm")(flat, check=x[0]).passes[1].changes == 1

@@ -17,6 +17,7 @@ from torch import nn
 from torchgraft.ir.guards import check_value
 from torchgraft.ir.node import Node
 from torchgraft.ir.origin import source_of
+from torchgraft.ir.printing import known_value
 from torchgraft.ir.verify import find_attribute
 from torchgraft.passes.attributes import References
 from torchgraft.passes.definition import Pass
@@ -145,8 +146,10 @@ class _Search:
         if self._state_may_be_written and self._is_written(layer, norm):
             return "the program writes its weights or the statistics"
         guarded = _guarded_dimensions(layer, norm)
-        if guarded is not None and guarded != layer.dimensions + 2:
-            return f"the program is for {guarded} dimensions, where the norm does not go by the layer's channels"
+        noted = [len(known.shape) for node in (norm.source, norm.node) if hasattr(known := known_value(node), "shape")]
+        for found in (guarded, *noted):
+            if found is not None and found != layer.dimensions + 2:
+                return f"the program is for {found} dimensions, where the norm does not go by the layer's channels"
         return None
 
     @cached_property
