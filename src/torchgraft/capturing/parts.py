@@ -50,7 +50,8 @@ def with_parts(value: Any, parts: dict[Any, Any]) -> Any:
     if isinstance(value, list):
         value[:] = parts.values()
     elif isinstance(value, dict):
-        value.update(parts)
+        for key, part in parts.items():  # what is no plain dict may not have update()
+            value[key] = part
     else:
         set_attributes(value, parts)
     return value
