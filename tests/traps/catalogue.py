@@ -5,12 +5,18 @@ They are written in the files imported here.
 from __future__ import annotations
 
 from tests.traps import (
+    asked,
     branches,
+    containers,
+    differentiation,
+    flow,
     functions,
     hooks,
     layers,
+    libraries,
     modes,
     mutation,
+    numbers_read,
     outside,
     random_numbers,
     reads,
@@ -19,6 +25,7 @@ from tests.traps import (
     sizes,
     state,
     structures,
+    surroundings,
 )
 from tests.traps.trap import Trap
 
@@ -31,6 +38,10 @@ GROUPS: dict[str, list[Trap]] = {
         )
         for trap in file.TRAPS
     ],
-    "hostile": [trap for file in (outside,) for trap in file.TRAPS],
+    "hostile": [
+        trap
+        for file in (outside, asked, numbers_read, differentiation, surroundings, containers, flow, libraries)
+        for trap in file.TRAPS
+    ],
 }  # fmt: skip
 TRAPS: list[Trap] = [trap for group in GROUPS.values() for trap in group]

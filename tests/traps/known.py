@@ -11,6 +11,11 @@ _WRONG: dict[str, dict[str, str]] = {
     },
     "an error that the model recovers from decides without a guard": {
         "try and recover": "s",
+        "an error suppressed": "s",
+        "an error caught further out": "s",
+        "a wrong kind caught": "s",
+        "a layer's error caught": "s",
+        "a module's error caught": "s",
     },
     "a proxy answers isinstance, hasattr and `is` for itself, not for its value": {
         "a dataclass in": "s",
@@ -18,6 +23,8 @@ _WRONG: dict[str, dict[str, str]] = {
     "what torch or Python says about a proxy is no TraceError": {
         "a hook set during the run": "s",
         "a hooked module that fills a list": "s",
+        "features collected by hooks inside": "s",
+        "nested tensors": "s",
         "decorated forward with keywords": "s",
     },
 }

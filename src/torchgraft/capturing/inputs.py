@@ -5,6 +5,7 @@ What happens during the call is the business of `tracer.py`.
 from __future__ import annotations
 
 import dis
+import enum
 import functools
 import inspect
 import operator
@@ -167,6 +168,59 @@ def _guard_identity(tracer: Tracer, function: Callable[..., Any], parameter: ins
             tracer.create_proxy("call_function", check_value, arguments, {})
         elif parameter.default is None:
             tracer.create_proxy("call_function", check_given, (value, parameter.name, where), {})
+    if parameter.name in _compared_by_type(code):
+        line = source_line(code, _compared_by_type(code)[parameter.name])
+        raise TraceError(
+            f"cannot trace a function that compares the type of its argument '{parameter.name}' at {line}: the stand-in for it "
+            f'has a type of its own; use isinstance, fix the argument with concrete_args={{"{parameter.name}": ...}}, or give '
+            "example inputs to capture()"
+        )
+    for names, instruction in _compared_with_globals(code).get(parameter.name, ()):
+        other = functools.reduce(lambda found, name: getattr(found, name, None), names[1:], _global(function, names[0]))
+        if isinstance(other, (enum.Enum, type)):
+            found = tracer.create_proxy("call_function", operator.is_, (value, other), {})
+            arguments = (found, False, f"'{parameter.name}' is {'.'.join(names)}", str(source_line(code, instruction)))
+            tracer.create_proxy("call_function", check_value, arguments, {})
+
+
+def _global(function: Callable[..., Any], name: str) -> Any:
+    return getattr(inspect.unwrap(function), "__globals__", {}).get(name)
+
+
+@functools.cache
+def _compared_with_globals(code: types.CodeType | None) -> dict[str, list[tuple[tuple[str, ...], int]]]:
+    """For each name that is compared by `is` with `Colour.RED` or the like: with what, and the instruction that loads it."""
+    found: dict[str, list[tuple[tuple[str, ...], int]]] = {}
+    listing = [] if code is None else [item for item in dis.get_instructions(code) if item.opname not in _NOTHING]
+    for place, item in enumerate(listing):
+        if item.opname != "IS_OP":
+            continue
+        first = place - 1
+        while first > 0 and listing[first].opname == "LOAD_ATTR":
+            first -= 1
+        loaded = listing[first - 1]
+        if first > 0 and listing[first].opname == "LOAD_GLOBAL" and loaded.opname.startswith("LOAD_FAST"):
+            names = tuple([str(part.argval) for part in listing[first:place]])
+            found.setdefault(str(loaded.argval), []).append((names, loaded.offset))
+    return found
+
+
+@functools.cache
+def _compared_by_type(code: types.CodeType | None) -> dict[str, int]:
+    """The names of which `type(name)` is compared with something, and the instruction that does so."""
+    found: dict[str, int] = {}
+    listing = [] if code is None else [item for item in dis.get_instructions(code) if item.opname not in _NOTHING]
+    for place, item in enumerate(listing[:-1]):
+        loaded = listing[place + 1]
+        is_type = item.opname in ("LOAD_GLOBAL", "LOAD_NAME") and item.argval == "type"
+        if is_type and loaded.opname.startswith("LOAD_FAST"):
+            # The call, and what it is compared with: a name and perhaps an attribute of it.
+            if any(after.opname in ("IS_OP", "COMPARE_OP") for after in listing[place + 2 : place + 6]):
+                found[str(loaded.argval)] = item.offset
+    return found
+
+
+_NOTHING = ("PRECALL", "CACHE", "NOT_TAKEN", "PUSH_NULL")
 
 
 @functools.cache

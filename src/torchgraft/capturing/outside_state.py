@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from types import CellType, CodeType, FunctionType, ModuleType
 from typing import Any
 
+from torchgraft.capturing.handlers import recovers
 from torchgraft.capturing.pictures import (
     CONTAINERS,
     Picture,
@@ -38,6 +39,8 @@ class OutsideState:
         self._is_memo = is_memo
         # Whether a function may append to a list that it closes over and never reads: that is how people watch a trace.
         self._allows_notes = allows_notes
+        # Whether some function goes on after errors of torch's.
+        self.recovers = False
         self._seen: set[int] = set()
         # (what it is called, where it is mentioned, its picture)
         self._pictures: list[tuple[str, SourceLine | None, Picture]] = []
@@ -69,6 +72,7 @@ class OutsideState:
         if id(function.__code__) in self._seen:
             return
         self._seen.add(id(function.__code__))
+        self.recovers = self.recovers or recovers(function.__code__)
         scope = function.__globals__
         for cell in function.__closure__ or ():
             with contextlib.suppress(ValueError):  # a variable that has no value yet

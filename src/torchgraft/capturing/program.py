@@ -4,8 +4,8 @@ What is written down during the run is decided in `watch.py`; capture without in
 
 from __future__ import annotations
 
+import functools
 import inspect
-import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from itertools import chain
@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch.nn.parameter import is_lazy
+from torch.overrides import TorchFunctionMode
 
 from torchgraft.capturing.active import Beginning, CodePatch, acquire_all, active, paused_collection, release_all
 from torchgraft.capturing.example import ExampleInputs, refuse_iterators
@@ -235,11 +236,11 @@ def _leaf_rule(level: str, leaf: LeafRule) -> Callable[[torch.nn.Module, str], b
 # ---- one run ----
 
 _AUTOWRAP = Autowrap((), ())
-# Those of torch's own functions and methods are for proxies, as are those of attributes and threads.
+# Those of torch's own functions and methods are for proxies, as are those of attributes and modes.
 _PATCHES = [
     patch
     for patch in MODULE_PATCHES
-    if getattr(patch, "holder", None) not in (torch, torch.Tensor, threading.Thread) and patch is not MODULE_GETATTR
+    if getattr(patch, "holder", None) not in (torch, torch.Tensor, TorchFunctionMode) and patch is not MODULE_GETATTR
 ]
 _PATCHES.append(TENSOR_ATTRIBUTE_PATCH)
 
@@ -256,7 +257,7 @@ def _watched_run(
     watcher.outside.watch_function(function)
     watcher.outside.watch_function(inspect.unwrap(function))
     with paused_collection:
-        watcher.beginning = Beginning()
+        watcher.beginning, watcher.boundary = Beginning(), _watched_run.__code__
         patches: list[Any] = [*_PATCHES, *wrapped_patches(), *_AUTOWRAP.library_patches()]
         patches += [*BUILTIN_PATCHES, SCRIPT_PATCH, PARAMETER_PATCH, *type_patches(function, watcher.paths)]
         patches += [*choices, *memo_patches(), *number_patches()]
@@ -269,7 +270,7 @@ def _watched_run(
                 watcher.unwatched(_write_objects, watcher)
                 del result
         finally:
-            active.tracer = previous
+            active.tracer, watcher._checked_frame = previous, None
             release_all(patches)
             changed = [(module, f"self.{name}") for module, name in watcher.state.restore() if not _draws(module, name)]
             outside = watcher.outside.restore()
@@ -332,12 +333,19 @@ def _result(watcher: Watcher, value: Any) -> Any:
         known = watcher._outside_node(value)
         if known is not None:
             return known
-        template, parts = take_apart(value, lambda part: watcher.is_of_this_run(part) or watcher.is_known(part))
+        template, parts = take_apart(value, functools.partial(_is_part, watcher))
         lowered = [watcher._outside_node(part) or watcher.create_arg(part) for part in parts]
         return watcher.create_node(
             "call_function", put_together, (watcher.constant("_template", template), *lowered), {}
         )
     return watcher.create_arg(value)
+
+
+def _is_part(watcher: Watcher, value: Any) -> bool:
+    """Whether a value in the result is computed by every run; one that has such values with it cannot be told apart."""
+    if callable(value) and not isinstance(value, (torch.nn.Module, type)) and watcher.closes_over(value):
+        raise KeepWhole(None, f"it returns a {type(value).__name__} that it makes")
+    return watcher.is_of_this_run(value) or watcher.is_known(value)
 
 
 def _write_objects(watcher: Watcher) -> None:

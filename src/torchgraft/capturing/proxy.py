@@ -16,7 +16,7 @@ import torch
 
 from torchgraft.capturing.active import active
 from torchgraft.errors import TraceError
-from torchgraft.ir.guards import check_given
+from torchgraft.ir.guards import check_given, check_value
 from torchgraft.ir.node import Node
 from torchgraft.ir.origin import asked_once, current_source_line, user_instruction
 
@@ -32,10 +32,12 @@ UNARY = ("neg", "pos", "invert", "abs")
 
 
 _TENSOR_ATTRIBUTES = frozenset(dir(torch.Tensor))
+# Attributes of tensors that mostly are None.
+_USUALLY_ABSENT = frozenset({"grad", "_base"})
 
 
 def is_compared_with_none(code: CodeType | None, instruction: int) -> bool:
-    """Whether what an instruction takes out of a container is at once asked whether it is None."""
+    """Whether what an instruction takes out of a container or an object is at once asked whether it is None."""
     return code is not None and instruction in _compared_with_none(code)
 
 
@@ -48,7 +50,8 @@ def _compared_with_none(code: CodeType) -> frozenset[int]:
         is_test = (
             after.opname == "LOAD_CONST" and after.argval is None and second is not None and second.opname == "IS_OP"
         )
-        if item.opname == "BINARY_SUBSCR" or (item.opname == "BINARY_OP" and item.argrepr == "[]"):
+        is_item = item.opname == "BINARY_SUBSCR" or (item.opname == "BINARY_OP" and item.argrepr == "[]")
+        if is_item or item.opname == "LOAD_ATTR":
             if is_jump or is_test:
                 found.add(item.offset)
     return frozenset(found)
@@ -95,7 +98,22 @@ class Proxy:
         if name not in _TENSOR_ATTRIBUTES:
             if name.startswith("__") or (active.tracer is self.tracer and not self.tracer._has_attribute(self, name)):
                 raise AttributeError(name)
+        if name in _USUALLY_ABSENT and self._is_none(name):
+            return None
+        if name == "grad_fn" and active.tracer is self.tracer and not is_compared_with_none(*user_instruction(2)):
+            self.tracer._refuse(self, "read the grad_fn of", "ask for requires_grad")
         return Attribute(self, name)
+
+    def _is_none(self, name: str) -> bool:
+        """Whether the model asks if an attribute is None, which a proxy never is; the program checks the usual answer."""
+        if active.tracer is not self.tracer or not is_compared_with_none(*user_instruction(3)):
+            return False
+        value = self.tracer.create_proxy("call_function", getattr, (self, name), {})
+        answer = self.tracer.create_proxy("call_function", operator.is_, (value, None), {})
+        where = str(current_source_line() or "an unknown line")
+        details = (answer, True, f"absence of {name} of '{self.node.name}'", where)
+        self.tracer.create_proxy("call_function", check_value, details, {})
+        return True
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.tracer.create_proxy("call_method", "__call__", (self, *args), kwargs)
@@ -165,6 +183,15 @@ class Proxy:
         if active.tracer is self.tracer and not self.tracer._may_be_key(self):
             self.tracer._refuse(self, "look up", "use torch.where or another tensor operation")
         return id(self)
+
+    def _read(self, name: str) -> Any:
+        return None if name in _USUALLY_ABSENT and self._is_none(name) else Attribute(self, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, value)
+        # What is written onto a traced value is written when the program runs; a subclass may have attributes of its own.
+        if name not in _OWN_ATTRIBUTES and active.tracer is self.tracer and type(self) in (Proxy, Attribute):
+            self._assign(name, value)
 
     def _assign(self, name: str, value: Any) -> None:
         self.tracer.create_proxy("call_function", setattr, (self, name, value), {})
@@ -349,11 +376,13 @@ def _add_writable_attribute(name: str) -> None:
     setattr(
         Proxy,
         name,
-        property(lambda self: Attribute(self, name), lambda self, value: self._assign(name, value)),
+        property(lambda self: self._read(name), lambda self, value: self._assign(name, value)),
     )
 
 
-for _name in ("data", "grad", "requires_grad", "real", "imag"):
+_WRITABLE = ("data", "grad", "requires_grad", "real", "imag")
+_OWN_ATTRIBUTES = frozenset({"node", "tracer", "root", "attr", "_node", "_read_after", "_number", *_WRITABLE})
+for _name in _WRITABLE:
     _add_writable_attribute(_name)
 for _name in (*ARITHMETIC, *COMPARISONS, *UNARY):
     _add_operator(_name)

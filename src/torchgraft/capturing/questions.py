@@ -83,7 +83,13 @@ def _is_integer(value: Any) -> bool:
 
 
 # Python functions that hand on a question.
-_ASK_FOR_OTHERS = frozenset({torch.is_tensor.__code__, abc.ABCMeta.__instancecheck__.__code__})
+_ASK_FOR_OTHERS = frozenset(
+    {
+        torch.is_tensor.__code__,
+        abc.ABCMeta.__instancecheck__.__code__,
+        type(torch.nn.Parameter).__instancecheck__.__code__,
+    }
+)
 
 
 class Questions:
@@ -101,9 +107,18 @@ class Questions:
             frame = frame.f_back
         if frame is None or not _is_asking_for_class(frame.f_code, frame.f_lasti) or self._asker(4) is None:
             return type(proxy)
+        for asked in _asked_classes(frame):
+            self._guard_class(proxy.node, asked)
         kind = likely_class(proxy.node)
         self._guard(proxy.node, kind, check_kind, (kind, proxy.node.name))
         return kind
+
+    def _guard_class(self, node: Node, kind: Any) -> None:
+        """An input may be of a class of its own, and be asked for just that."""
+        is_tensors = isinstance(kind, type) and issubclass(kind, torch.Tensor) and kind is not torch.Tensor
+        if is_tensors and node._op == "placeholder":
+            found = self._tracer.create_node("call_function", isinstance, (node, kind), {})
+            self._guard(found, kind, check_value, (False, f"isinstance('{node.name}', {kind.__name__})"))
 
     def has_attribute(self, proxy: Proxy, name: str) -> bool:
         """Whether a value has an attribute: tensors have theirs, and reading any other is tried when the program runs. But
@@ -167,6 +182,15 @@ def _is_asking_for_class(code: CodeType, instruction: int) -> bool:
     return getattr(name, "id", None) == "isinstance" or getattr(name, "attr", getattr(name, "id", None)) == "is_tensor"
 
 
+def _asked_classes(frame: FrameType) -> list[Any]:
+    """The values of the names in the second argument of a call of isinstance."""
+    call = _running_call(frame.f_code, frame.f_lasti)
+    if call is None or len(call.args) != 2:
+        return []
+    names = [item for item in ast.walk(call.args[1]) if isinstance(item, (ast.Name, ast.Attribute))]
+    return [_value_of(name, frame) for name in names]
+
+
 def _is_asking_for_attribute(frame: FrameType) -> bool:
     call = _running_call(frame.f_code, frame.f_lasti)
     if call is None or not isinstance(call.func, ast.Name):
@@ -177,8 +201,12 @@ def _is_asking_for_attribute(frame: FrameType) -> bool:
 def called_function(frame: FrameType) -> Any:
     """The function that is being called, where it is written as a name or an attribute of one."""
     call = _running_call(frame.f_code, frame.f_lasti)
+    return None if call is None else _value_of(call.func, frame)
+
+
+def _value_of(expression: Any, frame: FrameType) -> Any:
+    """The value of a name, or of an attribute of one."""
     names: list[str] = []
-    expression: Any = None if call is None else call.func
     while isinstance(expression, ast.Attribute):
         names.append(expression.attr)
         expression = expression.value

@@ -18,7 +18,7 @@ from torchgraft.capturing.sizes import SymbolicNumber, unwrapped, wrapped
 from torchgraft.capturing.tracer_base import TracerBase
 from torchgraft.ir.guards import check_value
 from torchgraft.ir.node import Node
-from torchgraft.ir.origin import asked_once, current_source_line
+from torchgraft.ir.origin import asked_once, current_source_line, is_user_code
 
 # Properties that say nothing about what a program computes.
 _UNGUARDED = frozenset({"_backward_hooks", "output_nr", "data", "_version"})
@@ -264,7 +264,11 @@ class Reads(TracerBase):
 @asked_once
 def asks_types(code: CodeType | None) -> bool:
     """Whether a function compares the type of something, which for a symbolic number is not what it is for a plain one."""
-    if code is None or "type" not in code.co_names:
+    if code is None:
+        return False
+    if not _SYMBOLIC_CLASSES.isdisjoint(code.co_names):
+        return is_user_code(code)
+    if "type" not in code.co_names:
         return False
     listing = [item for item in dis.get_instructions(code) if item.opname not in ("CACHE", "PUSH_NULL", "PRECALL")]
     for place, item in enumerate(listing):
@@ -276,44 +280,7 @@ def asks_types(code: CodeType | None) -> bool:
 
 
 _COMPARISONS = ("COMPARE_OP", "IS_OP", "CONTAINS_OP")
-
-
-def is_handled(code: CodeType | None, instruction: int) -> bool:
-    """Whether the function that runs an instruction goes on if it raises: there is an `except` around it."""
-    if code is None or not code.co_exceptiontable:
-        return False
-    return any(instruction in places for places in _handled_ranges(code))
-
-
-@asked_once
-def _handled_ranges(code: CodeType) -> list[range]:
-    listing = dis.Bytecode(code)
-    following = [item for item in listing if item.opname not in ("CACHE", "RESUME", "NOP")]
-    places = {item.offset: place for place, item in enumerate(following)}
-    ranges: list[range] = []
-    entries = listing.exception_entries  # type: ignore[attr-defined]
-    for entry in sorted(entries, key=lambda entry: -entry.target):  # a handler around a handler comes later in the code
-        place = places.get(entry.target)
-        names = [] if place is None else [item.opname for item in following[place : place + 8]]
-        # What belongs to `with` and `finally` raises again.
-        if names[:1] == ["PUSH_EXC_INFO"] and "WITH_EXCEPT_START" not in names:
-            is_except = "CHECK_EXC_MATCH" in names or names[1:2] == ["POP_TOP"]
-            if is_except and _goes_on(following, entries, entry.target, ranges):
-                ranges.append(range(entry.start, entry.end))
-    return ranges
-
-
-def _goes_on(listing: list[dis.Instruction], entries: list[Any], handler: int, handled: list[range]) -> bool:
-    """Whether a handler ends by anything but raising (it takes the error off the stack, and no `RERAISE` follows), or what it
-    raises is handled in turn."""
-    ends = [entry.target for entry in entries if entry.start <= handler < entry.end and entry.lasti]
-    end = min((place for place in ends if place > handler), default=listing[-1].offset + 1)
-    # What cleans up after the handler is itself where an outer `try` sees the error come from.
-    within = [item for item in listing if handler <= item.offset < end + 8]
-    names = [item.opname for item in within if item.offset < end]
-    return any(item.offset in places for item in within for places in handled) or any(
-        name == "POP_EXCEPT" and names[place + 1 : place + 2] != ["RERAISE"] for place, name in enumerate(names)
-    )
+_SYMBOLIC_CLASSES = frozenset({"SymInt", "SymFloat", "SymBool"})
 
 
 @asked_once

@@ -81,6 +81,8 @@ class RealValues:
 
     def call(self, function: Any, args: Any, kwargs: Any) -> Any:
         """A call in which no argument is a proxy."""
+        if getattr(function, "__name__", "") == "__get__" and function.__self__ is _GRADIENT:
+            self._refuse(function, "reads the gradient of")
         is_constant = all(self._is_constant(tensor) for tensor in tensors_in((args, kwargs)))
         if is_constant and is_random(function):
             self.written(function, args, kwargs)
@@ -192,8 +194,10 @@ class RealValues:
             with torch.no_grad():
                 real_args, real_kwargs = stand_in(args), stand_in(kwargs)
                 versions = {key: tensor._version for key, tensor in stand_ins.items()}
+                shapes = [tensor.shape for tensor in stand_ins.values()]
                 result = function(*real_args, **real_kwargs)
-                return result, any(tensor._version != versions[key] for key, tensor in stand_ins.items())
+                is_reshaped = shapes != [tensor.shape for tensor in stand_ins.values()]
+                writes = any(tensor._version != versions[key] for key, tensor in stand_ins.items())
         except Exception as error:  # any operator may refuse tensors without data, each with an error of its own
             if getattr(function, "__name__", "") in ("to", "cpu", "cuda"):
                 return torch.empty(0, device="meta"), False
@@ -204,6 +208,9 @@ class RealValues:
             self._refuse(function, "reads values of", error)
         finally:
             self.tracer._switching = False
+        if is_reshaped:
+            self._refuse(function, "changes the shape of")
+        return result, writes
 
     def _refuse(self, function: Any, action: str, cause: Exception | None = None) -> NoReturn:
         name = getattr(function, "__name__", str(function))
@@ -215,6 +222,9 @@ class RealValues:
             "or keep the surrounding module or function as a leaf (Tracer.is_leaf_module, torchgraft.wrap)"
         )
         raise self.tracer._remembered(refusal) from cause
+
+
+_GRADIENT: Any = torch.Tensor.grad
 
 
 @functools.cache

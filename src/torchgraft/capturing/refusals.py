@@ -5,7 +5,9 @@ What is refused on purpose, and in what words, is said where it is noticed.
 from __future__ import annotations
 
 import dis
+import os
 import re
+import sysconfig
 from types import TracebackType
 
 from torchgraft.errors import GraftError, TraceError
@@ -13,6 +15,11 @@ from torchgraft.ir.origin import SourceLine, is_user_code, source_line
 
 # How torch, Python and other libraries call the objects that stand for traced values.
 _STAND_INS = re.compile(r"\b(Parameter)?Proxy\b|\bTrainingFlag\b|torchgraft\.capturing|\b(not|type|of) '?Attribute\b")
+
+
+# How Python says that a function was called with too few or too many arguments.
+_ARGUMENTS = re.compile(r"positional argument|keyword argument|multiple values for|takes no arguments")
+_STANDARD_LIBRARY = sysconfig.get_paths()["stdlib"] + os.sep
 
 
 class ConversionError(TraceError, TypeError):
@@ -25,7 +32,11 @@ class UnsupportedArgument(TraceError, NotImplementedError):
 
 def refusal_of(error: Exception) -> TraceError | None:
     """What to raise for an error of torch or Python that complains about a stand-in; None for any other error."""
-    if isinstance(error, GraftError) or not _STAND_INS.search(str(error)) or _is_raised_by_user(error):
+    if isinstance(error, GraftError) or _is_raised_by_user(error):
+        return None
+    # A library that is given something of the wrong type seldom says what it was.
+    is_about_types = isinstance(error, TypeError) and not _ARGUMENTS.search(str(error))
+    if not is_about_types and not _STAND_INS.search(str(error)):
         return None
     line = _user_line(error)
     kind = (
@@ -66,5 +77,7 @@ def _is_raised_by_user(error: BaseException) -> bool:
     """Whether a `raise` of the user's own made the error, and not torch or a built-in function."""
     entries = _entries(error)
     if not entries or not is_user_code(entries[-1].tb_frame.f_code):
+        return False
+    if entries[-1].tb_frame.f_code.co_filename.startswith(_STANDARD_LIBRARY):
         return False
     return dis.opname[entries[-1].tb_frame.f_code.co_code[entries[-1].tb_lasti]] == "RAISE_VARARGS"

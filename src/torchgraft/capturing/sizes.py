@@ -185,7 +185,8 @@ def combine(function: Callable[..., Any], symbol: str, *operands: SymbolicNumber
         return watcher.create_node("call_function", function, tuple([operand.argument() for operand in operands]), {})
 
     texts = [str(operand) for operand in operands]
-    text = f"({texts[0]} {symbol} {texts[1]})" if len(texts) == 2 else f"{symbol}({', '.join(texts)})"
+    is_infix = len(texts) == 2 and not symbol.isidentifier()
+    text = f"({texts[0]} {symbol} {texts[1]})" if is_infix else f"{symbol}({', '.join(texts)})"
     return SymbolicNumber(watcher, value, make, text)
 
 

@@ -19,8 +19,10 @@ class Surroundings:
     """The numbers in a model's buffers and the states of random numbers, as they were before a run."""
 
     def __init__(self, modules: Iterable[torch.nn.Module]) -> None:
-        # Storages by their address: the tensor that showed the way to it, a copy of the bytes, and how often it was written.
-        self._saved: dict[int, tuple[torch.Tensor, torch.Tensor, int]] = {}
+        # Storages by their address: the tensor that showed the way to it, all of it, a copy, and how often it was written.
+        self._saved: dict[int, tuple[torch.Tensor, torch.Tensor, torch.Tensor, int]] = {}
+        # Tensors that were given another shape or other memory, by identity, and views of how they were.
+        self._places: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._torch = torch.get_rng_state()
         self._devices = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
         self._python = self._explained = _read_random()
@@ -37,7 +39,13 @@ class Surroundings:
         address = _address(tensor)
         if address and address not in self._saved:
             version = 0 if tensor.is_inference() else tensor._version
-            self._saved[address] = (tensor, _bytes(tensor).clone(), version)
+            memory = _bytes(tensor)
+            self._saved[address] = (tensor, memory, memory.clone(), version)
+
+    def keep_place(self, tensor: torch.Tensor) -> None:
+        """Keep where the memory of a tensor is and how it lies there, if the tensor was there before the run."""
+        if id(tensor) not in self._places and _address(tensor) in self._known_addresses():
+            self._places[id(tensor)] = (tensor, tensor.data)
 
     def know(self, tensor: torch.Tensor) -> None:
         """Say that a tensor, neither parameter nor buffer, was there before the run."""
@@ -51,7 +59,8 @@ class Surroundings:
     def _known_addresses(self) -> set[int]:
         if self._known is None:
             parameters = [value for module in self._modules for value in module._parameters.values()]
-            self._known = {_address(value) for value in parameters if value is not None}
+            buffers = [value for module in self._modules for value in module._buffers.values()]
+            self._known = {_address(value) for value in (*parameters, *buffers) if value is not None} - {0}
         return self._known
 
     def explain_python_draw(self) -> None:
@@ -61,10 +70,11 @@ class Surroundings:
     def restore(self) -> list[tuple[torch.nn.Module | None, str]]:
         """Put everything back, and return what changed without being written down: the module that has it, and its name."""
         unseen: list[tuple[torch.nn.Module | None, str]] = []
-        for tensor, saved, version in self._saved.values():
-            now = _bytes(tensor)
-            if not torch.equal(now, saved):
-                now.copy_(saved)
+        for tensor, place in self._places.values():
+            tensor.data = place
+        for tensor, memory, saved, version in self._saved.values():
+            if not torch.equal(memory, saved):
+                memory.copy_(saved)
             if not tensor.is_inference() and tensor._version != version:
                 # Else a gradient that is still to be computed would be refused; there is no public way to say this.
                 torch._C._autograd._unsafe_set_version_counter((tensor,), (version,))

@@ -8,10 +8,13 @@ import os
 import sys
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
 from torch.autograd.graph import saved_tensors_hooks
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchgraft.capturing.active import NamespacePatch, Patch, active
 from torchgraft.errors import TraceError
@@ -104,15 +107,32 @@ def refuse_hooks_for_all_modules() -> None:
         )
 
 
-_original_start = threading.Thread.start
+_enter_mode = TorchFunctionMode.__enter__
 
 
-def _start_thread(thread: threading.Thread) -> None:
-    """A thread may do what it likes, but not with traced values: what it does to them has no place in the program."""
+def _enter_function_mode(mode: TorchFunctionMode) -> Any:
+    """A mode of the user's would see proxies; a watched run sees what the mode makes of a call."""
     tracer = active.tracer
-    if tracer is not None and not tracer._runs_for_real:
-        tracer._refuse_other_threads()
-    _original_start(thread)
+    is_own = type(mode).__module__.startswith(("torch.", "torchgraft."))
+    if tracer is not None and not tracer._runs_for_real and not tracer._switching and not is_own:
+        _refuse(tracer, f"the mode {type(mode).__name__}", "it changes what torch's functions do")
+    return _enter_mode(mode)
+
+
+def _handed_to_thread(holder: Any, name: str) -> Patch:
+    """A patch of what gives work to another thread. That may do what it likes, but not with traced values: what it does to them
+    has no place in a program. Proxies say so themselves; tensors cannot."""
+    original = getattr(holder, name)
+
+    def hand_over(*args: Any, **kwargs: Any) -> Any:
+        tracer = active.tracer
+        if tracer is not None and not tracer._switching:
+            if tracer._runs_for_real:
+                _refuse(tracer, f"{holder.__name__}.{name}()", "what another thread does is not seen")
+            tracer._refuse_other_threads()
+        return original(*args, **kwargs)
+
+    return Patch(holder, name, hand_over)
 
 
 _modules = torch.nn.modules.module
@@ -122,7 +142,10 @@ SWITCH_PATCHES = [
         {name: _asked(getattr(torch, name)) for name in _ASKED}
         | {name: _refused(getattr(torch, name)) for name in _SET},
     ),
-    Patch(threading.Thread, "start", _start_thread),
+    _handed_to_thread(threading.Thread, "start"),
+    _handed_to_thread(ThreadPoolExecutor, "submit"),
+    Patch(TorchFunctionMode, "__enter__", _enter_function_mode),
+    _refused_in_forward(TorchDispatchMode, "__enter__", "it changes what operators do"),
     _refused_in_forward(saved_tensors_hooks, "__enter__", "what it does to saved tensors happens in the backward"),
     *[
         _refused_in_forward(_modules, name, "it registers a hook that runs around every module")

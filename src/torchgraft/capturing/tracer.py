@@ -8,13 +8,13 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-import threading
-from collections import defaultdict
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable
 from types import MethodType, ModuleType
 from typing import Any, NoReturn
 
 import torch
+from torch.nn.utils import parametrize
 
 from torchgraft.capturing.active import Beginning, acquire_all, active, paused_collection, release_all
 from torchgraft.capturing.inplace import PLAIN_FORM, renew_constants, simplify_in_place
@@ -29,15 +29,18 @@ from torchgraft.capturing.recording import RecordingMode
 from torchgraft.capturing.refusals import ConversionError, UnsupportedArgument, refusal_of, was_caught_by_user
 from torchgraft.capturing.regions import remove_empty_regions
 from torchgraft.capturing.switches import refuse_hooks_for_all_modules
+from torchgraft.capturing.threads import OtherThreads, threads_of
 from torchgraft.capturing.tracer_base import Scope, TracerBase
 from torchgraft.capturing.wrapping import Autowrap, wrapped_patches
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import GraftError, TraceError, UnknownModuleError
+from torchgraft.ir.arguments import immutable_dict
 from torchgraft.ir.graph import Graph
 from torchgraft.ir.guards import check_training
 from torchgraft.ir.modules import has_hooks, paths_of_modules
 from torchgraft.ir.node import Argument, Node
 from torchgraft.ir.origin import current_source_line, source_line
+from torchgraft.ir.structures import put_together, take_apart
 
 # What torch says itself; a model that is being traced gets a guard with the answer.
 _is_grad_enabled = torch.is_grad_enabled
@@ -93,6 +96,7 @@ class Tracer(TracerBase):
         self._handed_out: dict[int, Any] = {}
         self._qualname_counter: dict[str, int] = defaultdict(int)
         self._held: list[Any] = []
+        self._threads: OtherThreads | None = None
         self._refusals: list[TraceError] = []
         self._questions = Questions(self)
         self._function: Any = None
@@ -134,6 +138,8 @@ class Tracer(TracerBase):
         self._scope_chain = (outer, f"{path}@{count}" if count else path, path, type(m))
         try:
             if self.is_leaf_module(m, path) or has_hooks(m):
+                if parametrize._cache_enabled:
+                    self._refuse_cached_parametrisations()
                 return self.create_proxy("call_module", path, args, kwargs)
             return forward(*args, **kwargs)
         finally:
@@ -187,6 +193,12 @@ class Tracer(TracerBase):
             return self._constant(f"_{cls.__name__}_constant_", a)
         if isinstance(a, tuple) and hasattr(a, "_fields"):
             return self.create_node("call_function", cls, tuple([self.create_arg(item) for item in a]), {})
+        if isinstance(a, dict) and cls not in _KNOWN_DICTS:
+            template, parts = take_apart(
+                a, lambda part: isinstance(part, torch.Tensor) or issubclass(type(part), Proxy)
+            )
+            arguments = (self._constant("_template", template), *[self.create_arg(part) for part in parts])
+            return self.create_node("call_function", put_together, arguments, {})
         return super()._create_unusual_arg(a)
 
     def _remembered(self, error: TraceError) -> TraceError:
@@ -289,6 +301,8 @@ class Tracer(TracerBase):
             self._state.restore()
             self._outside.restore()
             caught = self._caught_refusal()
+            if self._threads is not None:
+                self._threads.put_back()
             if not isinstance(error, GraftError) and isinstance(error, Exception):
                 refusal = caught or refusal_of(error)
                 if refusal is not None:
@@ -307,7 +321,8 @@ class Tracer(TracerBase):
             self._mode, self._scope_chain, self.submodule_paths = None, previous_scope, None
             self.__dict__.pop("create_proxy", None)
             self._autowrap.forget()
-        refusal = self._caught_refusal()
+        written = None if self._threads is None else self._threads.put_back()
+        refusal = self._caught_refusal() or written
         changed, changed_outside = self._state.restore(_is_memo), self._outside.restore()
         if refusal is not None:
             raise refusal
@@ -373,19 +388,22 @@ class Tracer(TracerBase):
 
     def _refuse_other_threads(self) -> None:
         """From now on look who records; see `switches.py`."""
-        owner, create_proxy = threading.get_ident(), type(self).create_proxy
+        threads, create_proxy = threads_of(self), type(self).create_proxy
 
         def create_proxy_here(*args: Any, **kwargs: Any) -> Proxy:
-            if threading.get_ident() != owner:
-                error = TraceError(
-                    f"cannot trace what another thread does{at_line()}: it uses a value of a program that is traced in "
-                    "the thread it was started from; do the work in that thread, or keep the surrounding module or function "
-                    "as a leaf (Tracer.is_leaf_module, torchgraft.wrap)"
-                )
+            error = threads.refusal()
+            if error is not None:
                 raise self._remembered(error)
             return create_proxy(self, *args, **kwargs)
 
         self.create_proxy = create_proxy_here  # type: ignore[method-assign]
+
+    def _refuse_cached_parametrisations(self) -> None:
+        error = TraceError(
+            f"cannot trace within parametrize.cached(){at_line()}: a parametrisation would be computed once there, and for every "
+            "call in the program; leave the context out, or keep the surrounding module as a leaf (Tracer.is_leaf_module)"
+        )
+        raise self._remembered(error)
 
     def _before_write(self, module: torch.nn.Module, name: str, value: Any) -> None:
         if not self._switching:
@@ -571,3 +589,6 @@ def symbolic_trace(
 
 
 __all__ = ["Scope", "Tracer", "UnsupportedArgument", "symbolic_trace"]
+
+# What the base class makes an argument of, without losing what they are.
+_KNOWN_DICTS = frozenset({dict, OrderedDict, defaultdict, immutable_dict})

@@ -25,7 +25,7 @@ from torchgraft.ir.modules import names_of_tensors
 from torchgraft.ir.names import wish_of
 from torchgraft.ir.node import Argument, Node
 from torchgraft.ir.origin import current_source_line, is_user_code, user_instruction
-from torchgraft.ir.structures import has_attributes, put_together, take_apart
+from torchgraft.ir.structures import attributes_of, has_attributes, put_together, take_apart
 
 # The attribute of a tensor that says whose node it is the value of.
 MARK = "_torchgraft_value"
@@ -276,7 +276,7 @@ class Values(Reads):
             return self.create_node("call_function", put_together, arguments, {})
         is_closed = not callable(a) and not has_attributes(a) and self.is_young(a)  # a deque, a generator
         known = type(a).__module__ == "numpy" or isinstance(a, torch.Generator)
-        if parts or is_closed or known or self._closes_over(a):
+        if parts or is_closed or known or self.closes_over(a):
             raise KeepWhole(
                 self._modules[-1], f"a {type(a).__name__} made on the way cannot be written down{at_line()}"
             )
@@ -286,8 +286,9 @@ class Values(Reads):
         """Whether a value was computed by this run."""
         return isinstance(value, torch.Tensor) or unwrapped(value) is not None
 
-    def _closes_over(self, function: Any) -> bool:
-        """Whether a function has values of this run with it: in its closure, its defaults, or what it is bound to."""
+    def closes_over(self, function: Any) -> bool:
+        """Whether a callable has values of this run with it: in its closure, its defaults, its attributes, or what it is bound
+        to."""
         if isinstance(function, MethodType):
             return not isinstance(function.__self__, torch.nn.Module) or function.__self__ not in self.paths
         if isinstance(function, FunctionType):
@@ -297,8 +298,10 @@ class Values(Reads):
             held += list(function.__defaults__ or ())
         else:
             held = [*getattr(function, "args", ()), *(getattr(function, "keywords", None) or {}).values()]
+            if not isinstance(function, (torch.nn.Module, type)) and has_attributes(function):
+                held += attributes_of(function).values()
         return any(take_apart(value, self.is_of_this_run)[1] or isinstance(value, list) for value in held) or any(
-            self._closes_over(value) for value in held if isinstance(value, FunctionType)
+            self.closes_over(value) for value in held if isinstance(value, FunctionType)
         )
 
     def unwatched(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -5,22 +5,25 @@ Which node a value is, is known in `values.py`; what starts a run and what becom
 from __future__ import annotations
 
 import operator
+import sys
 import weakref
 from collections.abc import Callable
-from types import CodeType
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
+from torch.nn.utils import parametrize
 from torch.overrides import TorchFunctionMode
 
 from torchgraft.capturing.active import active
+from torchgraft.capturing.handlers import is_handled, recovering_frame
 from torchgraft.capturing.memos import before_remembering, forget
 from torchgraft.capturing.model_state import ModelState
 from torchgraft.capturing.module_patches import ModuleForward, TrainingFlag
 from torchgraft.capturing.outside_state import OutsideState
 from torchgraft.capturing.parts import concrete, mutable_parts, parts_now, same_parts
 from torchgraft.capturing.plain_numbers import asking_code
-from torchgraft.capturing.reads import RESHAPING, KeepWhole, at_line, is_handled
+from torchgraft.capturing.reads import RESHAPING, KeepWhole, at_line
 from torchgraft.capturing.refusals import UnsupportedArgument
 from torchgraft.capturing.sizes import SymbolicNumber, wrapped
 from torchgraft.capturing.spelling import Spelling, spelling_of
@@ -32,7 +35,7 @@ from torchgraft.ir.arguments import EMPTY_DICT
 from torchgraft.ir.guards import check_result, check_training
 from torchgraft.ir.modules import has_hooks, has_tensors, hooks_for_all
 from torchgraft.ir.node import Node
-from torchgraft.ir.origin import current_source_line, user_instruction
+from torchgraft.ir.origin import current_source_line, source_line, user_instruction
 
 _Tensor, _Parameter = torch.Tensor, torch.nn.Parameter
 _SIMPLE = UNCHANGED_TYPES - {torch.device}
@@ -90,6 +93,9 @@ class Watcher(Values):
         self.asking: dict[int, CodeType] = {}
         # Numbers that were keys of tables.
         self._keys: list[weakref.ref[Any]] = []
+        # The function of ours that called the model: what is further out is no business of the model's.
+        self.boundary: CodeType | None = None
+        self._checked_frame: FrameType | None = None
         # A torch call that failed although the run went on: the model caught the error, and was steered by it.
         self.recovered: tuple[torch.nn.Module, str] | None = None
 
@@ -111,6 +117,8 @@ class Watcher(Values):
         code, instruction = self._instruction  # type: ignore[misc]
         if code is not None and code.co_exceptiontable and is_handled(code, instruction):
             self._refuse_handled()
+        elif self.outside.recovers:
+            self._refuse_recovery()
         if spelling.may_write or (kwargs and ("out" in kwargs or "inplace" in kwargs)):
             self._before_writing(spelling.name, (args, kwargs))
         self._switching = True  # what torch asks and does on the way is part of this call
@@ -139,6 +147,19 @@ class Watcher(Values):
     def _refuse_handled(self) -> None:
         if self._instruction != self._call_site:
             raise KeepWhole(self._modules[-1], f"it goes on if a call fails{at_line()}")
+
+    def _refuse_recovery(self) -> None:
+        """Refuse a call if a function further out would go on after it failed."""
+        caller: FrameType | None = sys._getframe(3)
+        if caller is self._checked_frame:  # as long as it runs, those further out stand still
+            return
+        self._checked_frame = caller
+        frame = recovering_frame(caller, self.boundary)
+        if frame is not None:
+            module = frame.f_locals.get("self")
+            is_known = isinstance(module, torch.nn.Module) and module in self.paths
+            line = source_line(frame.f_code, frame.f_lasti)
+            raise KeepWhole(module if is_known else None, f"it goes on if a call fails at {line}")
 
     def _unusual_call(self, spelling: Spelling, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if spelling.name == "__get__":
@@ -181,6 +202,9 @@ class Watcher(Values):
                 self.surroundings.save_if_known(tensor)
             if name in RESHAPING:
                 self.settle_sizes(tensor)
+                self.surroundings.keep_place(tensor)
+                if self.is_static(tensor) and not (name == "__set__" and _are_of_one_shape(values[0])):
+                    raise KeepWhole(self._modules[-1], f"it changes the shape of a tensor that it keeps{at_line()}")
 
     def _simple(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, Any] | None, dict[int, int]]:
         """What `_lowered` and `versions_in` say of the arguments of most calls: tensors and plain values."""
@@ -313,7 +337,11 @@ class Watcher(Values):
     def _call_whole(self, m: torch.nn.Module, path: str, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         if hooks_for_all():
             raise KeepWhole(self._modules[-1], f"there are hooks for all modules{at_line()}")
+        if parametrize._cache_enabled:  # what is computed once for all calls, a program would compute for each
+            raise KeepWhole(self._modules[-1], f"it keeps the results of parametrisations{at_line()}")
         self.ran_whole.add(m)
+        if self.outside.recovers:
+            self._refuse_recovery()
         is_of_torch = type(m).__module__.startswith("torch.nn.")
         if not is_of_torch or getattr(m, "max_norm", None) is not None:
             self.unwatched(self._save_all, m)
@@ -389,6 +417,7 @@ class Watcher(Values):
             if not self._may_be_put_back(module, name, value):
                 raise KeepWhole(module, reason) from error
             self.written.setdefault(module, reason)
+            self.state.watch(module)
 
     def _may_be_put_back(self, module: torch.nn.Module, name: str, value: Any) -> bool:
         """Whether an attribute may be written, as a note that is taken away before the run ends: only what is watched reads it.
@@ -455,3 +484,7 @@ def _is_plain_leaf(module: torch.nn.Module) -> bool:
         and all(value is None or type(value) is torch.nn.Parameter for value in module._parameters.values())
         and torch._C._len_torch_function_stack() == 1
     )
+
+
+def _are_of_one_shape(values: Any) -> bool:
+    return len({value.shape for value in values if isinstance(value, _Tensor)}) == 1

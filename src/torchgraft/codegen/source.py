@@ -177,6 +177,7 @@ class _Function:
         self.globals = SourceGlobals(names, parameters)
         names._used |= parameters
         self.parameters: list[str] = []
+        self._has_default = False
         self.returned = ""
         self.comments: _Comments | None = None
         self.wrapped: dict[str, None] = {}
@@ -299,6 +300,9 @@ class _Function:
             text += f" : {self.globals.annotation(node._type)}"
         if node._args:
             text += f" = {self.globals.default(node._args[0])}"
+            self._has_default = True
+        elif self._has_default and text[0] != "*" and not any(item[0] == "*" for item in self.parameters):
+            self.parameters.append("*")  # after one with a default it can only be given by name
         self.parameters.append(text)
         plain = node._target.lstrip("*")
         return None if plain == node._name else f"{node._name} = {plain}"
