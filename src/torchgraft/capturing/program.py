@@ -18,7 +18,6 @@ from torch.overrides import TorchFunctionMode
 from torchgraft.capturing.active import Beginning, CodePatch, acquire_all, active, paused_collection, release_all
 from torchgraft.capturing.example import ExampleInputs, refuse_iterators
 from torchgraft.capturing.kinds import PARAMETER_PATCH, type_patches
-from torchgraft.capturing.made_once import leaves_notes_only
 from torchgraft.capturing.memos import memo_patches
 from torchgraft.capturing.min_max import BUILTIN_PATCHES
 from torchgraft.capturing.mode_choices import choice_patches
@@ -29,7 +28,7 @@ from torchgraft.capturing.refusals import UnsupportedArgument
 from torchgraft.capturing.regions import remove_empty_regions
 from torchgraft.capturing.sizes import unwrapped
 from torchgraft.capturing.watch import Watcher, WatchingMode
-from torchgraft.capturing.whole import eager_error, modules_of, run_on_copies, whole_program
+from torchgraft.capturing.whole import eager_error, modules_of, whole_program
 from torchgraft.capturing.wrapping import SCRIPT_PATCH, Autowrap, wrapped_patches
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import TraceError
@@ -116,8 +115,6 @@ class _Capture:
             try:
                 return self._finished(_watched_run(watcher, *arguments))
             except KeepWhole as request:
-                if request.program is not None and self._leaves_notes_only(request.program):
-                    return self._finished(request.program)
                 reason = self._keep(request)
             except RunAgain as request:
                 request.prepare()
@@ -159,20 +156,6 @@ class _Capture:
         if hooks_for_all():
             return "there are hooks for all modules"
         return "it was to stay a leaf" if self.rule(self.root, "") else None
-
-    def _leaves_notes_only(self, program: GraphModule) -> bool:
-        """Whether what the model changed of itself is left by the first run, and by no other."""
-
-        def capture_again() -> GraphModule:
-            watcher = Watcher(self.root, self.paths, self._is_leaf, self.symbolic, self.plain_flags)
-            return _watched_run(watcher, self.model, self.args, self.kwargs, self._whole_modules(), self.choices)
-
-        try:
-            return leaves_notes_only(
-                self.paths, lambda: run_on_copies(self.model, self.args, self.kwargs), capture_again, program
-            )
-        except (Exception, KeepWhole, RunAgain):
-            return False
 
     def _keep(self, request: KeepWhole) -> str | None:
         """Keep a module whole in the next run; a reason, if that is the model itself."""
@@ -280,20 +263,13 @@ def _watched_run(
         raise TypeError("a table outside of the model has a size as its key")
     if watcher.asking and call_ours(watcher.asking.values()):
         raise RunAgain(lambda: None)
+    _refuse_written(watcher, {module for module, _ in changed})
     if unseen:
         whole = whole | {inner for module in watcher.ran_whole for inner in module.modules()}
-    unseen = [entry for entry in unseen if entry[0] not in whole]
-    problem = _written(watcher, {module for module, _ in changed}) or _unseen(watcher, unseen)
-    is_of_attributes = not watcher.ran_whole_of_others() and watcher.recovered is None and unseen == changed
-    if problem is not None and not is_of_attributes:
-        raise problem
+    _refuse_unseen(watcher, [entry for entry in unseen if entry[0] not in whole])
     watcher.create_node("output", "output", (output,), {})
     _tidy(watcher)
-    program = GraphModule(watcher.root, watcher.graph, _program_name(function))
-    if problem is not None:
-        problem.program = program
-        raise problem
-    return program
+    return GraphModule(watcher.root, watcher.graph, _program_name(function))
 
 
 def _draws(module: torch.nn.Module, name: str) -> bool:
@@ -301,18 +277,20 @@ def _draws(module: torch.nn.Module, name: str) -> bool:
     return isinstance(vars(module).get(name), torch.Generator)
 
 
-def _written(watcher: Watcher, changed: set[torch.nn.Module]) -> KeepWhole | None:
-    """What wrote attributes that are not as they were, or that something which nobody watched may have read."""
-    is_read = watcher.ran_whole_of_others()
-    found = [(module, reason) for module, reason in watcher.written.items() if is_read or module in changed]
-    return KeepWhole(*found[0]) if found else None
+def _refuse_written(watcher: Watcher, changed: set[torch.nn.Module]) -> None:
+    """Keep whole what wrote attributes that are not as they were, or that something which nobody watched may have read."""
+    is_read = any(not type(module).__module__.startswith("torch.nn.") for module in watcher.ran_whole)
+    for module, reason in watcher.written.items():
+        if is_read or module in changed:
+            raise KeepWhole(module, reason)
 
 
-def _unseen(watcher: Watcher, unseen: list[tuple[torch.nn.Module | None, str]]) -> KeepWhole | None:
-    """What the run did that the program would not do."""
-    if unseen:
-        return KeepWhole(unseen[0][0], f"it changes {unseen[0][1]}")
-    return None if watcher.recovered is None else KeepWhole(*watcher.recovered)
+def _refuse_unseen(watcher: Watcher, unseen: list[tuple[torch.nn.Module | None, str]]) -> None:
+    """Keep whole what the run did that the program would not do."""
+    for module, what in unseen:
+        raise KeepWhole(module, f"it changes {what}")
+    if watcher.recovered is not None:
+        raise KeepWhole(*watcher.recovered)
 
 
 def _program_name(model: Any) -> str:

@@ -55,8 +55,6 @@ class KeepWhole(BaseException):
         super().__init__(reason)
         self.module = module
         self.reason = reason
-        # What was written down, where all that is wrong with it is that the model changed attributes.
-        self.program: Any = None
 
 
 class RunAgain(BaseException):

@@ -364,10 +364,6 @@ class Watcher(Values):
             length = len(result) if kind is tuple else None
             self.create_node("call_function", check_result, (node, kind, length, str(node._target), where), {})
 
-    def ran_whole_of_others(self) -> bool:
-        """Whether a module that is not of torch.nn ran as one call."""
-        return any(not type(module).__module__.startswith("torch.nn.") for module in self.ran_whole)
-
     def _save_all(self, module: torch.nn.Module) -> None:
         for inner in module.modules():
             self.state.watch(inner)

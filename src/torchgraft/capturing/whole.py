@@ -96,12 +96,6 @@ def modules_of(function: Any) -> torch.nn.Module:
     return holder
 
 
-def run_on_copies(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Run a model on copies of its inputs."""
-    copies: dict[int, Any] = {}
-    model(*[copied_input(value, copies) for value in args], **copied_input(kwargs, copies))
-
-
 def eager_error(model: Any, root: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Exception | None:
     """What the model itself raises on these inputs; it is left as it was."""
     modules = {module: path for path, module in root.named_modules()}
@@ -111,8 +105,9 @@ def eager_error(model: Any, root: torch.nn.Module, args: tuple[Any, ...], kwargs
         for parameter in module._parameters.values():
             if parameter is not None:
                 surroundings.save(parameter)
+    copies: dict[int, Any] = {}
     try:
-        run_on_copies(model, args, kwargs)
+        model(*[copied_input(value, copies) for value in args], **copied_input(kwargs, copies))
     except Exception as error:
         return error
     finally:
