@@ -12,7 +12,7 @@ from torch import nn
 
 from tests.traps.trap import Call, Collection
 
-TRAPS = Collection()
+TRAPS = Collection(sizes=(5, 1))
 
 
 def _with_scale(n: int = 3) -> torch.Tensor:

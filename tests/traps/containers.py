@@ -19,7 +19,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 
 from tests.traps.trap import Call, Collection
 
-TRAPS = Collection()
+TRAPS = Collection(sizes=(5, 1))
 _COPIES_OF_OBJECTS = frozenset({"double", "gradients", "captured without gradients"})
 T = TypeVar("T")
 
@@ -330,7 +330,7 @@ def types_given(x: torch.Tensor, dtype: torch.dtype, device: torch.device, layou
     return x.to(device, dtype) + torch.ones(4, dtype=dtype, device=device, layout=layout)
 
 
-@TRAPS.function("a size given as a size", inputs=lambda n=3: (torch.randn(n, 4), torch.Size([n, 2, 2])), sizes=(5, 1))
+@TRAPS.function("a size given as a size", inputs=lambda n=3: (torch.randn(n, 4), torch.Size([n, 2, 2])))
 def size_given(x: torch.Tensor, size: torch.Size) -> torch.Tensor:
     return x.view(size) * size.numel()
 
@@ -437,7 +437,6 @@ def numpy_out(x: torch.Tensor) -> Any:
 @TRAPS.function(
     "a packed sequence in and out",
     inputs=lambda n=3: Call((pack_padded_sequence(torch.randn(4, n, 2), torch.full((n,), 4)),)),
-    sizes=(5, 1),
     skip=_COPIES_OF_OBJECTS,
 )
 def packed_in_and_out(sequence: PackedSequence) -> Any:

@@ -16,11 +16,11 @@ from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 from tests.traps.trap import Collection
 
-TRAPS = Collection()
+TRAPS = Collection(sizes=(5, 1))
 _NO_COPIES = frozenset({"pickled", "deep copy"})
 
 
-@TRAPS.model("an optimiser's step inside", sizes=(5, 1))
+@TRAPS.model("an optimiser's step inside")
 class InnerStep(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class InnerStep(nn.Module):
         return self.linear(x)
 
 
-@TRAPS.model("an optimiser with momentum kept on self", sizes=(5, 1), skip=_NO_COPIES)
+@TRAPS.model("an optimiser with momentum kept on self", skip=_NO_COPIES)
 class KeptOptimiser(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class KeptOptimiser(nn.Module):
         return x * self.weight.detach()
 
 
-@TRAPS.model("an inner loop of learning", sizes=(5, 1))
+@TRAPS.model("an inner loop of learning")
 class InnerLoop(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ class InnerLoop(nn.Module):
         return x @ fast
 
 
-@TRAPS.function("a penalty on the gradient", sizes=(5, 1))
+@TRAPS.function("a penalty on the gradient")
 def gradient_penalty(x: torch.Tensor) -> torch.Tensor:
     with torch.enable_grad():
         y = x if x.requires_grad else x.detach().requires_grad_()
@@ -95,17 +95,17 @@ def hessian_inside(x: torch.Tensor) -> torch.Tensor:
     return hessian(lambda value: (value**3).sum())(x).sum((2, 3)) + jacfwd(torch.tanh)(x).sum((2, 3))
 
 
-@TRAPS.function("vmap over vmap", sizes=(5, 1))
+@TRAPS.function("vmap over vmap")
 def nested_vmap(x: torch.Tensor) -> torch.Tensor:
     return vmap(vmap(lambda a, b: a * b + 1, in_dims=(0, None)), in_dims=(0, 0))(x, x.sum(1))
 
 
-@TRAPS.function("vmap with random numbers", sizes=(5, 1))
+@TRAPS.function("vmap with random numbers")
 def vmap_random(x: torch.Tensor) -> torch.Tensor:
     return vmap(lambda row: row + torch.randn(4), randomness="different")(x)
 
 
-@TRAPS.model("an ensemble of stacked modules", sizes=(5, 1))
+@TRAPS.model("an ensemble of stacked modules")
 class Stacked(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -175,18 +175,18 @@ def own_default(x: torch.Tensor) -> torch.Tensor:
     return Rounded.apply(x) + Rounded.apply(x, 0.25)
 
 
-@TRAPS.function("an own function with many outputs", sizes=(5, 1))
+@TRAPS.function("an own function with many outputs")
 def own_outputs(x: torch.Tensor) -> Any:
     first, index, second = Split.apply(x, x + 1, x * 2)
     return first, index, second
 
 
-@TRAPS.function("an own function of which one output is used", sizes=(5, 1))
+@TRAPS.function("an own function of which one output is used")
 def own_output_used(x: torch.Tensor) -> torch.Tensor:
     return Split.apply(x, x + 1)[0]
 
 
-@TRAPS.model("an own function that takes the model's parameters", sizes=(5, 1))
+@TRAPS.model("an own function that takes the model's parameters")
 class OwnWithParameters(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -196,7 +196,7 @@ class OwnWithParameters(nn.Module):
         return Split.apply(x, self.weight.expand_as(x))[2] + Rounded.apply(self.weight)
 
 
-@TRAPS.function("an own function under vmap", sizes=(5, 1))
+@TRAPS.function("an own function under vmap")
 def own_inside_no_grad(x: torch.Tensor) -> torch.Tensor:
     with torch.no_grad():
         y = Rounded.apply(x)
@@ -233,7 +233,7 @@ def by_data(x: torch.Tensor) -> torch.Tensor:
     return y * x
 
 
-@TRAPS.model("parts frozen by requires_grad", sizes=(5, 1))
+@TRAPS.model("parts frozen by requires_grad")
 class Frozen(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -244,7 +244,7 @@ class Frozen(nn.Module):
         return self.second(self.first(x))
 
 
-@TRAPS.model("parts frozen in forward", sizes=(5, 1))
+@TRAPS.model("parts frozen in forward")
 class FrozenInForward(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -259,7 +259,7 @@ class FrozenInForward(nn.Module):
         return y + self.first(x)
 
 
-@TRAPS.model("teacher and student", sizes=(5, 1))
+@TRAPS.model("teacher and student")
 class Teacher(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -277,7 +277,7 @@ class Teacher(nn.Module):
         return F.mse_loss(self.student(x), target)
 
 
-@TRAPS.model("checkpoints of every kind", sizes=(5, 1))
+@TRAPS.model("checkpoints of every kind")
 class Checkpoints(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -289,7 +289,7 @@ class Checkpoints(nn.Module):
         return checkpoint(lambda value, scale: value.sin() * scale, y, 2.0, use_reentrant=False)
 
 
-@TRAPS.model("a checkpoint only while training", sizes=(5, 1))
+@TRAPS.model("a checkpoint only while training")
 class CheckpointInTraining(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -329,7 +329,7 @@ def leaf_view(x: torch.Tensor) -> torch.Tensor:
     return z * 2
 
 
-@TRAPS.function("clipped and normalised gradients", sizes=(5, 1))
+@TRAPS.function("clipped and normalised gradients")
 def clipped(x: torch.Tensor) -> torch.Tensor:
     weight = torch.ones(4, requires_grad=True)
     with torch.enable_grad():
@@ -338,7 +338,7 @@ def clipped(x: torch.Tensor) -> torch.Tensor:
     return x * weight.grad + norm
 
 
-@TRAPS.model("the shape of a buffer changed in place", sizes=(5, 1))
+@TRAPS.model("the shape of a buffer changed in place")
 class BufferReshaped(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -351,7 +351,7 @@ class BufferReshaped(nn.Module):
         return x * self.table.sum() + self.table.shape[0] + self.weight.detach()
 
 
-@TRAPS.model("parameters as one vector", sizes=(5, 1))
+@TRAPS.model("parameters as one vector")
 class AsVector(nn.Module):
     def __init__(self) -> None:
         super().__init__()

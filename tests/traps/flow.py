@@ -21,7 +21,7 @@ from torch import nn
 
 from tests.traps.trap import Collection
 
-TRAPS = Collection()
+TRAPS = Collection(sizes=(5, 1))
 _NO_COPIES = frozenset({"pickled", "deep copy"})
 
 
@@ -38,10 +38,10 @@ class Block(nn.Module):
         return x if self.next is None else self.next(x, level + 1)
 
 
-TRAPS.add("modules inside modules of their kind", lambda: Block(3), sizes=(5, 1))
+TRAPS.add("modules inside modules of their kind", lambda: Block(3))
 
 
-@TRAPS.model("a module that calls itself", sizes=(5, 1))
+@TRAPS.model("a module that calls itself")
 class CallsItself(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class CallsItself(nn.Module):
         return x if depth == 0 else self(self.linear(x).tanh(), depth - 1)
 
 
-@TRAPS.model("slices of layers", sizes=(5, 1))
+@TRAPS.model("slices of layers")
 class LayerSlices(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -66,7 +66,7 @@ class LayerSlices(nn.Module):
         return self.stack[:2](x) + nn.Sequential(*self.layers[:2])(x)
 
 
-@TRAPS.model("layers skipped by a condition", sizes=(5, 1), others={"negative": lambda: -torch.ones(3, 4)})
+@TRAPS.model("layers skipped by a condition", others={"negative": lambda: -torch.ones(3, 4)})
 class LayersSkipped(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -99,7 +99,7 @@ class LayersByName(nn.Module):
         return self.layers[which](x) * self.scales[which] + sum(self.shifts)
 
 
-@TRAPS.model("children walked by name", sizes=(5, 1))
+@TRAPS.model("children walked by name")
 class ChildrenWalked(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -115,7 +115,7 @@ class ChildrenWalked(nn.Module):
         return features, getattr(self, "layer" + str(1))(x), sum(p.sum() for p in self.parameters())
 
 
-@TRAPS.model("features collected by hooks inside", sizes=(5, 1))
+@TRAPS.model("features collected by hooks inside")
 class FeaturesByHooks(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -131,7 +131,7 @@ class FeaturesByHooks(nn.Module):
         return y, self.features["relu"] * 2
 
 
-@TRAPS.model("forward put on the instance", sizes=(5, 1))
+@TRAPS.model("forward put on the instance")
 class ForwardOnInstance(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -158,7 +158,7 @@ def _patched_layer() -> nn.Module:
     return model
 
 
-TRAPS.add("a layer's forward replaced", _patched_layer, sizes=(5, 1), skip=_NO_COPIES)
+TRAPS.add("a layer's forward replaced", _patched_layer, skip=_NO_COPIES)
 
 
 @TRAPS.model("attributes made up on the way")
@@ -304,7 +304,6 @@ def torch_cond(x: torch.Tensor) -> torch.Tensor:
 @TRAPS.function(
     "torch.while_loop",
     others={"larger": lambda: torch.randn(3, 4) * 100},
-    sizes=(5, 1),
     skip=frozenset({"gradients", "captured without gradients"}),
 )
 def torch_while_loop(x: torch.Tensor) -> torch.Tensor:
@@ -320,7 +319,7 @@ def _traced_by_jit() -> nn.Module:
     return nn.Sequential(torch.jit.trace(_Patched(), torch.randn(3, 4)), nn.Linear(4, 4))
 
 
-TRAPS.add("a module traced by TorchScript", _traced_by_jit, sizes=(5, 1), skip=_NO_COPIES)
+TRAPS.add("a module traced by TorchScript", _traced_by_jit, skip=_NO_COPIES)
 
 
 def _traced_by_fx() -> nn.Module:
@@ -329,7 +328,7 @@ def _traced_by_fx() -> nn.Module:
     return nn.Sequential(fx.symbolic_trace(nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5))), nn.Tanh())
 
 
-TRAPS.add("a module traced by torch.fx", _traced_by_fx, sizes=(5, 1))
+TRAPS.add("a module traced by torch.fx", _traced_by_fx)
 
 
 def _captured_already() -> nn.Module:
@@ -360,11 +359,11 @@ class _Encoder(nn.Module):
         return self.encode(x)
 
 
-TRAPS.add("a method other than forward", lambda: _Encoder().encode, sizes=(5, 1), skip=_NO_COPIES)
-TRAPS.add("forward itself as a method", _method, sizes=(5, 1), skip=_NO_COPIES)
+TRAPS.add("a method other than forward", lambda: _Encoder().encode, skip=_NO_COPIES)
+TRAPS.add("forward itself as a method", _method, skip=_NO_COPIES)
 TRAPS.add("a function of torch", lambda: torch.relu)
 TRAPS.add("a method of Tensor", lambda: torch.Tensor.relu)
 TRAPS.add("a partial of a module", lambda: functools.partial(_Encoder().encode, scale=3.0), skip=_NO_COPIES)
-TRAPS.add("a layer alone", lambda: nn.Linear(4, 4), sizes=(5, 1))
-TRAPS.add("dropout alone", lambda: nn.Dropout(0.5), sizes=(5, 1))
+TRAPS.add("a layer alone", lambda: nn.Linear(4, 4))
+TRAPS.add("dropout alone", lambda: nn.Dropout(0.5))
 TRAPS.add("an empty sequence", lambda: nn.Sequential())

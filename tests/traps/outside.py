@@ -16,7 +16,7 @@ from torch import nn
 
 from tests.traps.trap import Collection
 
-TRAPS = Collection()
+TRAPS = Collection(sizes=(5,))
 _NO_COPIES = frozenset({"pickled", "deep copy"})
 
 

@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.traps.trap import Collection
 
-TRAPS = Collection()
+TRAPS = Collection(sizes=(5, 1))
 
 
 @TRAPS.function("contexts on a stack")
@@ -157,7 +157,7 @@ def subclasses_disabled(x: torch.Tensor) -> torch.Tensor:
     return y + z
 
 
-@TRAPS.function("a seed within", sizes=(5, 1))
+@TRAPS.function("a seed within")
 def seed_within(x: torch.Tensor) -> torch.Tensor:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(7)
@@ -165,7 +165,7 @@ def seed_within(x: torch.Tensor) -> torch.Tensor:
     return y + torch.rand_like(x)
 
 
-@TRAPS.function("the kernel of attention chosen", inputs=lambda n=3: torch.randn(1, 2, n, 4), sizes=(5, 1))
+@TRAPS.function("the kernel of attention chosen", inputs=lambda n=3: torch.randn(1, 2, n, 4))
 def attention_kernel(x: torch.Tensor) -> torch.Tensor:
     with sdpa_kernel(SDPBackend.MATH):
         return F.scaled_dot_product_attention(x, x, x, is_causal=x.shape[2] > 1)

@@ -60,17 +60,21 @@ class Trap:
 
 
 class Collection(list[Trap]):
-    """The traps of one file; the decorators put a model or a function into it."""
+    """The traps of one file; the decorators put a model or a function into it. `defaults` hold for all of them."""
+
+    def __init__(self, **defaults: Any) -> None:
+        super().__init__()
+        self._defaults = defaults
 
     def add(self, name: str, build: Callable[[], Any], **options: Any) -> None:
         """Add the program that `build` makes."""
-        self.append(Trap(name, build, **options))
+        self.append(Trap(name, build, **{**self._defaults, **options}))
 
     def model(self, name: str, **options: Any) -> Callable[[Any], Any]:
         """Add a class of modules, built without arguments."""
 
         def decorate(cls: Any) -> Any:
-            self.append(Trap(name, cls, **options))
+            self.add(name, cls, **options)
             return cls
 
         return decorate
@@ -79,7 +83,7 @@ class Collection(list[Trap]):
         """Add a plain function."""
 
         def decorate(function: Any) -> Any:
-            self.append(Trap(name, lambda: function, **options))
+            self.add(name, lambda: function, **options)
             return function
 
         return decorate
