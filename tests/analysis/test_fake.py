@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from torchgraft.analysis.fake import NeedsValues, fake_mode_of, fake_module, fake_tree
 from torchgraft.errors import GraftError
@@ -69,3 +70,25 @@ def test_what_cannot_be_copied_is_said() -> None:
         GraftError, match=r"cannot look at Stubborn without touching it: .*TypeError: a socket.*deepcopy"
     ):
         fake_module(Stubborn(), fake_mode_of())
+
+
+def test_a_fake_module_has_what_torch_makes_of_each_tensor() -> None:
+    model = nn.Sequential(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.Linear(3, 3)).to(memory_format=torch.channels_last)
+    model[2].weight.requires_grad_(False)
+    model.register_buffer("whole", torch.arange(6.0))
+    model.register_buffer("part", model.whole[2:4])
+    model.register_buffer("apart", torch.arange(9.0)[3:5])
+    model.register_buffer("complex", torch.ones(2, dtype=torch.complex64).conj())
+    model.register_parameter("tied", model[0].weight)
+    mode = FakeTensorMode()
+    found = dict(fake_module(model, mode).state_dict(keep_vars=True))
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        expected, fake = mode.from_tensor(tensor), found[name]
+        for fact in ("shape", "dtype", "device", "requires_grad", "is_leaf", "layout"):
+            assert getattr(fake, fact) == getattr(expected, fact) == getattr(tensor, fact), (name, fact)
+        assert fake.stride() == tensor.stride() and fake.storage_offset() == tensor.storage_offset()
+        assert fake.is_conj() == tensor.is_conj()
+        assert isinstance(fake, nn.Parameter) == isinstance(tensor, nn.Parameter) and fake.fake_mode is mode
+    memory = {name: fake.untyped_storage()._cdata for name, fake in found.items()}
+    assert memory["whole"] == memory["part"] and found["tied"] is found["0.weight"]
+    assert len(set(memory.values())) == len(memory) - 2

@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import importlib
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -97,7 +98,43 @@ def fake_inputs(tree: Any, model: Any, mode: FakeTensorMode) -> Any:
 
 def fake_module(module: torch.nn.Module, mode: FakeTensorMode) -> torch.nn.Module:
     """A copy of a module whose tensors are fakes; the original is not touched by anything that the copy does."""
-    return _copy_with(module, {id(tensor): fake_tensor(tensor, mode) for tensor in _tensors((module,))})
+    tensors = {id(tensor): tensor for tensor in _tensors((module,))}
+    holders = Counter(tensor.untyped_storage()._cdata for tensor in tensors.values() if tensor.layout is torch.strided)
+    return _copy_with(
+        module,
+        {
+            key: _bare_fake(tensor, mode) if _is_ordinary(tensor, mode, holders) else fake_tensor(tensor, mode)
+            for key, tensor in tensors.items()
+        },
+    )
+
+
+def _is_ordinary(tensor: torch.Tensor, mode: FakeTensorMode, holders: Counter[int]) -> bool:
+    """Whether shape, strides, type and device are all that there is to say about a tensor, as they are for most weights."""
+    return (
+        type(tensor) in (torch.Tensor, torch.nn.Parameter)
+        and tensor.layout is torch.strided
+        and tensor.device.type != "meta"
+        and tensor.is_leaf
+        and tensor.grad is None
+        and not tensor.__dict__
+        and not (tensor.is_quantized or tensor.is_conj() or tensor.is_neg() or tensor.is_inference())
+        and mode.shape_env is None
+        and tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
+        and holders[tensor.untyped_storage()._cdata] == 1
+    )
+
+
+def _bare_fake(tensor: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
+    """What `from_tensor` makes of an ordinary tensor, which describes each at length first: a fake in memory of its own."""
+    with torch._C._DisableTorchDispatch():
+        bare = torch.empty_strided(
+            tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta", requires_grad=tensor.requires_grad
+        )
+    fake = FakeTensor(mode, bare, tensor.device)
+    if isinstance(tensor, torch.nn.Parameter):
+        fake._is_param = True
+    return fake
 
 
 def on_device(

@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 
-from torchgraft.analysis.effects import effects_of
 from torchgraft.capturing.tracer import symbolic_trace
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import GraphError
 from torchgraft.ir.graph import Graph
 from torchgraft.ir.node import Node
+from torchgraft.passes.memory import Memory
 
 
 class FoldedGraphModule(GraphModule):
@@ -79,8 +79,11 @@ def split_const_subgraphs(
     module: torch.nn.Module,
     skip_folding_node_fn: Callable[[Node], bool] | None = None,
     device_for_folded_attrs: str = "cpu",
+    is_impure_node: Callable[[Node], bool] | None = None,
 ) -> FoldedGraphModule:
-    """A module that computes its constant part once. What draws, writes or reads written state is no constant.
+    """A module that computes its constant part once. What draws, writes, reads written state or is returned is no constant.
+
+    Neither is what `skip_folding_node_fn` or `is_impure_node` says.
 
     >>> import torchgraft
     >>> class Model(torch.nn.Module):
@@ -98,7 +101,7 @@ def split_const_subgraphs(
     traced = module if isinstance(module, GraphModule) else symbolic_trace(module)
     graph = copy.deepcopy(traced.graph)
     main = GraphModule(traced, graph)
-    constant = _constant_nodes(graph, skip_folding_node_fn)
+    constant = _constant_nodes(graph, skip_folding_node_fn, is_impure_node)
     results = [node for node in constant if node.op != "get_attr" and any(user not in constant for user in node.users)]
     if not results:
         return FoldedGraphModule(traced, traced.graph)
@@ -133,18 +136,29 @@ def _bring(source: torch.nn.Module, destination: GraphModule, path: str) -> None
     Adoption(source, destination).adopt(path)
 
 
-def _constant_nodes(graph: Graph, skip: Callable[[Node], bool] | None) -> list[Node]:
-    written = _written_state(graph)
+def _constant_nodes(
+    graph: Graph, skip: Callable[[Node], bool] | None, is_impure_node: Callable[[Node], bool] | None
+) -> list[Node]:
+    memory = Memory(graph)
+    end = len(graph.nodes)
     found: dict[Node, None] = {}
     for node in graph.nodes:
         if node.op in ("placeholder", "output") or (skip is not None and skip(node)):
             continue
-        if node.op == "get_attr":
-            if not isinstance(_attribute(graph, node.target), torch.Tensor) or node.target in written:
-                continue
-        elif not all(source in found for source in node.all_input_nodes) or node.is_impure():
+        if is_impure_node is not None and is_impure_node(node):
             continue
-        found[node] = None
+        if node.op == "get_attr":
+            is_constant = isinstance(_attribute(graph, node.target), torch.Tensor)
+        else:
+            # In a region it would be computed otherwise; a caller who writes into a result must not change the next run.
+            is_constant = (
+                all(source in found for source in node.all_input_nodes)
+                and memory.is_pure(node)
+                and memory.region[node] is None
+                and not memory.outlives(node)
+            )
+        if is_constant and not memory.is_touched_between(node, -1, end):
+            found[node] = None
     return list(found)
 
 
@@ -153,29 +167,3 @@ def _attribute(graph: Graph, path: str) -> Any:
     for part in path.split("."):
         value = getattr(value, part, None)
     return value
-
-
-def _written_state(graph: Graph) -> set[Any]:
-    """Paths of tensors that some node of the program may write."""
-    written: set[Any] = set()
-    everything = {node.target for node in graph.nodes if node.op == "get_attr"}
-    for node in graph.nodes:
-        if node.op not in ("placeholder", "output", "get_attr") and node.is_impure(impure_random=False):
-            effects = effects_of(node)
-            if effects.unknown:
-                return everything
-            for place in effects.writes:
-                # A write through a view reaches what the view was made of.
-                written |= {place} if isinstance(place, str) else {source.target for source in _origins(place)}
-    return written
-
-
-def _origins(node: Node) -> list[Node]:
-    seen: set[Node] = set()
-    pending = [node]
-    while pending:
-        current = pending.pop()
-        if current not in seen:
-            seen.add(current)
-            pending += current.all_input_nodes
-    return [each for each in seen if each.op == "get_attr"]
