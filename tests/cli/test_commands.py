@@ -276,6 +276,12 @@ def test_diff(file, capsys):
     assert "nothing to compare with" in usage_error(capsys, "compare", "zoo:mlp")
 
 
+def test_diff_of_models_with_other_inputs(capsys):
+    text = output_of(capsys, "diff", "zoo:mlp", "zoo:deep_recommender", code=1)
+    assert "- x = input('x')  # f32[1, 16]" in text
+    assert "+ ratings = input('ratings')  # f32[1, 17768]" in text
+
+
 # ---- all of them ----
 
 

@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the table; fails if there is a difference."""
-    chosen, first, second = chosen_pair(arguments)
+    (chosen, first), (_, second) = chosen_pair(arguments)
     args, kwargs = needs_inputs(arguments, chosen, "programs are compared by running them")
 
     import torch

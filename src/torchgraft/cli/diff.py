@@ -24,7 +24,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Print the differences; like diff(1) it fails if there are any."""
     from torchgraft.view.program_diff import diff
 
-    chosen, first, second = chosen_pair(arguments)
-    difference = diff(with_shapes(first, chosen), with_shapes(second, chosen))
+    (chosen, first), (other, second) = chosen_pair(arguments)
+    difference = diff(with_shapes(first, chosen), with_shapes(second, other))
     put_out_result(arguments, difference)
     return 1 if difference else 0

@@ -24,8 +24,10 @@ def add_pair_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--passes", metavar="PASSES", help='passes to run on the other, such as "fuse-conv-norm"')
 
 
-def chosen_pair(arguments: argparse.Namespace) -> tuple[ChosenModel, GraphModule, GraphModule]:
-    """The model, its program and the other program."""
+def chosen_pair(
+    arguments: argparse.Namespace,
+) -> tuple[tuple[ChosenModel, GraphModule], tuple[ChosenModel, GraphModule]]:
+    """The model and its program, and the other model, which may be the same, with its program."""
     if arguments.other is None and arguments.against is None and arguments.passes is None:
         wrong_usage(
             arguments, "there is nothing to compare with; name another model, or use --against LEVEL or --passes PASSES"
@@ -46,6 +48,6 @@ def chosen_pair(arguments: argparse.Namespace) -> tuple[ChosenModel, GraphModule
     if pipeline is not None:
         # Passes may change the modules that a program shares with the model, and so with the first program.
         second = copy.deepcopy(second)
-        args = tuple(chosen.args or ())
+        args = tuple(other.args or ())
         Pipeline([edit.with_example(args) for edit in pipeline.passes] if args else pipeline.passes)(second)
-    return chosen, first, second
+    return (chosen, first), (other, second)
