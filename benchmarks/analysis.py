@@ -1,22 +1,19 @@
-"""The facts about a program, measured: memory predicted beside memory taken, FLOPs beside FlopCounterMode, and their time.
-Run it with `python -m benchmarks.analysis`; on a machine with a GPU the memory is measured there as well.
+"""The facts about a program, measured: FLOPs beside FlopCounterMode, and how long it takes to find them.
+Run it with `python -m benchmarks.analysis`; the memory of programs, which it shows as well, is measured in `memory.py`.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
 import torchgraft
-from benchmarks import report
-from benchmarks.allocations import taken_on_cpu, taken_on_gpu
+from benchmarks import memory, report
 from benchmarks.core import always
 from benchmarks.measure import Arm, Experiment, Fresh, Plan, Row, figures, measure
 from benchmarks.models import zoo_model
@@ -27,49 +24,6 @@ SUBJECTS: dict[str, tuple[int, dict[str, int]]] = {
     "resnet50": (8, {"size": 224}),
     "transformer": (8, {"length": 128}),
 }
-
-
-# ---- memory: predicted and taken ----
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """One line: what was predicted, what was taken, both beyond what was there before."""
-
-    subject: str
-    predicted: int
-    taken: int
-
-    @property
-    def error(self) -> float:
-        return self.predicted / self.taken - 1
-
-    def __str__(self) -> str:
-        megabytes = f"{self.predicted / 1e6:10.1f} MB {self.taken / 1e6:10.1f} MB"
-        return f"{self.subject:44} {megabytes} {self.error:+8.2%}"
-
-
-def predictions(device: str) -> Iterator[Prediction]:
-    for name, (batch, sizes) in SUBJECTS.items():
-        model = zoo.create(name).to(device)
-        args = tuple(tensor.to(device) for tensor in zoo.example_inputs(name, batch=batch, **sizes))
-        program = torchgraft.symbolic_trace(model)
-
-        def run(program: Any = program, args: Any = args) -> None:
-            with torch.no_grad():
-                program(*args)
-
-        def step(program: Any = program, args: Any = args) -> None:
-            program.zero_grad()
-            result = program(*args)
-            result.backward(torch.ones_like(result))
-
-        for title, action, training in (("run", run, False), ("training step", step, True)):
-            predicted = torchgraft.memory(program, *args, training=training)
-            action()  # the first time a library makes itself at home
-            program.zero_grad()
-            taken = taken_on_gpu(action) if device == "cuda" else taken_on_cpu(action)
-            yield Prediction(f"{name}, batch {batch}, {title}, {device}", predicted.peak - predicted.resident, taken)
 
 
 # ---- FLOPs: ours and FlopCounterMode's ----
@@ -130,10 +84,7 @@ def main() -> None:
     torch.set_num_threads(1)
     print(report.Environment.current())
     if only in (None, "memory"):
-        print(f"\n{'peak beyond what was there before':44} {'predicted':>13} {'taken':>13} {'error':>8}")
-        for device in ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]:
-            for prediction in predictions(device):
-                print(prediction, flush=True)
+        memory.print_shown()
     if only in (None, "flops"):
         print("", *flops(), sep="\n")
     if only in (None, "time"):
