@@ -22,7 +22,7 @@ def run(name: str, package: str) -> Any:
 
 
 # What these ask of torch.fx it answers since 2.13.
-_SINCE_2_13 = frozenset({"source_partitions", "tensor_type"})
+_SINCE_2_13 = frozenset({"source_partitions", "tensor_type", "finder"})
 
 
 @pytest.mark.filterwarnings("ignore")

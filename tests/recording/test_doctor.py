@@ -114,7 +114,7 @@ def test_ten_symbolic_failures_at_most():
 def test_error_of_the_model_itself_while_tracing():
     class Checks(nn.Module):
         def forward(self, x):
-            if type(x).__name__ != "Tensor":
+            if "numpy" not in dir(x):
                 raise TypeError("tensors only")
             return x
 
@@ -127,7 +127,7 @@ def test_error_of_the_model_itself_while_tracing():
 def test_silently_wrong_trace_is_found():
     class Baked(nn.Module):
         def forward(self, x):
-            return x + 1 if isinstance(x, torch.Tensor) and type(x).__name__ == "Tensor" else x + 2
+            return x + 1 if "numpy" in dir(x) else x + 2
 
     diagnosis = doctor(Baked(), (torch.ones(2),))
     assert diagnosis.ok

@@ -9,7 +9,7 @@ import copy
 import enum
 import inspect
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import BuiltinFunctionType, FunctionType
 from typing import TYPE_CHECKING, Any
 
@@ -78,7 +78,8 @@ class ExampleInputs:
             return value, value
         if isinstance(value, (tuple, list, dict)) or (has_attributes(value) and not callable(value)):
             return self._parts(value, make, path)
-        if type(value).__hash__ is None and not (isinstance(value, set) and all(map(_is_spelled, value))):
+        is_open = type(value).__hash__ is None or isinstance(value, Mapping)
+        if is_open and not (isinstance(value, set) and all(map(_is_spelled, value))):
             raise KeepWhole(None, f"the input {path} is a {type(value).__name__}, which cannot be looked into")
         return value, value
 

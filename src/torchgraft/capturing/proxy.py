@@ -8,6 +8,7 @@ import copy
 import dis
 import itertools
 import operator
+import sys
 from collections.abc import Iterator
 from types import CodeType
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,7 @@ from torchgraft.capturing.active import active
 from torchgraft.errors import TraceError
 from torchgraft.ir.guards import check_given, check_value
 from torchgraft.ir.node import Node
-from torchgraft.ir.origin import asked_once, current_source_line, user_instruction
+from torchgraft.ir.origin import asked_once, current_source_line, is_user_code, user_instruction
 
 if TYPE_CHECKING:
     from torchgraft.capturing.tracer_base import TracerBase
@@ -100,8 +101,9 @@ class Proxy:
                 raise AttributeError(name)
         if name in _USUALLY_ABSENT and self._is_none(name):
             return None
-        if name == "grad_fn" and active.tracer is self.tracer and not is_compared_with_none(*user_instruction(2)):
-            self.tracer._refuse(self, "read the grad_fn of", "ask for requires_grad")
+        if name == "grad_fn" and active.tracer is self.tracer and is_user_code(sys._getframe(1).f_code):
+            if not is_compared_with_none(*user_instruction(2)):
+                self.tracer._refuse(self, "read the grad_fn of", "ask for requires_grad")
         return Attribute(self, name)
 
     def _is_none(self, name: str) -> bool:
