@@ -5,6 +5,7 @@ random numbers had come. Which objects are pictured, and what it means that one 
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import random
@@ -84,10 +85,14 @@ def is_users_class(cls: Any) -> bool:
 
 
 def _held_by_function(function: FunctionType) -> tuple[Any, list[Picture], Iterable[Any]]:
-    cells = [cell for cell in function.__closure__ or () if cell != CellType()]
-    held = [cell.cell_contents for cell in cells] + [*(function.__defaults__ or ()), function.__kwdefaults__]
     # Writing to the defaults themselves, or to the attributes of a function that has none yet, is not looked for.
-    return function.__dict__ or None, [_picture_of_cell(cell) for cell in cells], held
+    held: list[Any] = [*(function.__defaults__ or ()), function.__kwdefaults__]
+    pictures: list[Picture] = []
+    for cell in function.__closure__ or ():
+        with contextlib.suppress(ValueError):  # a variable that has no value yet
+            held.append(cell.cell_contents)
+            pictures.append(_picture_of_cell(cell))
+    return function.__dict__ or None, pictures, held
 
 
 def _picture_of_cell(cell: CellType) -> Picture:

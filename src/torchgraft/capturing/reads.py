@@ -136,10 +136,14 @@ class Reads(TracerBase):
         number = known.get(key)
         if number is None:
             number = known[key] = SymbolicNumber(self, value, make, description)
-        if self.sizes_are_symbolic and not asks_types(self._instruction[0] if self._instruction else None):
+        if self._numbers_flow():
             return wrapped(number)
         self.guard_number(number)
         return value
+
+    def _numbers_flow(self) -> bool:
+        """Whether the function that asks is given symbolic numbers."""
+        return self.sizes_are_symbolic and not asks_types(self._instruction[0] if self._instruction else None)
 
     def settle_sizes(self, tensor: torch.Tensor) -> None:
         """Compute the sizes that were read of a tensor, because it is about to change its shape."""
@@ -154,14 +158,22 @@ class Reads(TracerBase):
         node = self.node_of(tensor)
         known = self._sizes.get(node)
         if known is None:
-            known = torch.Size([self._dimension(node, index, value) for index, value in enumerate(tensor.size())])
-            if self.sizes_are_symbolic and not asks_types(self._instruction[0] if self._instruction else None):
-                self._sizes[node] = known
+            known = tensor.size()
+            numbers = [self._dimension(node, index, value) for index, value in enumerate(known)]
+            if self._numbers_flow():
+                known = self._sizes[node] = torch.Size([wrapped(number) for number in numbers])
+            else:
+                for number in numbers:
+                    self.guard_number(number)
         return known
 
-    def _dimension(self, node: Node, index: int, value: int) -> Any:
-        make = functools.partial(self.create_node, "call_method", "size", (node, index), {})
-        return self.number(node, index, value, make, f"{node._name}.size({index})")
+    def _dimension(self, node: Node, index: int, value: int) -> SymbolicNumber:
+        known = self._numbers.setdefault(node, {})
+        number = known.get(index)
+        if number is None:
+            make = functools.partial(self.create_node, "call_method", "size", (node, index), {})
+            number = known[index] = SymbolicNumber(self, value, make, f"{node._name}.size({index})")
+        return number
 
     def call_size(self, function: Any, args: Any, kwargs: Any) -> Any:
         sizes = self._size(args[0])

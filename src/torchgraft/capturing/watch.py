@@ -25,9 +25,9 @@ from torchgraft.capturing.parts import concrete, mutable_parts, parts_now, same_
 from torchgraft.capturing.plain_numbers import asking_code
 from torchgraft.capturing.reads import RESHAPING, KeepWhole, at_line
 from torchgraft.capturing.refusals import UnsupportedArgument
-from torchgraft.capturing.sizes import SymbolicNumber, wrapped
+from torchgraft.capturing.sizes import SymbolicNumber, unwrapped, wrapped
 from torchgraft.capturing.spelling import Spelling, spelling_of
-from torchgraft.capturing.tensors import has_tensor, tensors_in, versions_in
+from torchgraft.capturing.tensors import has_tensor, tensors_in, version_of, versions_in
 from torchgraft.capturing.tracer_base import UNCHANGED_TYPES
 from torchgraft.capturing.values import MARK, Values
 from torchgraft.errors import TraceError
@@ -109,11 +109,11 @@ class Watcher(Values):
                 return spelling.special(self, function, args, kwargs)
             if spelling.special is None:
                 return self._unusual_call(spelling, function, args, kwargs)
-        lowered, given = self._simple(args, kwargs)
-        if lowered is None:
-            lowered = self._lowered(args, kwargs)
-            args, kwargs = concrete(args), concrete(kwargs)
-            given = versions_in((args, kwargs))
+        simple, given = self._simple(args, kwargs)
+        if simple is not None:
+            arguments, named = simple
+        else:
+            (arguments, named), args, kwargs = self._taken(args, kwargs, given)
         code, instruction = self._instruction  # type: ignore[misc]
         if code is not None and code.co_exceptiontable and is_handled(code, instruction):
             self._refuse_handled()
@@ -133,7 +133,7 @@ class Watcher(Values):
             opcode, target, wish = "call_function", spelling.operator, spelling.operator_wish
         else:
             opcode, target, wish = spelling.opcode, spelling.target, spelling.wish
-        node = self.graph._make_node(opcode, target, *lowered, wish, None)
+        node = self.graph._make_node(opcode, target, arguments, named, wish, None)
         node._origin = (code, instruction, self._scope_chain)
         if type(result) is not _Tensor:
             return self._write_down(node, spelling, given, result)
@@ -235,6 +235,38 @@ class Watcher(Values):
         except RuntimeError:  # made in inference mode, where nobody counts versions
             return None, given
         return (tuple(positional), named), given
+
+    def _taken(self, args: tuple[Any, ...], kwargs: dict[str, Any], given: dict[int, int]) -> tuple[Any, Any, Any]:
+        """The arguments of a call as arguments of a node, and as what torch is given; `given` takes the versions of tensors."""
+        try:
+            positional = [self._taken_part(value, given) for value in args]
+            named = {name: self._taken_part(value, given) for name, value in kwargs.items()}
+        except (TypeError, ValueError, TraceError, AttributeError) as error:
+            raise KeepWhole(self._modules[-1], f"{error}{at_line()}") from error
+        lowered = tuple([pair[0] for pair in positional]), {name: pair[0] for name, pair in named.items()}
+        return lowered, tuple([pair[1] for pair in positional]), {name: pair[1] for name, pair in named.items()}
+
+    def _taken_part(self, value: Any, given: dict[int, int]) -> tuple[Any, Any]:
+        """In one walk what `create_arg`, `concrete` and `versions_in` say."""
+        kind = type(value)
+        if kind in _SIMPLE:
+            return value, value
+        if kind is _Tensor or kind is _Parameter:
+            given[id(value)] = version_of(value)
+            return self.node_of(value), value
+        if kind is slice:
+            if type(value.start) in _SIMPLE and type(value.stop) in _SIMPLE and type(value.step) in _SIMPLE:
+                return value, value
+            ends = [self._taken_part(end, given) for end in (value.start, value.stop, value.step)]
+            return slice(*[end[0] for end in ends]), slice(*[end[1] for end in ends])
+        if kind is tuple or (kind is list and id(value) not in self._outside):
+            pairs = [self._taken_part(item, given) for item in value]
+            return kind([pair[0] for pair in pairs]), kind([pair[1] for pair in pairs])
+        number = unwrapped(value)
+        if number is not None:
+            return number.argument(), number.value
+        given.update(versions_in(((value,), {})))
+        return self.create_arg(value), concrete(value)
 
     def _lowered(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
         """The arguments of a call as arguments of a node."""

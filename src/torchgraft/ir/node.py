@@ -446,6 +446,10 @@ def _freeze(value: Any, inputs: dict[Node, None]) -> Any:
         return value
     if cls in _LEAVES:
         return value
+    if cls is tuple:
+        return tuple([_freeze(item, inputs) for item in value])
+    if cls is slice and type(value.start) in _LEAVES and type(value.stop) in _LEAVES and type(value.step) in _LEAVES:
+        return value
     if isinstance(value, tuple):
         return rebuild_tuple(value, [_freeze(item, inputs) for item in value])
     if isinstance(value, list):
