@@ -24,7 +24,8 @@ from torchgraft.analysis.effects.operators import (
     operator_of_overload,
     operator_of_packet,
 )
-from torchgraft.analysis.effects.state import pieces_at, storage_of
+from torchgraft.analysis.effects.state import INPUTS, Places, storage_of
+from torchgraft.analysis.effects.values import OUTSIDE
 from torchgraft.ir.contexts import enter_context, exit_context
 from torchgraft.ir.graph import Graph
 from torchgraft.ir.guards import is_guard
@@ -33,8 +34,6 @@ from torchgraft.ir.verify import find_attribute
 from torchgraft.passes.plain_calls import is_plain_module, makes_new_memory, returns_new_memory
 
 REGION_ENDS = frozenset({enter_context, exit_context})
-_OUTSIDE = "<outside>"
-_INPUTS = "<inputs>"
 _INTERFACE = ("placeholder", "output")
 _CASTS = frozenset({"half", "float", "double", "bfloat16", "long", "int", "bool", "cpu", "cuda"})
 _SEVERAL_TENSORS = frozenset(
@@ -50,7 +49,7 @@ class Memory:
         self.root = graph.owning_module
         self._shares: dict[Node, frozenset[Any]] = {}
         self._fresh: dict[Any, bool] = {}
-        self._parents: dict[Any, Any] = {}
+        self._places = Places(self.root)
         self._operators: dict[Any, Operator | None] = {}
 
     @cached_property
@@ -249,7 +248,7 @@ class Memory:
         places = {self._class(source) for source in node._inputs}
         places.add(self._class(node))
         if node._op == "call_module":
-            places.add(self._find(self._state(node._target)))
+            places.add(self._places.find(self._places.state(node._target)))
         return places
 
     def places_written(self, node: Node) -> set[Any] | None:
@@ -257,10 +256,13 @@ class Memory:
         effects = self.effects.get(node)
         if effects is None:
             return set()
-        if effects.unknown or _OUTSIDE in effects.writes:
+        if effects.unknown or OUTSIDE in effects.writes:
             return None
         self._classes  # noqa: B018 (classes are joined before one is looked up)
-        return {self._find(place if isinstance(place, Node) else self._state(place)) for place in effects.writes}
+        return {
+            self._places.find(place if isinstance(place, Node) else self._places.state(place))
+            for place in effects.writes
+        }
 
     def outlives(self, node: Node) -> bool:
         """Whether the memory of a value may still be seen, through this value, after the run."""
@@ -268,30 +270,30 @@ class Memory:
 
     def _class(self, node: Any) -> Any:
         self._classes  # noqa: B018 (classes are joined before one is looked up)
-        return self._find(node)
+        return self._places.find(node)
 
     @cached_property
     def _classes(self) -> bool:
         for node in self.graph.nodes:
             if node._op == "placeholder":
                 # Two inputs may be one tensor.
-                self._join(node, _INPUTS)
+                self._places.join(node, INPUTS)
             elif node._op != "output":
                 for place in self.shares(node):
-                    self._join(node, place if isinstance(place, Node) else self._state(place))
+                    self._places.join(node, place if isinstance(place, Node) else self._places.state(place))
                 if node._op == "call_module":
-                    self._state(node._target)  # joins what the module holds
+                    self._places.state(node._target)  # joins what the module holds
         for node, effects in self.effects.items():
             for place in effects.writes:
                 if not isinstance(place, Node):
-                    self._state(place)
-            if effects.unknown or _OUTSIDE in effects.writes:
+                    self._places.state(place)
+            if effects.unknown or OUTSIDE in effects.writes:
                 for source in node._inputs:
-                    self._join(source, _OUTSIDE)
+                    self._places.join(source, OUTSIDE)
             elif effects.writes and not self._writes_only_numbers(node):
                 # A list can come to hold, and a module to keep, what it is given.
                 for place in (*node._inputs, *effects.writes):
-                    self._join(node, place if isinstance(place, Node) else self._state(place))
+                    self._places.join(node, place if isinstance(place, Node) else self._places.state(place))
         return True
 
     @cached_property
@@ -312,8 +314,8 @@ class Memory:
     def held_outside(self) -> set[Any]:
         """The classes that inputs, the module's state and the world outside hold on to."""
         self._classes  # noqa: B018 (joins the classes that are asked for)
-        places = [_INPUTS, _OUTSIDE, *[place for place in self._parents if not isinstance(place, Node)]]
-        return {self._find(place) for place in places}
+        places = [INPUTS, OUTSIDE, *[place for place in self._places if not isinstance(place, Node)]]
+        return {self._places.find(place) for place in places}
 
     @cached_property
     def _outliving(self) -> set[Node]:
@@ -340,35 +342,6 @@ class Memory:
         if effects is None or not (effects.unknown or effects.writes):
             return False
         return not self._writes_only_numbers(node)
-
-    # ---- union and find ----
-
-    def _find(self, place: Any) -> Any:
-        parents = self._parents
-        parent = parents.get(place, place)
-        while parent is not place and parent != place:
-            above = parents.get(parent, parent)
-            parents[place] = above
-            place, parent = parent, above
-        return place
-
-    def _join(self, first: Any, second: Any) -> None:
-        self._parents.setdefault(first, first)
-        self._parents.setdefault(second, second)
-        first, second = self._find(first), self._find(second)
-        if first != second:
-            self._parents[first] = second
-
-    def _state(self, path: str) -> Any:
-        """The key of module state, joined with all memory that it stands for."""
-        if path in (_OUTSIDE, _INPUTS):
-            return path
-        key = f"state {path}"
-        if key not in self._parents:
-            self._parents[key] = key
-            for piece in pieces_at(self.root, path):
-                self._join(key, piece)
-        return key
 
 
 def is_fixed(node: Node) -> bool:

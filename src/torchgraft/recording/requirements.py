@@ -7,8 +7,9 @@ from __future__ import annotations
 from typing import Any
 
 from torchgraft.analysis.effects import Effects, effects_of
+from torchgraft.analysis.effects.values import OUTSIDE
 from torchgraft.ir.node import Node
-from torchgraft.rewriting.interference import ANYTHING, OUTSIDE, Interference
+from torchgraft.rewriting.interference import ANYTHING, Interference
 
 
 def required_nodes(nodes: list[Node], wanted: list[Node]) -> list[Node]:

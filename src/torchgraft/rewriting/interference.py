@@ -12,13 +12,12 @@ from typing import Any
 import torch
 
 from torchgraft.analysis.effects import Effects, effects_of
-from torchgraft.analysis.effects.state import pieces_at
+from torchgraft.analysis.effects.state import INPUTS, Places
+from torchgraft.analysis.effects.values import OUTSIDE
 from torchgraft.ir.node import Node
 
-# A piece of memory is named by the node that made it, by a path of module state, or by one of these: what lies
-# outside of the program, what the caller passed in (which may be one tensor under two names), and any piece at all.
-OUTSIDE = "<outside>"
-_INPUTS = "<inputs>"
+# A piece of memory is named by the node that made it, by a path of module state, as what lies outside of the program or what
+# the caller passed in, or it is any piece at all.
 ANYTHING = "<anything>"
 
 # A value that may share more pieces than these is taken to share any; keeps long chains of "perhaps" linear.
@@ -107,7 +106,7 @@ class Interference:
         pieces: dict[Node, Pieces] = {}
         for node in self._nodes:
             if node.op in ("placeholder", "output"):
-                pieces[node] = {_INPUTS}
+                pieces[node] = {INPUTS}
                 continue
             shared: set[Any] = {node}
             for place in self._effects_of(node).shares:
@@ -119,40 +118,29 @@ class Interference:
     # ---- pieces that became one ----
 
     def _joined(self, pieces: Pieces) -> Pieces:
-        return {self._representative(piece) for piece in pieces}
-
-    def _representative(self, piece: Any) -> Any:
-        forest = self._forest
-        while (parent := forest.get(piece, piece)) != piece:
-            forest[piece] = forest.get(parent, parent)
-            piece = parent
-        return piece
+        return {self._places.find(piece) for piece in pieces}
 
     @cached_property
-    def _forest(self) -> dict[Any, Any]:
-        """Trees of pieces that may be or hold one another: state under two paths or below a module, contents of a container."""
-        self.__dict__["_forest"] = {}  # `_representative` reads it while it grows
-        paths: set[str] = set()
+    def _places(self) -> Places:
+        """Pieces that may be or hold one another are one: state under two paths or below a module, contents of a container.
+
+        All of it is joined before anything is looked up.
+        """
+        places = Places(self._nodes[0].graph.owning_module if self._nodes else None)
         for node in self._nodes:
             if node.op in ("placeholder", "output"):
                 continue
             effects = self._effects_of(node)
-            paths.update(place for place in effects.shares | effects.writes if isinstance(place, str))
+            for place in effects.shares | effects.writes:
+                if isinstance(place, str):
+                    places.state(place)
             if node.op in ("call_module", "get_attr"):
-                paths.add(node.target)
+                places.state(node.target)
             if _writes(effects) and not _writes_only_numbers(node):
-                self._join([piece for source in node.all_input_nodes for piece in self._pieces[source]])
-        root = self._nodes[0].graph.owning_module if self._nodes else None
-        for path in paths:
-            # Tied weights are one piece under two paths, and what lies below a module is a part of it.
-            self._join([path, *pieces_at(root, path), *[parent for parent in _parents(path) if parent in paths]])
-        return self.__dict__["_forest"]
-
-    def _join(self, pieces: list[Any]) -> None:
-        for piece in pieces[1:]:
-            first, second = self._representative(pieces[0]), self._representative(piece)
-            if first != second:
-                self.__dict__["_forest"][first] = second
+                held = [piece for source in node.all_input_nodes for piece in self._pieces[source]]
+                for piece in held[1:]:
+                    places.join(held[0], piece)
+        return places
 
 
 def _meet(first: Pieces, second: Pieces) -> bool:
@@ -174,9 +162,3 @@ def _writes_only_numbers(node: Node) -> bool:
     if node.op == "call_method":
         return node.target.endswith("_") and not node.target.endswith("__") and node.target != "set_"
     return node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload)
-
-
-def _parents(path: str) -> Iterable[str]:
-    while path:
-        path = path.rpartition(".")[0]
-        yield path

@@ -18,11 +18,12 @@ from typing import Any
 import torch
 
 from torchgraft.analysis.effects import Effects, effects_of
+from torchgraft.analysis.effects.values import OUTSIDE
 from torchgraft.ir import guards
 from torchgraft.ir.contexts import enter_context, exit_context
 from torchgraft.ir.graph import Graph
 from torchgraft.ir.node import Node
-from torchgraft.rewriting.interference import ANYTHING, OUTSIDE, Interference
+from torchgraft.rewriting.interference import ANYTHING, Interference
 
 # What opens a region, and what closes it.
 _MARKS = (

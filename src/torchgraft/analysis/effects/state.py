@@ -1,15 +1,62 @@
 """Which memory a path of module state stands for, so that a weight known under two paths, or by a view, is known to be one.
-Which paths a node reads and writes is said in `nodes.py`.
+Which paths a node reads and writes is said in `nodes.py`; what `Places` are joined for is the business of those who ask.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from typing import Any
 
 import torch
 
+from torchgraft.analysis.effects.values import OUTSIDE
 from torchgraft.ir.verify import find_attribute
+
+# What the caller passed in, which may be one tensor twice.
+INPUTS = "<inputs>"
+
+
+class Places:
+    """Memory told apart: nodes, paths of module state and what they stand for, joined where they may be the same.
+
+    >>> places = Places(None)
+    >>> places.join("a", "b")
+    >>> places.find("a") == places.find("b"), places.find("a") == places.find("c")
+    (True, False)
+    """
+
+    def __init__(self, root: torch.nn.Module | None) -> None:
+        self._root = root
+        self._parents: dict[Any, Any] = {}
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._parents)
+
+    def find(self, place: Any) -> Any:
+        """What stands for all places that this one is joined with; the same until something else is joined."""
+        parents = self._parents
+        parent = parents.get(place, place)
+        while parent is not place and parent != place:
+            above = parents.get(parent, parent)
+            parents[place] = above
+            place, parent = parent, above
+        return place
+
+    def join(self, first: Any, second: Any) -> None:
+        """Let two places be one."""
+        self._parents.setdefault(first, first)
+        self._parents.setdefault(second, second)
+        first, second = self.find(first), self.find(second)
+        if first != second:
+            self._parents[first] = second
+
+    def state(self, path: str) -> str:
+        """The place of module state, joined with all memory that it stands for."""
+        if path not in self._parents:
+            self._parents[path] = path
+            for piece in () if path in (OUTSIDE, INPUTS) else pieces_at(self._root, path):
+                self.join(path, piece)
+        return path
 
 
 def pieces_at(root: torch.nn.Module | None, path: str) -> list[Hashable]:
