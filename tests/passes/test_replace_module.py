@@ -110,3 +110,27 @@ def test_mistakes(options, message):
     with pytest.raises(PassError) as error:
         ReplaceModule(**options)(torchgraft.symbolic_trace(model()))
     assert message in str(error.value)
+
+
+def test_the_modules_of_a_program_are_listed_once_and_not_for_every_replacement(monkeypatch):
+    program = torchgraft.symbolic_trace(nn.Sequential(*[nn.ReLU() for _ in range(50)]))
+    listed = []
+    original = nn.Module.named_modules
+
+    def counted(self, *args, **kwargs):
+        listed.extend([self] if self is program else [])
+        return original(self, *args, **kwargs)
+
+    monkeypatch.setattr(nn.Module, "named_modules", counted)
+    assert ReplaceModule(nn.ReLU, nn.GELU).run(program) == 50
+    assert len(listed) == 1
+
+
+def test_a_module_that_is_in_the_program_takes_the_place_of_others():
+    layers = nn.Sequential(nn.Tanh(), nn.ReLU(), nn.Sequential(nn.ReLU(), nn.Sigmoid()), nn.ReLU())
+    tanh = layers[0]
+    program = torchgraft.symbolic_trace(layers)
+    assert ReplaceModule(nn.ReLU, lambda module: tanh)(program).changes == 3
+    calls = [program.get_submodule(node.target) for node in program.graph.nodes if node.op == "call_module"]
+    assert [type(call).__name__ for call in calls] == ["Tanh", "Tanh", "Tanh", "Sigmoid", "Tanh"]
+    torch.testing.assert_close(program(X), X.tanh().tanh().tanh().sigmoid().tanh())
