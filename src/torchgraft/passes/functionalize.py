@@ -97,13 +97,16 @@ def _convert_all(module: GraphModule) -> int:
     changed = 0
     # Walking backwards: the values of each class that are looked at further on and exist already here.
     looked_at: dict[Any, dict[Node, None]] = {}
+    # The users of each value that stand further on; a value may be written many times, and has as many users before that.
+    later: dict[Node, list[Node]] = {}
     for node in list(reversed(module.graph.nodes)):
         looked_at.get(memory.class_of(node), {}).pop(node, None)
         form = _pure_form(memory, node, looked_at)
-        if form is not None and _convert(node, form):
+        if form is not None and _convert(node, form, later):
             changed += 1
         for source in node._inputs:
             looked_at.setdefault(memory.class_of(source), {})[source] = None
+            later.setdefault(source, []).append(node)
     return changed
 
 
@@ -189,7 +192,7 @@ def _has_counterpart(name: str) -> bool:
     return True
 
 
-def _convert(node: Node, form: _Form) -> bool:
+def _convert(node: Node, form: _Form, later: dict[Node, list[Node]]) -> bool:
     """Rewrite the node where it stands, and let everything after it that used the written value use the result."""
     graph = node.graph
     written = form[2][0]
@@ -207,9 +210,11 @@ def _convert(node: Node, form: _Form) -> bool:
         for user in list(node.users):
             if user is not result:
                 user.replace_input_with(node, result)
-    for user in list(written.users):
-        if user is not node and user is not result and node < user:
+    for user in reversed(later.pop(written, [])):
+        if written in user._inputs:
             user.replace_input_with(written, result)
+    if result is not node:
+        later[written] = [result]
     return True
 
 
