@@ -150,3 +150,10 @@ def test_other_ways_of_asking_are_guards() -> None:
         assert torch.equal(program(x), model(x))
         with pytest.raises(GuardError):
             program(torch.randn(5, 6))
+
+
+def test_functions_are_found_by_their_names() -> None:
+    for function in (rows, Rows.forward, plain_numbers._named):
+        assert plain_numbers._named(function.__code__, function.__globals__) is function
+    nested = next(item for item in Nested.forward.__code__.co_consts if hasattr(item, "co_code"))
+    assert plain_numbers._named(nested, globals()) is None

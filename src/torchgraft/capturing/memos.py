@@ -33,18 +33,22 @@ def before_remembering() -> None:
     frame: FrameType | None = sys._getframe(2)
     while frame is not None and not is_user_code(frame.f_code):
         frame = frame.f_back
-    function = None if frame is None else called_function(frame)
-    function = function.__func__ if isinstance(function, MethodType) else function
+    called = None if frame is None else called_function(frame)
+    function = called.__func__ if isinstance(called, MethodType) else called
     if not hasattr(function, "cache_info") or not hasattr(function, "__wrapped__"):
         return
     if id(function) in _known:  # it is also known in a way that is not seen from here
         raise TypeError("a symbolic number cannot be remembered")
-    raise RunAgain(lambda: _answer_anew(function))
+    classes = type(called.__self__).__mro__ if isinstance(called, MethodType) else ()
+    holders = [frame.f_globals, *classes] if frame is not None else []
+    raise RunAgain(lambda: _answer_anew(function, holders))
 
 
-def _answer_anew(function: Any) -> None:
+def _answer_anew(function: Any, holders: list[Any]) -> None:
     """Have a function that remembers answer anew, in the runs to come, where it is asked about symbolic numbers."""
-    _known[id(function)] = function, list(_replaced(function, _forgetful(function)))
+    # Asked of the collector too, which does not know all (gc.freeze).
+    known = {id(holder): holder for holder in (*holders, *gc.get_referrers(function))}
+    _known[id(function)] = function, list(_replaced(function, _forgetful(function), list(known.values())))
 
 
 def _forgetful(function: Any) -> Callable[..., Any]:
@@ -71,18 +75,26 @@ def _has_symbol(value: Any) -> bool:
     return unwrapped(value) is not None
 
 
-def _replaced(function: Any, replacement: Callable[..., Any]) -> Iterator[Any]:
+def _replaced(function: Any, replacement: Callable[..., Any], holders: list[Any]) -> Iterator[Any]:
     """Patches of every name that a function goes by: in files, classes, objects and closures."""
     own = {id(cell) for cell in replacement.__closure__ or ()}
-    for holder in gc.get_referrers(function):
+    seen: set[tuple[int, str]] = set()
+    for holder in holders:
         if isinstance(holder, CellType) and id(holder) not in own:
             yield _CellPatch(holder, function, replacement)
-        elif isinstance(holder, dict) and holder is not replacement.__dict__:
-            classes = [item for item in gc.get_referrers(holder) if isinstance(item, type)]
-            owner = next((cls for cls in classes if any(value is function for value in vars(cls).values())), holder)
-            names = [name for name, value in holder.items() if value is function and isinstance(name, str)]
-            for name in names:
-                yield Patch(owner, name, replacement)
+        elif isinstance(holder, (dict, type)) and holder is not replacement.__dict__:
+            owner = _owner(holder, function) if isinstance(holder, dict) else holder
+            table = owner if isinstance(owner, dict) else vars(owner)
+            for name in [name for name, value in table.items() if value is function and isinstance(name, str)]:
+                if (id(owner), name) not in seen:
+                    seen.add((id(owner), name))
+                    yield Patch(owner, name, replacement)
+
+
+def _owner(names: dict[Any, Any], function: Any) -> Any:
+    """What to write in to change a table of names: it, or the class whose attributes it has."""
+    classes = [item for item in gc.get_referrers(names) if isinstance(item, type)]
+    return next((cls for cls in classes if any(value is function for value in vars(cls).values())), names)
 
 
 class _CellPatch:

@@ -8,8 +8,8 @@ from __future__ import annotations
 import ast
 import gc
 import sys
-from collections.abc import Callable, Iterable, Iterator
-from types import CodeType, FrameType, FunctionType
+from collections.abc import Callable, Iterable
+from types import CodeType, FrameType, FunctionType, SimpleNamespace
 from typing import Any, ClassVar
 
 import torch
@@ -84,8 +84,9 @@ def number_patches() -> list[CodePatch]:
     return [patch for _, patches in _known.values() for patch in patches]
 
 
-def asking_code(name: str) -> CodeType | None:
-    """The code in which `int`, `float` or `len` is about to give a plain number, if it could call ours instead."""
+def asking_code(name: str) -> tuple[CodeType, dict[str, Any]] | None:
+    """The code in which `int`, `float` or `len` is about to give a plain number, if it could call ours instead, and the names
+    of its file."""
     frame: FrameType | None = sys._getframe(2)
     while frame is not None and not is_user_code(frame.f_code):
         frame = frame.f_back
@@ -93,7 +94,7 @@ def asking_code(name: str) -> CodeType | None:
         return None
     while frame.f_code.co_name.startswith("<") and frame.f_back and frame.f_code in frame.f_back.f_code.co_consts:
         frame = frame.f_back  # the function that a comprehension is written in
-    return None if id(frame.f_code) in _known else frame.f_code
+    return None if id(frame.f_code) in _known else (frame.f_code, frame.f_globals)
 
 
 def _is_pythons(name: str, frame: FrameType) -> bool:
@@ -101,12 +102,12 @@ def _is_pythons(name: str, frame: FrameType) -> bool:
     return name not in frame.f_globals and name not in (*frame.f_code.co_varnames, *frame.f_code.co_freevars)
 
 
-def call_ours(codes: Iterable[CodeType]) -> bool:
+def call_ours(codes: Iterable[tuple[CodeType, dict[str, Any]]]) -> bool:
     """Have functions with these codes call ours in the runs to come; whether there are such functions."""
     found = False
-    for code in codes:
+    for code, names in codes:
         _known[id(code)] = code, []
-        for function in _functions(code):
+        for function in _functions(code, names):
             patch = changed_patch(function, _Calls)
             if patch is not None:
                 found = True
@@ -115,10 +116,28 @@ def call_ours(codes: Iterable[CodeType]) -> bool:
     return found
 
 
-def _functions(code: CodeType) -> Iterator[FunctionType]:
-    """The functions with a code, or to which it was lent during the run."""
-    for holder in gc.get_referrers(code):
-        if isinstance(holder, FunctionType) and holder.__code__ is code:
-            yield holder
-        elif isinstance(holder, CodePatch) and holder.lent is code:
-            yield holder.function
+def _functions(code: CodeType, names: dict[str, Any]) -> list[FunctionType]:
+    """The functions with a code, or to which it was lent during the run: by their names, or else whatever holds it."""
+    named = _named(code, names)
+    if named is not None:
+        return [named]
+    return [holder for holder in gc.get_referrers(code) if isinstance(holder, FunctionType) and holder.__code__ is code]
+
+
+def _named(code: CodeType, names: dict[str, Any]) -> FunctionType | None:
+    """The function of a file, or the method of a class in it, that has a code."""
+    value: Any = SimpleNamespace(**{key: item for key, item in names.items() if key.isidentifier()})
+    for name in code.co_qualname.split("."):
+        value = getattr(value, "__dict__", {}).get(name)
+        value = getattr(value, "__func__", None) or getattr(value, "fget", None) or value
+    while value is not None and not (isinstance(value, FunctionType) and _is_at(value.__code__, code)):
+        value = getattr(value, "__wrapped__", None)
+    return value
+
+
+def _is_at(one: CodeType, other: CodeType) -> bool:
+    return (one.co_filename, one.co_firstlineno, one.co_name) == (
+        other.co_filename,
+        other.co_firstlineno,
+        other.co_name,
+    )

@@ -89,8 +89,8 @@ class Watcher(Values):
         self._open_contexts: list[Any] = []
         # Modules that wrote attributes of their own, and how; at the end of the run all has to be as it was.
         self.written: dict[torch.nn.Module, str] = {}
-        # Code in which a symbolic number became a plain one.
-        self.asking: dict[int, CodeType] = {}
+        # Code in which a symbolic number became a plain one, and the names of its file.
+        self.asking: dict[int, tuple[CodeType, dict[str, Any]]] = {}
         # Numbers that were keys of tables.
         self._keys: list[weakref.ref[Any]] = []
         # The function of ours that called the model: what is further out is no business of the model's.
@@ -308,9 +308,9 @@ class Watcher(Values):
     def before_plain(self, name: str) -> None:
         """Python's `int`, `float` or `len` is about to give a plain number."""
         if active.tracer is self and not self._switching and self.sizes_are_symbolic:
-            code = asking_code(name)
-            if code is not None:
-                self.asking[id(code)] = code
+            asking = asking_code(name)
+            if asking is not None:
+                self.asking[id(asking[0])] = asking
 
     def forget_keys(self) -> bool:
         """Take the numbers of this run out of tables that outlive it; whether there were any."""
