@@ -236,3 +236,49 @@ def test_a_leaf_module_may_change_itself_when_the_program_runs() -> None:
     program = fx.GraphModule(model, Keep().trace(model))
     program(1), program(1)
     assert model[0].count == 2
+
+
+class Numbers(tuple):
+    """A tuple that does not like to be asked how long it is."""
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+    def __contains__(self, item: object) -> bool:
+        raise NotImplementedError
+
+
+class Touchy:
+    def __init__(self) -> None:
+        self.items = [1]
+
+    def __eq__(self, other: object) -> bool:
+        raise ValueError("not to be compared")
+
+    def __bool__(self) -> bool:
+        raise ValueError("neither true nor false")
+
+    def __len__(self) -> int:
+        raise ValueError("no length")
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+class HoldsOddThings(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 4)
+        self.odd: list[object] = [Numbers((1, 2)), (Touchy(), Numbers((Touchy(),)))]
+        self.touchy = Touchy()
+        self.numbers = Numbers((self.touchy, [2]))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x) * self.touchy.items[0]
+
+
+@pytest.mark.parametrize("level", ["module", "function"])
+def test_odd_things_among_the_attributes(level: str) -> None:
+    model, x = HoldsOddThings(), torch.ones(2, 4)
+    program = fx.capture(model, (x,), level=level)
+    assert torch.equal(program(x), model(x)) and not program.meta["kept_whole"]
+    assert torch.equal(fx.symbolic_trace(model)(x), model(x))

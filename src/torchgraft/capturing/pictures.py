@@ -62,7 +62,11 @@ def holdings(value: Any) -> tuple[Any, list[Picture], Iterable[Any]]:
     if kind in CONTAINERS:
         return value, [], ()
     if isinstance(value, tuple):
-        return None, [], value
+        return (
+            None,
+            [],
+            list(tuple.__iter__(value)),
+        )  # a class of somebody's own may not like to be asked for its length
     if kind is FunctionType:
         return _held_by_function(value) if is_user_code(value.__code__) else (None, [], ())
     if kind is MethodType:
