@@ -590,3 +590,58 @@ def test_a_module_that_gives_something_else_in_another_mode(is_training: bool) -
     program.train(not is_training)
     with pytest.raises(GuardError, match="as the result of 'head', and now it is a t"):
         program(x)
+
+
+# ---- a train() of the model's own ----
+
+
+class Frozen(nn.Module):
+    """Keeps its norm in evaluation, whatever mode it is in."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.norm = nn.Linear(4, 4), nn.BatchNorm1d(4)
+
+    def train(self, mode: bool = True) -> Any:
+        super().train(mode)
+        self.norm.eval()
+        return self
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(self.linear(x))
+
+
+class HasFrozen(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.frozen, self.dropout = Frozen(), nn.Dropout()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.dropout(self.frozen(x))
+
+
+@pytest.mark.parametrize("kind", [Frozen, HasFrozen])
+@pytest.mark.parametrize("level", ["module", "function"])
+@pytest.mark.parametrize("is_training", [False, True])
+def test_a_train_of_the_models_own_is_not_lost(kind: type[nn.Module], level: str, is_training: bool) -> None:
+    model, x = kind().train(is_training), torch.randn(3, 4)
+    program = capture(model, (x,), level=level)
+    torch.manual_seed(3)
+    expected = model(x)
+    torch.manual_seed(3)
+    assert torch.equal(program(x), expected)
+    program.train(not is_training)
+    with pytest.raises(GuardError, match=r"train\(\) of its own|training mode|evaluation mode"):
+        program(x)
+
+
+def test_a_train_of_a_leafs_own_runs() -> None:
+    model, x = HasFrozen().eval(), torch.randn(3, 4)
+    program = capture(model, (x,), leaf=Frozen)
+    assert torch.equal(program(x), model(x))
+    program.train()
+    assert not model.frozen.norm.training
+    torch.manual_seed(3)
+    found = program(x)
+    torch.manual_seed(3)
+    assert torch.equal(found, model.train()(x))

@@ -33,9 +33,10 @@ from torchgraft.capturing.wrapping import SCRIPT_PATCH, Autowrap, wrapped_patche
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import TraceError
 from torchgraft.ir.contexts import exit_context
-from torchgraft.ir.guards import check_distinct
+from torchgraft.ir.guards import check_distinct, check_modes
 from torchgraft.ir.modules import has_hooks, hooks_for_all, paths_of_modules
 from torchgraft.ir.node import Node
+from torchgraft.ir.origin import source_line
 from torchgraft.ir.structures import has_attributes, put_into, put_together, take_apart
 
 LeafRule = Callable[[torch.nn.Module, str], bool] | Iterable[Any] | type | str | None
@@ -268,8 +269,36 @@ def _watched_run(
         whole = whole | {inner for module in watcher.ran_whole for inner in module.modules()}
     _refuse_unseen(watcher, [entry for entry in unseen if entry[0] not in whole])
     watcher.create_node("output", "output", (output,), {})
+    _guard_modes(watcher)
     _tidy(watcher)
     return GraphModule(watcher.root, watcher.graph, _program_name(function))
+
+
+def _guard_modes(watcher: Watcher) -> None:
+    """Have the program check, before anything else, the modes of what it calls in modules that have a `train` of their own."""
+    graph = watcher.graph
+    called = {node._target for node in graph.find_nodes(op="call_module")}
+    for module, path in watcher.paths.items():
+        own: Any = type(module).train
+        if own is torch.nn.Module.train or own.__module__.startswith("torch.") or path in called:
+            continue
+        inside = [(inner, name) for inner, name in watcher.paths.items() if name in called and _is_in(name, path)]
+        modes = [(module, path), *inside]
+        start = next(node for node in graph.nodes if node._op != "placeholder")
+        with graph.inserting_before(start):
+            found = tuple([watcher._training_node(item) for item, _ in modes])
+            expected = tuple([bool(item.__dict__["training"]) for item, _ in modes])
+            watcher.create_node("call_function", check_modes, (found, expected, str(_line_of(own))), {})
+
+
+def _is_in(name: str, path: str) -> bool:
+    return not path or name.startswith(f"{path}.")
+
+
+def _line_of(function: Any) -> Any:
+    """Where a function is written."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return source_line(code, 0) or getattr(function, "__qualname__", function)
 
 
 def _draws(module: torch.nn.Module, name: str) -> bool:

@@ -46,6 +46,17 @@ def check_training(found: bool, expected: bool, where: str) -> None:
 
 
 @guard
+def check_modes(found: tuple[bool, ...], expected: tuple[bool, ...], where: str) -> None:
+    """Raise unless modules are in the modes in which the program was captured, where a model has a `train` of its own: what
+    that does, such as freezing some modules, switching the program does not do."""
+    if tuple(found) != tuple(expected):
+        raise GuardError(
+            f"the program was switched to another mode, but the model has a train() of its own at {where}, which does more than "
+            "that; switch the model before, and capture it again in that mode"
+        )
+
+
+@guard
 def check_given(found: Any, name: str, where: str) -> None:
     """Raise if an argument is None although the program was captured with a value for it."""
     if found is None:
@@ -248,6 +259,9 @@ def find_guards(graph: Graph) -> list[Guard]:
         elif node._target is check_kind:
             _, kind, name, where = node._args
             guards.append(Guard(f"'{name}' is a {kind.__name__}", True, where, node))
+        elif node._target is check_modes:
+            _, expected, where = node._args
+            guards.append(Guard("the modes of the modules inside", expected, where, node))
         elif node._target is check_result:
             _, kind, _, name, where = node._args
             guards.append(Guard(f"the result of '{name}' is a {kind.__name__}", True, where, node))
