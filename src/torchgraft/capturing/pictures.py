@@ -5,7 +5,6 @@ random numbers had come. Which objects are pictured, and what it means that one 
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import functools
 import random
@@ -93,9 +92,11 @@ def _held_by_function(function: FunctionType) -> tuple[Any, list[Picture], Itera
     held: list[Any] = [*(function.__defaults__ or ()), function.__kwdefaults__]
     pictures: list[Picture] = []
     for cell in function.__closure__ or ():
-        with contextlib.suppress(ValueError):  # a variable that has no value yet
+        try:
             held.append(cell.cell_contents)
-            pictures.append(_picture_of_cell(cell))
+        except ValueError:  # a variable that has no value yet
+            continue
+        pictures.append(_picture_of_cell(cell))
     return function.__dict__ or None, pictures, held
 
 
