@@ -15,6 +15,7 @@ from torch.fx.experimental.symbolic_shapes import SYMPY_INTERP
 from torch.utils import _pytree as pytree
 
 from torchgraft.bridge.calling import CallTreeCodeGen
+from torchgraft.bridge.input_guards import CHECKS
 from torchgraft.codegen.source import CodeGen
 from torchgraft.errors import GuardError
 
@@ -78,7 +79,7 @@ class InputCheck:
             left = ast.unparse(expression.left) if isinstance(expression, ast.Compare) else condition
             lines.append(f"    _torchgraft_require({condition}, {condition!r}, {left!r}, lambda: {left})")
         scope: dict[str, Any] = {**SYMPY_INTERP, "math": math, "inf": math.inf, "torch": torch}
-        scope["_torchgraft_require"] = self._require
+        scope.update(CHECKS, _torchgraft_require=self._require)
         exec(compile("\n".join(lines), "<conditions of a captured program>", "exec"), scope)
         return scope["check"]
 

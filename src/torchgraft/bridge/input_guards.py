@@ -19,6 +19,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._sympy.printers import PythonPrinter
 
 from torchgraft.errors import GuardError
+from torchgraft.ir.guards import misfit_of_tensor
 
 # torch.export notes 2 as the least size of a dimension only to say that 0 and 1 were not looked at.
 _LEAST_MEANT = 3
@@ -111,6 +112,70 @@ def input_conditions(program: ExportedProgram, inputs: list[Any]) -> list[str]:
     conditions += _traced_guards(program, [node._name for node in inputs])
     normal = [ast.unparse(ast.parse(condition, mode="eval")) for condition in conditions]
     return list(dict.fromkeys(normal))
+
+
+def kinds_of_inputs(inputs: list[Any]) -> list[str]:
+    """That inputs are tensors, and plain ones, or numbers and texts of the type they were: `True == 1` is true."""
+    conditions = []
+    for node in inputs:
+        value = node.meta.get("val")
+        if isinstance(value, torch.Tensor):
+            conditions += [f"is_plain_tensor({node._name})", f"{node._name}.layout == {value.layout}"]
+        elif type(value) in (bool, int, float, str):
+            conditions.append(f"is_exactly({type(value).__name__}, {node._name})")
+    return conditions
+
+
+def is_plain_tensor(value: Any) -> bool:
+    """Whether a value is a tensor of no class of its own, which a model may ask for, and without attributes."""
+    return _is_traced(value) or misfit_of_tensor(value, "") is None
+
+
+def is_exactly(kind: type, value: Any) -> bool:
+    """Whether a value is of a type, and of none that is derived from it."""
+    return type(value) is kind or _is_traced(value)
+
+
+def _is_traced(value: Any) -> bool:
+    return hasattr(type(value), "__torch_function__") and not issubclass(type(value), torch.Tensor)
+
+
+CHECKS: dict[str, Callable[..., bool]] = {"is_plain_tensor": is_plain_tensor, "is_exactly": is_exactly}
+# What a model may ask of a tensor, and how that is said of an input; torch.export takes the example's answer without a word.
+_LAYOUT = frozenset({"stride", "is_contiguous", "storage_offset"})
+_HISTORY: dict[str, str] = {
+    "requires_grad": "{}.requires_grad",
+    "is_leaf": "{}.is_leaf",
+    "retains_grad": "{}.retains_grad",
+    "grad_fn": "({}.grad_fn is None)",
+    "grad": "({}.grad is None)",
+    "_base": "({}._base is None)",
+    "_is_view": "{}._is_view()",
+    "is_inference": "{}.is_inference()",
+    "_version": "{}._version",
+    "storage_offset": "{}.storage_offset()",
+}
+FACTS = frozenset({*_LAYOUT, *_HISTORY})
+
+
+def facts_of_inputs(program: ExportedProgram, inputs: list[Any], asked: set[str]) -> list[str]:
+    """That inputs lie in memory, and came about, as those of the example did, where the model asks for that."""
+    if not asked or not program.example_inputs:
+        return []
+    conditions = []
+    asked = asked | {"requires_grad"} if asked & _HISTORY.keys() else asked
+    for node, value in zip(inputs, pytree.tree_leaves(program.example_inputs), strict=False):
+        if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
+            continue
+        is_fixed = all(type(size) is int for size in node.meta["val"].shape)
+        if asked & _LAYOUT and is_fixed:
+            conditions.append(f"{node._name}.stride() == {tuple(value.stride())}")
+        elif asked & _LAYOUT:
+            conditions.append(f"{node._name}.is_contiguous() == {value.is_contiguous()}")
+        for fact in sorted(asked & _HISTORY.keys()):
+            text = _HISTORY[fact].format(node._name)
+            conditions.append(f"{text} == {eval(text, {node._name: value})!r}")
+    return conditions
 
 
 def _aliases(program: ExportedProgram, inputs: list[Any]) -> list[str]:

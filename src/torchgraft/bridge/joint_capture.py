@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from torchgraft.bridge.joint_trace import JointTrace, Role, SourceLines, trace_joint
-from torchgraft.bridge.levels import EXPORTING, Model, as_module, model_name
+from torchgraft.bridge.levels import EXPORTING, Model, as_module, model_name, outside_watch
 from torchgraft.bridge.model_call import ModelCall
 from torchgraft.bridge.model_watch import AttributeWatch, PlainTensors, loses_dropout
 from torchgraft.bridge.partition import OutputEntry, finish_program
@@ -46,6 +46,7 @@ class JointCapture:
 
     def _trace(self) -> JointTrace:
         plain = [PlainTensors(module) for module in self._modules]
+        outside = outside_watch(self._module)
         random_state = torch.get_rng_state()
         try:
             trace = trace_joint(self._traced_call(frozenset()), self._row)
@@ -61,6 +62,9 @@ class JointCapture:
             torch.set_rng_state(random_state)
             for tensors in plain:
                 tensors.restore()
+            changed = outside.restore()
+        if changed:
+            refuse_attributes(self._module, changed)
         if not any(role.kind == "tangent" for role in trace.inputs):
             raise BridgeError(
                 f"cannot capture the backward of {title(self._module)}: no result depends on a parameter or input "

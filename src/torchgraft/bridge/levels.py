@@ -19,11 +19,15 @@ from torch.utils import _pytree as pytree
 
 from torchgraft.bridge.checked_calls import CheckedCallCodeGen, InputCheck
 from torchgraft.bridge.gradient_cuts import cut_at_marks, mark_cuts
-from torchgraft.bridge.input_guards import input_conditions
+from torchgraft.bridge.input_guards import facts_of_inputs, input_conditions, kinds_of_inputs
 from torchgraft.bridge.model_watch import (
     AttributeWatch,
+    FunctionWatch,
     GradientWatch,
+    InputWatch,
+    OutsideWatch,
     PlainTensors,
+    SeedWatch,
     custom_gradient,
     loses_dropout,
     reads_training,
@@ -34,9 +38,15 @@ from torchgraft.bridge.refusals import (
     refuse_custom_gradient,
     refuse_dropout,
     refuse_gradient,
+    refuse_hidden_parameter,
+    refuse_inputs,
+    refuse_random,
     title,
 )
+from torchgraft.bridge.self_check import check_on_example
 from torchgraft.bridge.torch_export import from_export
+from torchgraft.capturing.surroundings import Surroundings
+from torchgraft.capturing.whole import modules_of
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.codegen.source import PyTreeCodeGen
 from torchgraft.errors import BridgeError, GraftError
@@ -80,8 +90,10 @@ def aten_program(
     values = tuple(args) if isinstance(args, (tuple, list)) else (args,)
     keywords = dict(kwargs or {})
     module = as_module(model)
+    refuse_inputs(module, (values, keywords))
+    asked: set[str] = set()
     with EXPORTING:
-        exported = _exported(module, values, keywords, dynamic)
+        exported = _exported(module, values, keywords, dynamic, asked)
         if core:
             exported = _decomposed(module, exported)
         result = from_export(exported, check_inputs=False)
@@ -91,7 +103,8 @@ def aten_program(
         cut_at_marks(result.graph)
         _keep_old_values(result)
     complete_values(result)
-    _check_calls(result, exported, module)
+    _check_calls(result, exported, module, asked)
+    check_on_example(module, result, values, keywords)
     return result
 
 
@@ -102,10 +115,20 @@ def as_module(model: Model) -> torch.nn.Module:
     if not callable(model):
         raise BridgeError(f"cannot capture a {type(model).__name__}; give a torch.nn.Module or a function")
     owner = getattr(model, "__self__", None)
-    module = copy.copy(owner) if isinstance(owner, torch.nn.Module) else torch.nn.Module()
+    module = copy.copy(owner) if isinstance(owner, torch.nn.Module) else _modules_with(model)
     bound = types.MethodType(model.__func__, module) if isinstance(model, types.MethodType) else model
     vars(module)["forward"] = bound if isinstance(owner, torch.nn.Module) else model
     return module
+
+
+def _modules_with(function: Callable[..., Any]) -> torch.nn.Module:
+    """A module that holds the modules which a function mentions, or those of the object that it belongs to."""
+    holder = modules_of(function)
+    owner = getattr(function, "__self__", function)
+    for name, value in getattr(owner, "__dict__", {}).items():
+        if isinstance(value, torch.nn.Module) and value not in holder._modules.values() and name not in vars(holder):
+            holder._modules[name] = value
+    return holder
 
 
 def model_name(model: Model) -> str:
@@ -118,21 +141,35 @@ def model_name(model: Model) -> str:
 
 
 def _exported(
-    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic: Dynamic
+    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic: Dynamic, asked: set[str]
 ) -> ExportedProgram:
     watched = copy.copy(module)
-    vars(watched)["forward"] = _watched_forward(module, watched, kwargs)
+    vars(watched)["forward"] = _watched_forward(module, watched, kwargs, asked)
     shapes = _dynamic_shapes(watched, title(module), args, kwargs, dynamic)
-    random_state, plain = torch.get_rng_state(), PlainTensors(module)
+    surroundings, plain, outside = Surroundings(()), PlainTensors(module), outside_watch(module)
     try:
-        return export(watched, args, kwargs, dynamic_shapes=shapes, strict=False)
+        exported = export(watched, args, kwargs, dynamic_shapes=shapes, strict=False)
     except GraftError:
         raise
     except Exception as error:  # torch.export raises anything
         raise export_error(module, error) from error
     finally:
         plain.restore()
-        torch.set_rng_state(random_state)
+        changed = outside.restore()
+        drawn = surroundings.restore()
+    if drawn:
+        refuse_random(module, f"draws {drawn[0][1]}")
+    if changed:
+        refuse_attributes(module, changed)
+    return exported
+
+
+def outside_watch(module: torch.nn.Module) -> OutsideWatch:
+    """What to look at that is outside of the model; refuses what would be lost from the start."""
+    watch = OutsideWatch(module, vars(module).get("forward") or type(module).forward)
+    if torch.is_grad_enabled() and watch.hidden_parameter() is not None:
+        refuse_hidden_parameter(module)
+    return watch
 
 
 def _decomposed(module: torch.nn.Module, exported: ExportedProgram) -> ExportedProgram:
@@ -149,20 +186,26 @@ def _decomposed(module: torch.nn.Module, exported: ExportedProgram) -> ExportedP
         raise export_error(module, error) from error
 
 
-def _watched_forward(module: torch.nn.Module, watched: torch.nn.Module, kwargs: dict[str, Any]) -> Callable[..., Any]:
-    """The forward of the model, called with these keywords, refusing what torch.export would lose."""
+def _watched_forward(
+    module: torch.nn.Module, watched: torch.nn.Module, kwargs: dict[str, Any], asked: set[str]
+) -> Callable[..., Any]:
+    """The forward of the model, called with these keywords, refusing what torch.export would lose; `asked` gets what the model
+    asks about tensors that no guard of torch.export speaks of."""
     original = vars(module).get("forward") or types.MethodType(type(module).forward, watched)
 
     @functools.wraps(original)
     def forward(*args: Any, **kwargs: Any) -> Any:
-        attributes = AttributeWatch(watched)
-        with GradientWatch() as gradients:
+        attributes, inputs = AttributeWatch(watched), InputWatch(args, kwargs)
+        with GradientWatch() as gradients, FunctionWatch() as functions, SeedWatch() as seeds:
             try:
                 result = original(*args, **kwargs)
             finally:
-                changed = attributes.restore()
+                changed = [*attributes.restore(), *inputs.changed()]
+                asked.update(gradients.asked, {"requires_grad"} if functions.is_used else ())
         if changed:
             refuse_attributes(module, changed)
+        if seeds.what is not None or gradients.random is not None:
+            refuse_random(module, seeds.what or gradients.random or "")
         if gradients.what is not None:
             refuse_gradient(module, gradients.what, gradients.line)
         name = custom_gradient(result)
@@ -288,10 +331,11 @@ def _returns_first(target: Any) -> bool:
     return target is torch.ops.aten.copy_.default
 
 
-def _check_calls(result: GraphModule, exported: ExportedProgram, module: torch.nn.Module) -> None:
+def _check_calls(result: GraphModule, exported: ExportedProgram, module: torch.nn.Module, asked: set[str]) -> None:
     graph = result.graph
     inputs = graph.find_nodes(op="placeholder")
-    conditions = [*_types(inputs, graph), *_apart(inputs, exported), *input_conditions(exported, inputs)]
+    conditions = [*kinds_of_inputs(inputs), *_types(inputs, graph), *_apart(inputs, exported)]
+    conditions += [*input_conditions(exported, inputs), *facts_of_inputs(exported, inputs, asked)]
     paths = dict(result.named_modules())
     modes: dict[str, bool] = {}
     for path, child in module.named_modules():

@@ -5,8 +5,10 @@ What leads to them is found in `model_watch.py`, `levels.py` and `joint_capture.
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 from torchgraft.errors import BridgeError
 from torchgraft.ir.origin import SourceLine, line_of_error
@@ -28,6 +30,33 @@ def refuse_attributes(module: torch.nn.Module, changed: list[str]) -> None:
         f"cannot capture {title(module)}: its forward writes {', '.join(changed[:3])}"
         f"{f' and {len(changed) - 3} more' if len(changed) > 3 else ''}, and the program would not do that when it runs; "
         "keep the value in a registered buffer, or return it as an output. The model is left as it was"
+    )
+
+
+def refuse_inputs(module: torch.nn.Module, inputs: Any) -> None:
+    """Raise if there are inputs that no ATen program takes."""
+    for leaf in pytree.tree_leaves(inputs):
+        if isinstance(leaf, (torch.nn.Module, torch.Generator)):
+            raise BridgeError(
+                f"cannot capture {title(module)} with a {type(leaf).__name__} as an input: an ATen program takes tensors, "
+                "numbers and texts; make it an attribute of the model, or capture at level 'function'"
+            )
+
+
+def refuse_random(module: torch.nn.Module, what: str) -> None:
+    """Raise because a model does something to random numbers that operators do not say."""
+    raise BridgeError(
+        f"cannot capture {title(module)}: it {what}, which an ATen program does not do; draw with the state that is there, seed "
+        "outside of the model, or capture at level 'function'"
+    )
+
+
+def refuse_hidden_parameter(module: torch.nn.Module) -> None:
+    """Raise because a tensor that wants a gradient is no parameter of the model."""
+    raise BridgeError(
+        f"cannot capture {title(module)}: it uses a tensor that requires a gradient and is neither an input nor a parameter of a "
+        "module that it mentions, and the program would take it for a constant; make it a parameter of the model, give it as an "
+        "input, or capture under torch.no_grad()"
     )
 
 

@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator
 from types import CellType, CodeType, FunctionType, ModuleType
 from typing import Any
 
+import torch
+
 from torchgraft.capturing.handlers import recovers
 from torchgraft.capturing.pictures import (
     CONTAINERS,
@@ -41,6 +43,9 @@ class OutsideState:
         self._allows_notes = allows_notes
         # Whether some function goes on after errors of torch's.
         self.recovers = False
+        # Tensors and modules among what the functions keep and mention.
+        self.tensors: list[torch.Tensor] = []
+        self.modules: list[torch.nn.Module] = []
         self._seen: set[int] = set()
         # (what it is called, where it is mentioned, its picture)
         self._pictures: list[tuple[str, SourceLine | None, Picture]] = []
@@ -100,6 +105,10 @@ class OutsideState:
                 self._watch_binding(vars(module), name, value, line)
                 self._watch_value(name, value, line)
 
+    def watch_object(self, name: str, value: Any) -> None:
+        """Watch what an object keeps."""
+        self._watch_object(name, value, None, 0)
+
     def _watch_binding(self, scope: dict[str, Any], name: str, value: Any, line: SourceLine | None) -> None:
         def restore() -> bool:
             if scope.get(name, _MISSING) is value:
@@ -116,12 +125,18 @@ class OutsideState:
                 self._watch_attributes(value, name, line)
         elif kind in CONTAINERS or is_users_class(kind):
             self._watch_object(name, value, line, 0)
+        elif isinstance(value, torch.Tensor):
+            self.tensors.append(value)
         elif (picture := None if isinstance(value, _PLAIN) else picture_of(value)) is not None:
             self._pictures.append((name, line, picture))
 
     def _watch_object(self, name: str, value: Any, line: SourceLine | None, depth: int) -> None:
         if id(value) in self._seen or depth > 4:
             return
+        if isinstance(value, torch.Tensor):
+            self.tensors.append(value)
+        elif isinstance(value, torch.nn.Module):
+            self.modules.append(value)
         content, pictures, held = holdings(value)
         if self._allows_notes and type(value) is FunctionType:
             notes = _notes(value)

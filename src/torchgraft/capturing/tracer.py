@@ -466,6 +466,7 @@ class Tracer(TracerBase):
         self._state = ModelState(self.submodule_paths)
         self._outside = OutsideState(_is_memo, allows_notes=True)
         self._outside.watch_class(type(self.root))
+        self._outside.watch_function(function)
         self._outside.watch_function(inspect.unwrap(function))
         return function, is_module
 

@@ -106,7 +106,7 @@ def check_inputs(expected: dict[str, Any], found: dict[str, Any], where: str) ->
 def _misfit(expected: Any, found: Any, path: str) -> tuple[str, str, str] | None:
     """Where a value differs from what is expected: the path, and both sides in words."""
     if expected is torch.Tensor:
-        return _misfit_of_tensor(found, path)
+        return misfit_of_tensor(found, path)
     if expected is int or expected is float:
         return None if type(found) is expected else (path, f"a number of type {expected.__name__}", _in_words(found))
     if isinstance(expected, Like):
@@ -121,7 +121,7 @@ def _misfit(expected: Any, found: Any, path: str) -> tuple[str, str, str] | None
     return None if same else (path, repr(expected), _in_words(found))
 
 
-def _misfit_of_tensor(found: Any, path: str) -> tuple[str, str, str] | None:
+def misfit_of_tensor(found: Any, path: str) -> tuple[str, str, str] | None:
     """A plain tensor is expected: none of a class of its own, which may be asked for, and without attributes."""
     if not isinstance(found, torch.Tensor) or not (is_plain(type(found)) or stands_in(type(found))):
         return path, "a tensor", _in_words(found)

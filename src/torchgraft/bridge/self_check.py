@@ -1,0 +1,126 @@
+"""An exported program beside its model on the example it was made from: what torch.export shows a model is not quite what it sees
+in eager (the classes of tensors, errors that it recovers from, torch.compiler.is_compiling()), and may have led it elsewhere.
+Other inputs are the business of the conditions in `input_guards.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from torchgraft.bridge.model_watch import OutsideWatch
+from torchgraft.bridge.refusals import title
+from torchgraft.capturing.example import copied_input
+from torchgraft.capturing.model_state import ModelState
+from torchgraft.capturing.surroundings import Surroundings
+from torchgraft.codegen.graph_module import GraphModule
+from torchgraft.errors import BridgeError
+from torchgraft.ir.guards import tensor_attributes
+from torchgraft.ir.modules import paths_of_modules
+
+_MOST_BYTES = 2**31
+# How far results may be apart that were computed in another order, by the precision of their numbers.
+_TOLERANCES = {torch.float64: 1e-6, torch.complex128: 1e-6, torch.float16: 5e-2, torch.bfloat16: 1e-1}
+
+
+def check_on_example(
+    module: torch.nn.Module, program: GraphModule, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
+    """Raise BridgeError if a program gives something else than the model on the example; both are left as they were.
+
+    Programs that draw random numbers are not run, nor are those of tensors without data, nor those of very large models: what
+    a run changes is put back from copies.
+    """
+    held = [*module.parameters(), *module.buffers()]
+    tensors = [value for value in (*held, *pytree.tree_leaves((args, kwargs))) if isinstance(value, torch.Tensor)]
+    is_large = sum(tensor.nbytes for tensor in held) > _MOST_BYTES
+    if is_large or not all(map(_has_data, tensors)) or _draws(program):
+        return
+    expected, error = _result(module, module, args, kwargs)
+    if error is not None:
+        return  # then there is nothing to compare with
+    found, error = _result(program, module, args, kwargs)
+    problem = f"it raises {type(error).__name__}: {error}" if error is not None else _difference(expected, found)
+    if problem is not None:
+        raise BridgeError(
+            f"cannot capture {title(module)}: on the example the exported program does not do what the model does: {problem}; "
+            "the model looks at something that is different while torch.export runs it (the class of a tensor, an error that it "
+            "recovers from, torch.compiler.is_compiling()); capture it at level 'function', which runs the model as it is"
+        )
+
+
+def _has_data(tensor: torch.Tensor) -> bool:
+    return tensor.device.type != "meta" and type(tensor) in (torch.Tensor, torch.nn.Parameter)
+
+
+def _draws(program: GraphModule) -> bool:
+    return any(
+        torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+        for part in program.modules()
+        if isinstance(part, GraphModule)
+        for node in part.graph.nodes
+    )
+
+
+def _result(
+    callee: Callable[..., Any], module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Any, Exception | None]:
+    """What a model or its program gives, or raises, with everything put back that it changed."""
+    paths = paths_of_modules(module)
+    state, surroundings = ModelState(paths), Surroundings(paths)
+    outside = OutsideWatch(module, vars(module).get("forward") or type(module).forward)
+    for inner in paths:
+        state.watch(inner)
+    for parameter in module.parameters():
+        surroundings.save(parameter)
+    copies: dict[int, Any] = {}
+    try:
+        return callee(*copied_input(args, copies), **copied_input(kwargs, copies)), None
+    except Exception as error:
+        return None, error
+    finally:
+        state.restore()
+        surroundings.restore()
+        outside.restore()
+
+
+def _difference(expected: Any, found: Any) -> str | None:
+    """The first thing in which two results differ, in words."""
+    first, second = pytree.tree_leaves(expected), pytree.tree_leaves(found)
+    if len(first) != len(second):
+        return f"it gives {len(second)} values instead of {len(first)}"
+    for number, (one, other) in enumerate(zip(first, second, strict=True), 1):
+        if isinstance(one, torch.Tensor) != isinstance(other, torch.Tensor):
+            return f"result {number} is a {type(other).__name__} instead of a {type(one).__name__}"
+        if isinstance(one, torch.Tensor) and not _same(one, other):
+            return f"result {number} is {_short(other)} instead of {_short(one)}"
+    return None
+
+
+def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    if (one.shape, one.dtype, one.requires_grad) != (other.shape, other.dtype, other.requires_grad):
+        return False
+    if tensor_attributes(one).keys() != tensor_attributes(other).keys():
+        return False
+    if one.layout is not torch.strided or not _has_data(one):
+        return True
+    if not _has_data(other):
+        return False
+    if not (one.is_floating_point() or one.is_complex()):
+        return torch.equal(one, other)
+    tolerance = _TOLERANCES.get(one.dtype, 1e-3)
+    scale = one.detach().abs().nan_to_num(posinf=0.0).max().item() if one.numel() else 0.0
+    return torch.allclose(one, other, rtol=tolerance, atol=tolerance * max(scale, 1e-6), equal_nan=True)
+
+
+def _short(tensor: torch.Tensor) -> str:
+    numbers = ", ".join(
+        [f"{value:.4g}" for value in tensor.detach().flatten()[:3].tolist() if not isinstance(value, complex)]
+    )
+    kind = f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
+    return (
+        f"{kind} [{numbers}{', ...' if tensor.numel() > 3 else ''}]{' with a gradient' if tensor.requires_grad else ''}"
+    )
