@@ -108,8 +108,10 @@ class Interference:
             if node.op in ("placeholder", "output"):
                 pieces[node] = {INPUTS}
                 continue
-            shared: set[Any] = {node}
-            for place in self._effects_of(node).shares:
+            places = self._effects_of(node).shares
+            # What is fetched has a name already, its path.
+            shared: set[Any] = set() if node.op == "get_attr" and places else {node}
+            for place in places:
                 shared |= pieces[place] if isinstance(place, Node) else {place}
             too_many = len(shared) > _PIECES_TOLD_APART or ANYTHING in shared
             pieces[node] = frozenset((ANYTHING,)) if too_many else shared

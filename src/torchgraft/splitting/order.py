@@ -172,6 +172,8 @@ class _Memory:
     def forget(self) -> None:
         self._writer: dict[Any, Node] = {}
         self._readers: dict[Any, list[Node]] = {}
+        # How many of those who may read anything the last writer of a piece comes after, and so whoever comes after it.
+        self._behind: dict[Any, int] = {}
 
     def meet(self, node: Node, writes: bool) -> list[Node]:
         """The earlier nodes that this one must not pass, which is then one of them itself."""
@@ -183,11 +185,15 @@ class _Memory:
             found = [self._writer[piece] for piece in (*touched, ANYTHING) if piece in self._writer]
         for piece in written:
             found += self._readers.pop(piece, ())
-        if written:
-            found += self._readers.get(ANYTHING, ())
-            if ANYTHING in written:
-                found += [reader for readers in self._readers.values() for reader in readers]
-                found += self._writer.values()
+        if ANYTHING in written:
+            found += [reader for readers in self._readers.values() for reader in readers]
+            found += self._writer.values()
+            self.forget()  # whoever comes after this node comes after all of them
+        elif written:
+            readers = self._readers.get(ANYTHING, [])
+            is_behind = ANYTHING in touched or written <= touched
+            found += readers[min(self._behind.get(piece, 0) for piece in written) if is_behind else 0 :]
+            self._behind.update(dict.fromkeys(written, len(readers)))
         for piece in touched:
             self._readers.setdefault(piece, []).append(node)
         for piece in written:

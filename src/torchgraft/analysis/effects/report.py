@@ -93,6 +93,10 @@ class ProgramEffects(Tabular):
         return Table("", ("node", "reads", "writes", "aliases", ""), rows, footer="\n".join(unknown))
 
 
+# A value that may share memory with more places than these may share it with anything; keeps long chains of "perhaps" linear.
+_TOLD_APART = 64
+
+
 def _some(names: tuple[str, ...], most: int = 2) -> str:
     """The first of many names, for a table; rows() has all."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
@@ -165,7 +169,7 @@ def _origins(node: Node, found: Effects, roots: dict[Node, frozenset[str]]) -> f
         shared |= roots[place] if isinstance(place, Node) else {_name(place)}
     if found.unknown:
         shared.add(OUTSIDE)
-    return frozenset(shared)
+    return frozenset(shared) if len(shared) <= _TOLD_APART else frozenset((OUTSIDE,))
 
 
 def _names(places: Any) -> tuple[str, ...]:
