@@ -357,3 +357,9 @@ def size_before_write(x: torch.Tensor) -> torch.Tensor:
     before = y.shape[0]
     y = torch.cat([y, y])
     return y[:before] * y.shape[0]
+
+
+@TRAPS.function("a size in the text of a condition", sizes=(5, 1))
+def text_of_condition(x: torch.Tensor) -> torch.Tensor:
+    assert f"{x.shape[0]}" in ("3", "5"), f"not {x.shape[0]}"
+    return x * 2

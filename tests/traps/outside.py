@@ -497,3 +497,50 @@ class WrittenThroughDict(nn.Module):
         vars(self)["calls"] += 1
         object.__setattr__(self, "calls", self.calls + 1)
         return x * self.calls
+
+
+@TRAPS.model("tensors made of one another")
+class TensorsSwapped(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        torch.utils.swap_tensors(self.weight, nn.Parameter(self.weight.detach() * 2))
+        return x * self.weight.detach()
+
+
+@TRAPS.model("a layer cast in forward")
+class CastInForward(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.linear.double()(x.double())
+        self.linear.float()
+        return y
+
+
+@TRAPS.model("weights loaded in forward")
+class LoadedInForward(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.second.load_state_dict({key: value * 0.5 for key, value in self.first.state_dict().items()})
+        return self.second(x)
+
+
+@TRAPS.model("a buffer removed and registered again")
+class RegisteredAgain(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("table", torch.zeros(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        before = self.table
+        del self.table
+        self.register_buffer("table", before + 1)
+        return x + self.table

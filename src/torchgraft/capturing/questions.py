@@ -236,7 +236,7 @@ def _running_call(code: CodeType, instruction: int) -> ast.Call | None:
 
 @functools.cache
 def _is_for_people(code: CodeType, line: int) -> bool:
-    """Whether a line raises, asserts, or calls something and drops the result (prints, logs, warns)."""
+    """Whether a line raises, or calls something and drops the result (prints, logs, warns)."""
     try:
         lines, first = inspect.getsourcelines(code)
         tree = ast.parse(textwrap.dedent("".join(lines)))
@@ -250,4 +250,4 @@ def _is_for_people(code: CodeType, line: int) -> bool:
     ]
     innermost = min(around, key=lambda item: (item.end_lineno or 0) - item.lineno, default=None)
     is_call = isinstance(innermost, ast.Expr) and isinstance(innermost.value, ast.Call)
-    return is_call or isinstance(innermost, (ast.Raise, ast.Assert))
+    return is_call or isinstance(innermost, ast.Raise)  # the text of an assertion is only made where it has failed

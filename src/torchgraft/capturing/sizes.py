@@ -121,11 +121,12 @@ class SymbolicNumber:
     bool_ = int_
 
 
-_MESSAGE = re.compile(r"(?:\b_assert\(|\braise \w+\(|^\s*assert )", re.MULTILINE)
+# Python makes the text of `assert` and `raise` only where something has failed; what is in one else is in its condition.
+_MESSAGE = re.compile(r"\b_assert\(")
 
 
 def _is_in_message() -> bool:
-    """Whether the user's line, or a call or statement that begins a few lines above it, gives a text to an assertion."""
+    """Whether the user's line, or a call that begins a few lines above it, gives a text to an assertion."""
     line = current_source_line()
     if line is None:
         return False

@@ -145,6 +145,7 @@ SWITCH_PATCHES = [
     _handed_to_thread(threading.Thread, "start"),
     _handed_to_thread(ThreadPoolExecutor, "submit"),
     Patch(TorchFunctionMode, "__enter__", _enter_function_mode),
+    _refused_in_forward(torch.utils, "swap_tensors", "it makes one tensor of another"),
     _refused_in_forward(TorchDispatchMode, "__enter__", "it changes what operators do"),
     _refused_in_forward(saved_tensors_hooks, "__enter__", "what it does to saved tensors happens in the backward"),
     *[
