@@ -76,10 +76,12 @@ def _captured(way: str) -> Callable[[Sequence[Row]], str]:
         if not attempts:
             return "not tried"
         captured = [attempt for attempt in attempts if attempt.captured]
-        other = [attempt for attempt in captured if attempt.verdicts.get("example") != EQUAL]
+        other = [attempt for attempt in captured if attempt.verdicts.get("example", EQUAL) != EQUAL]
+        stopped = [attempt for attempt in captured if "example" not in attempt.verdicts]
         uncached = sum("cache" in attempt.reasons for attempt in captured)
         text = f"{len(captured)} of {len(attempts)}"
         text += f", {uncached} without their cache" if uncached else ""
+        text += f", {len(stopped)} stopped before they were compared" if stopped else ""
         return text + (f", {len(other)} not equal on the example" if other else "")
 
     return count
