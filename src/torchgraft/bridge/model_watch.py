@@ -248,7 +248,7 @@ class SeedWatch:
         return self
 
     def _noted(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        if self.what is None and threading.get_ident() == self._owner:
+        if self.what is None and threading.get_ident() == self._owner and not _is_compiling(sys._getframe(1)):
             self.what = f"calls torch.{original.__name__}(){_at(current_source_line())}"
         return original(*args, **kwargs)
 
@@ -258,6 +258,15 @@ class SeedWatch:
 
 
 _SEEDS = ("manual_seed", "set_rng_state", "seed")
+
+
+def _is_compiling(frame: types.FrameType | None) -> bool:
+    """Whether torch's compiler is at work, for `torch.cond` say: it saves the state of random numbers, and puts it back."""
+    while frame is not None and not is_user_code(frame.f_code):
+        if frame.f_globals.get("__name__", "").startswith("torch._dynamo."):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _at(line: SourceLine | None) -> str:

@@ -21,6 +21,7 @@ from torchgraft.capturing.kinds import PARAMETER_PATCH, type_patches
 from torchgraft.capturing.memos import memo_patches
 from torchgraft.capturing.min_max import BUILTIN_PATCHES
 from torchgraft.capturing.mode_choices import choice_patches
+from torchgraft.capturing.mode_switches import has_own_train, only_switches
 from torchgraft.capturing.module_patches import MODULE_GETATTR, MODULE_PATCHES, TENSOR_ATTRIBUTE_PATCH
 from torchgraft.capturing.plain_numbers import call_ours, number_patches
 from torchgraft.capturing.reads import KeepWhole, RunAgain
@@ -252,6 +253,8 @@ def _watched_run(
                 result = function(*inputs.bound.args, **inputs.bound.kwargs)
                 output = _result(watcher, result)
                 watcher.unwatched(_write_objects, watcher)
+                # While what it may change of the model is still going to be put back.
+                switches = not has_own_train(watcher.paths) or watcher.unwatched(only_switches, watcher.root)
                 del result
         finally:
             active.tracer, watcher._checked_frame = previous, None
@@ -269,7 +272,8 @@ def _watched_run(
         whole = whole | {inner for module in watcher.ran_whole for inner in module.modules()}
     _refuse_unseen(watcher, [entry for entry in unseen if entry[0] not in whole])
     watcher.create_node("output", "output", (output,), {})
-    _guard_modes(watcher)
+    if not switches:
+        _guard_modes(watcher)
     _tidy(watcher)
     return GraphModule(watcher.root, watcher.graph, _program_name(function))
 
@@ -280,7 +284,7 @@ def _guard_modes(watcher: Watcher) -> None:
     called = {node._target for node in graph.find_nodes(op="call_module")}
     for module, path in watcher.paths.items():
         own: Any = type(module).train
-        if own is torch.nn.Module.train or own.__module__.startswith("torch.") or path in called:
+        if not has_own_train((module,)) or path in called:
             continue
         inside = [(inner, name) for inner, name in watcher.paths.items() if name in called and _is_in(name, path)]
         modes = [(module, path), *inside]

@@ -1,0 +1,106 @@
+"""What a `train()` of a model's own means for its program."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from torchgraft import GuardError, capture
+from torchgraft.capturing.mode_switches import has_own_train, only_switches
+
+
+class Plain(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.drop = nn.Linear(4, 4), nn.Dropout(0.5)
+        self.kernels, self.notes = False, []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.drop(self.linear(x))
+
+
+class Polite(Plain):
+    """As the models of transformers have it."""
+
+    def train(self, mode: bool = True) -> Any:
+        result = super().train(mode)
+        if self.kernels:
+            self.linear = nn.Identity()
+        return result
+
+
+class Frozen(Plain):
+    def train(self, mode: bool = True) -> Any:
+        super().train(mode)
+        self.drop.eval()
+        return self
+
+
+class Merging(Plain):
+    def train(self, mode: bool = True) -> Any:
+        if mode != self.training:
+            self.linear.weight.data += 1 if mode else -1
+        return super().train(mode)
+
+
+class Noting(Plain):
+    def train(self, mode: bool = True) -> Any:
+        self.mode = mode
+        return super().train(mode)
+
+
+class Failing(Plain):
+    def train(self, mode: bool = True) -> Any:
+        if mode:
+            raise ValueError("not to be trained")
+        return super().train(mode)
+
+
+def test_who_has_a_train_of_its_own() -> None:
+    assert not has_own_train([Plain(), nn.Linear(1, 1)])
+    assert has_own_train([nn.Linear(1, 1), Polite()])
+
+
+@pytest.mark.parametrize("kind", [Plain, Polite])
+def test_switching_only(kind: type[Plain]) -> None:
+    torch.manual_seed(0)
+    model, x = kind().eval(), torch.randn(3, 4)
+    assert only_switches(model)
+    program = capture(model, (x,))
+    model.train(), program.train()
+    torch.manual_seed(1)
+    expected = model(x)
+    torch.manual_seed(1)
+    assert torch.equal(program(x), expected)
+
+
+@pytest.mark.parametrize("kind", [Frozen, Merging, Noting, Failing])
+def test_switching_that_does_more_is_refused(kind: type[Plain]) -> None:
+    model, x = kind(), torch.randn(3, 4)
+    model = model if kind is Noting or kind is Failing else model.eval()
+    model.training = False
+    for module in model.children():
+        module.training = False
+    weight = model.linear.weight.detach().clone()
+    assert not only_switches(model)
+    program = capture(model, (x,))
+    assert torch.equal(model.linear.weight, weight) and not model.training and not model.drop.training
+    assert torch.equal(program(x), model(x))
+    with pytest.raises(GuardError, match=r"train\(\) of its own"):
+        program.train()(x)
+
+
+def test_what_a_switch_notes_in_a_list_is_put_back() -> None:
+    class Listing(Plain):
+        def train(self, mode: bool = True) -> Any:
+            self.notes.append(mode)
+            return super().train(mode)
+
+    model, x = Listing(), torch.randn(3, 4)
+    model.eval()
+    notes = list(model.notes)
+    program = capture(model, (x,))
+    assert model.notes == notes and torch.equal(program(x), model(x))
