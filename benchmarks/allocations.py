@@ -4,7 +4,9 @@ What is predicted is compared with this in `analysis.py` and in the tests.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import gc
+from collections.abc import Callable, Iterator
 
 import torch
 from torch.profiler import ProfilerActivity, profile
@@ -12,7 +14,7 @@ from torch.profiler import ProfilerActivity, profile
 
 def taken_on_cpu(action: Callable[[], object]) -> int:
     """The most bytes that were there at once beyond those before, from the profiler's record of every allocation."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+    with _garbage_left_alone(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
         action()
     events = [event for event in recorded.profiler.kineto_results.events() if event.name() == "[memory]"]
     live = peak = 0
@@ -25,8 +27,22 @@ def taken_on_cpu(action: Callable[[], object]) -> int:
 def taken_on_gpu(action: Callable[[], object]) -> int:
     """The same from the allocator of the GPU."""
     torch.cuda.synchronize()
-    before = torch.cuda.memory_allocated()
-    torch.cuda.reset_peak_memory_stats()
-    action()
-    torch.cuda.synchronize()
+    with _garbage_left_alone():
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        action()
+        torch.cuda.synchronize()
     return torch.cuda.max_memory_allocated() - before
+
+
+@contextlib.contextmanager
+def _garbage_left_alone() -> Iterator[None]:
+    """Tensors of earlier days that the collector found on the way would be taken off the account."""
+    gc.collect()
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
