@@ -24,17 +24,22 @@ def only_switches(root: torch.nn.Module) -> bool:
     """
     copies: dict[torch.nn.Module, torch.nn.Module] = {}
     copy = _stand_in(root, copies)
-    before = {module: _attributes(module) for module in copies.values()}
+    inside = {inner: dict(inner._modules) for inner in copies.values() if inner._modules}
     try:
         for mode in (not root.training, bool(root.training)):
             with _NoCalls():
                 copy.train(mode)
-            for module, attributes in before.items():
-                if module.__dict__["training"] is not mode or not _same(_attributes(module), attributes):
-                    return False
+            if any(stand_in.__dict__["training"] is not mode for stand_in in copies.values()):
+                return False
     except Exception:
         return False  # it wants to compute, or the stand-in is not enough for it
-    return True
+    return all(
+        _same(stand_in.__dict__, module.__dict__, _NOT_SHARED)
+        and _same(stand_in._parameters, module._parameters)
+        and _same(stand_in._buffers, module._buffers)
+        and _same(stand_in._modules, inside.get(stand_in, {}))
+        for module, stand_in in copies.items()
+    )
 
 
 class _NoCalls(TorchFunctionMode):
@@ -44,24 +49,26 @@ class _NoCalls(TorchFunctionMode):
         raise RuntimeError(f"{function} was called")
 
 
+_TABLES = ("_parameters", "_buffers", "_modules")
+_NOT_SHARED = frozenset({*_TABLES, "training"})
+
+
 def _stand_in(module: torch.nn.Module, copies: dict[torch.nn.Module, torch.nn.Module]) -> torch.nn.Module:
-    """A module of the same class with its own tables, and stand-ins for the modules inside."""
+    """A module of the same class with tables of its own, and stand-ins for the modules inside."""
     known = copies.get(module)
     if known is None:
         known = copies[module] = object.__new__(type(module))
-        known.__dict__.update(module.__dict__)
-        for name in ("_modules", "_parameters", "_buffers"):
-            known.__dict__[name] = dict(module.__dict__[name])
-        inside = {name: inner and _stand_in(inner, copies) for name, inner in module._modules.items()}
-        known.__dict__["_modules"] = inside
+        attributes = known.__dict__
+        attributes.update(module.__dict__)
+        for name in _TABLES:
+            attributes[name] = attributes[name].copy()
+        table = attributes["_modules"]
+        for name, inner in table.items():
+            if inner is not None:
+                table[name] = _stand_in(inner, copies)
     return known
 
 
-def _attributes(module: torch.nn.Module) -> dict[str, Any]:
-    tables = {name: dict(module.__dict__[name]) for name in ("_modules", "_parameters", "_buffers")}
-    plain = {name: value for name, value in module.__dict__.items() if name not in tables and name != "training"}
-    return plain | {f"{table}.{name}": value for table, values in tables.items() for name, value in values.items()}
-
-
-def _same(now: dict[str, Any], before: dict[str, Any]) -> bool:
-    return now.keys() == before.keys() and all(now[name] is value for name, value in before.items())
+def _same(now: dict[str, Any], before: dict[str, Any], besides: frozenset[str] = frozenset()) -> bool:
+    found = now.get
+    return len(now) == len(before) and all([found(name) is value or name in besides for name, value in before.items()])
