@@ -71,4 +71,4 @@ def _stand_in(module: torch.nn.Module, copies: dict[torch.nn.Module, torch.nn.Mo
 
 def _same(now: dict[str, Any], before: dict[str, Any], besides: frozenset[str] = frozenset()) -> bool:
     found = now.get
-    return len(now) == len(before) and all([found(name) is value or name in besides for name, value in before.items()])
+    return len(now) == len(before) and all(found(name) is value or name in besides for name, value in before.items())
