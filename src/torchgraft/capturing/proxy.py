@@ -58,16 +58,22 @@ def _compared_with_none(code: CodeType) -> frozenset[int]:
     return frozenset(found)
 
 
+_set = object.__setattr__
+
+
 class Proxy:
     """A value of the program being traced. Operators, methods, attributes and torch functions on it make nodes."""
+
+    node: Node
+    tracer: TracerBase
 
     def __init__(self, node: Node, tracer: TracerBase | None = None) -> None:
         if tracer is None:
             from torchgraft.capturing.tracer_base import GraphAppendingTracer
 
             tracer = GraphAppendingTracer(node.graph)
-        self.node = node
-        self.tracer = tracer
+        _set(self, "node", node)  # past our own `__setattr__`, which is for the model
+        _set(self, "tracer", tracer)
 
     def __repr__(self) -> str:
         self._refuse_text()
