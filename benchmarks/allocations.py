@@ -4,17 +4,19 @@ What is predicted is compared with this in `analysis.py` and in the tests.
 
 from __future__ import annotations
 
-import contextlib
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from torchgraft.capturing.active import paused_collection
+
 
 def taken_on_cpu(action: Callable[[], object]) -> int:
     """The most bytes that were there at once beyond those before, from the profiler's record of every allocation."""
-    with _garbage_left_alone(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+    gc.collect()  # what was there before and is found on the way would be taken off the account
+    with paused_collection, profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
         action()
     events = [event for event in recorded.profiler.kineto_results.events() if event.name() == "[memory]"]
     live = peak = 0
@@ -27,22 +29,10 @@ def taken_on_cpu(action: Callable[[], object]) -> int:
 def taken_on_gpu(action: Callable[[], object]) -> int:
     """The same from the allocator of the GPU."""
     torch.cuda.synchronize()
-    with _garbage_left_alone():
+    gc.collect()
+    with paused_collection:
         before = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
         action()
         torch.cuda.synchronize()
     return torch.cuda.max_memory_allocated() - before
-
-
-@contextlib.contextmanager
-def _garbage_left_alone() -> Iterator[None]:
-    """Tensors of earlier days that the collector found on the way would be taken off the account."""
-    gc.collect()
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()

@@ -5,7 +5,6 @@ torch takes some 70 microseconds to work out one call, a look-up and a new fake 
 from __future__ import annotations
 
 import functools
-import types
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -13,11 +12,7 @@ import torch
 
 from torchgraft.analysis.effects.operators import (
     ARITHMETIC,
-    Operator,
-    operator_of_function,
-    operator_of_method,
-    operator_of_overload,
-    operator_of_packet,
+    operator_of,
 )
 from torchgraft.analysis.fake import FakeTensor, FakeTensorMode, detached
 from torchgraft.interpreter import Interpreter
@@ -166,17 +161,9 @@ class FakeInterpreter(Interpreter):
 @functools.cache
 def _is_plain(op: str, target: Any) -> bool:
     """Whether the target is an operator of torch that only returns a tensor, the same for the same arguments."""
-    found: Operator | None = None
-    if op == "call_method":
-        found = operator_of_method(target) if hasattr(torch._C.TensorBase, target) else None
-    elif target in ARITHMETIC:
+    if op == "call_function" and target in ARITHMETIC:
         return True
-    elif isinstance(target, torch._ops.OpOverload):
-        found = operator_of_overload(target)
-    elif isinstance(target, torch._ops.OpOverloadPacket):
-        found = operator_of_packet(target)
-    elif isinstance(target, types.BuiltinFunctionType):
-        found = operator_of_function(target)
+    found = operator_of(op, target)
     return found is not None and bool(found.signatures) and found.is_plain
 
 

@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 from torchgraft.bridge.input_guards import FACTS
 from torchgraft.capturing.outside_state import OutsideState
 from torchgraft.capturing.parts import mutable_parts, parts_now, same_parts
-from torchgraft.ir.origin import SourceLine, current_source_line, is_user_code
+from torchgraft.ir.origin import SourceLine, at, current_source_line, is_user_code
 
 _CONTAINERS = (list, dict, set)
 # The tables that every module has: hooks, parameters, buffers, submodules. Tracers look after those themselves.
@@ -196,7 +196,7 @@ class GradientWatch(TorchFunctionMode):
         if name in FACTS and is_user_code(sys._getframe(1).f_code):
             self.asked.add(name)
         if self.random is None and kwargs and isinstance(kwargs.get("generator"), torch.Generator):
-            self.random = f"draws from a torch.Generator{_at(current_source_line())}"
+            self.random = f"draws from a torch.Generator{at(current_source_line())}"
         if self.what is None and not torch.compiler.is_dynamo_compiling():
             if func in _HOOKS:
                 self.what, self.line = "puts a hook on a tensor", current_source_line()
@@ -249,7 +249,7 @@ class SeedWatch:
 
     def _noted(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if self.what is None and threading.get_ident() == self._owner and not _is_compiling(sys._getframe(1)):
-            self.what = f"calls torch.{original.__name__}(){_at(current_source_line())}"
+            self.what = f"calls torch.{original.__name__}(){at(current_source_line())}"
         return original(*args, **kwargs)
 
     def __exit__(self, *error: Any) -> None:
@@ -267,10 +267,6 @@ def _is_compiling(frame: types.FrameType | None) -> bool:
             return True
         frame = frame.f_back
     return False
-
-
-def _at(line: SourceLine | None) -> str:
-    return f" at {line}" if line else ""
 
 
 class InputWatch:

@@ -11,12 +11,13 @@ import inspect
 import itertools
 import sys
 from collections.abc import Callable, Iterator
-from types import CellType, CodeType, FunctionType, ModuleType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 import torch
 
 from torchgraft.capturing.handlers import recovers
+from torchgraft.capturing.parts import closed_over
 from torchgraft.capturing.pictures import (
     CONTAINERS,
     Picture,
@@ -254,11 +255,8 @@ def codes_in(code: CodeType) -> Iterator[CodeType]:
 
 def _notes(function: FunctionType) -> list[int]:
     """The lists, by identity, that a function closes over and does nothing with but append."""
-    found = []
-    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        if cell != CellType() and type(cell.cell_contents) is list and _is_only_appended(function.__code__, name):
-            found.append(id(cell.cell_contents))
-    return found
+    found = closed_over(function).items()
+    return [id(value) for name, value in found if type(value) is list and _is_only_appended(function.__code__, name)]
 
 
 def _is_only_appended(code: CodeType, name: str) -> bool:

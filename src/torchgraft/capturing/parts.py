@@ -4,6 +4,7 @@ changed. The nodes of values are the business of `values.py`.
 
 from __future__ import annotations
 
+import contextlib
 from types import BuiltinFunctionType
 from typing import Any
 
@@ -14,6 +15,15 @@ from torchgraft.capturing.sizes import unwrapped
 from torchgraft.capturing.tracer_base import UNCHANGED_TYPES
 from torchgraft.ir.arguments import rebuild_tuple
 from torchgraft.ir.structures import attributes_of, has_attributes, set_attributes
+
+
+def closed_over(function: Any) -> dict[str, Any]:
+    """The variables that a function closes over, as far as they have values by now."""
+    found = {}
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        with contextlib.suppress(ValueError):
+            found[name] = cell.cell_contents
+    return found
 
 
 def parts_now(value: Any) -> dict[Any, Any]:

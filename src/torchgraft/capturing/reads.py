@@ -18,7 +18,7 @@ from torchgraft.capturing.sizes import SymbolicNumber, unwrapped, wrapped
 from torchgraft.capturing.tracer_base import TracerBase
 from torchgraft.ir.guards import check_value
 from torchgraft.ir.node import Node
-from torchgraft.ir.origin import asked_once, current_source_line, is_user_code
+from torchgraft.ir.origin import asked_once, at, current_source_line, is_user_code
 
 # Properties that say nothing about what a program computes.
 _UNGUARDED = frozenset({"_backward_hooks", "output_nr", "data", "_version"})
@@ -67,8 +67,7 @@ class RunAgain(BaseException):
 
 def at_line() -> str:
     """The user's line that is running, for the end of a sentence."""
-    line = current_source_line()
-    return f" at {line}" if line else ""
+    return at(current_source_line())
 
 
 class Reads(TracerBase):

@@ -11,7 +11,7 @@ import sysconfig
 from types import TracebackType
 
 from torchgraft.errors import GraftError, TraceError
-from torchgraft.ir.origin import SourceLine, is_user_code, source_line
+from torchgraft.ir.origin import is_user_code, line_of_error
 
 # How torch, Python and other libraries call the objects that stand for traced values.
 _STAND_INS = re.compile(r"\b(Parameter)?Proxy\b|\bTrainingFlag\b|torchgraft\.capturing|\b(not|type|of) '?Attribute\b")
@@ -38,7 +38,7 @@ def refusal_of(error: Exception) -> TraceError | None:
     is_about_types = isinstance(error, TypeError) and not _ARGUMENTS.search(str(error))
     if not is_about_types and not _STAND_INS.search(str(error)):
         return None
-    line = _user_line(error)
+    line = line_of_error(error)
     kind = (
         ConversionError
         if isinstance(error, TypeError)
@@ -64,13 +64,6 @@ def _entries(error: BaseException) -> list[TracebackType]:
         entries.append(entry)
         entry = entry.tb_next
     return entries
-
-
-def _user_line(error: BaseException) -> SourceLine | None:
-    for entry in reversed(_entries(error)):
-        if is_user_code(entry.tb_frame.f_code):
-            return source_line(entry.tb_frame.f_code, entry.tb_lasti)
-    return None
 
 
 def _is_raised_by_user(error: BaseException) -> bool:

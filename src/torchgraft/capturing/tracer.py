@@ -10,7 +10,7 @@ import inspect
 import math
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable
-from types import MethodType, ModuleType
+from types import FunctionType, MethodType, ModuleType
 from typing import Any, NoReturn
 
 import torch
@@ -22,6 +22,7 @@ from torchgraft.capturing.inputs import create_inputs
 from torchgraft.capturing.model_state import ModelState
 from torchgraft.capturing.module_patches import MODULE_PATCHES, ModuleForward, plain_mode, read_attribute
 from torchgraft.capturing.outside_state import OutsideState
+from torchgraft.capturing.parts import closed_over
 from torchgraft.capturing.proxy import ParameterProxy, Proxy, _proxyable_classes
 from torchgraft.capturing.questions import Questions
 from torchgraft.capturing.reads import asks_types, at_line
@@ -223,8 +224,10 @@ class Tracer(TracerBase):
             for name, value in vars(module).items():
                 if value is generator:
                     return self.create_node("get_attr", _join(prefix, name), (), {})
-        outside = [cell.cell_contents for cell in getattr(self._function, "__closure__", None) or ()]
-        if any(value is generator for value in [*outside, *getattr(self._function, "__globals__", {}).values()]):
+        outside = closed_over(self._function) if isinstance(self._function, FunctionType) else {}
+        if any(
+            value is generator for value in [*outside.values(), *getattr(self._function, "__globals__", {}).values()]
+        ):
             return self._constant("_generator", generator)
         raise TraceError(
             f"cannot trace a draw with a torch.Generator that is no attribute of the model{at_line()}: whether it is "

@@ -22,7 +22,7 @@ from torchgraft.ir.graph import Graph
 from torchgraft.ir.names import wish_of
 from torchgraft.ir.node import Argument, Node, Target
 from torchgraft.ir.origin import Scope as ScopeChain
-from torchgraft.ir.origin import current_source_line, module_stack, source_line, user_instruction
+from torchgraft.ir.origin import at, current_source_line, module_stack, source_line, user_instruction
 
 BASE_TYPES = (
     str, int, float, bool, complex, bytes, torch.dtype, torch.device, torch.memory_format, torch.layout,
@@ -217,7 +217,7 @@ class TracerBase:
         if isinstance(a, torch.SymInt | torch.SymFloat | torch.SymBool):
             return a
         error = UnsupportedArgument(
-            f"argument of type: {type(a)} cannot be part of a traced program{_at(current_source_line())}; pass numbers, strings, "
+            f"argument of type: {type(a)} cannot be part of a traced program{at(current_source_line())}; pass numbers, strings, "
             "tensors and containers of them, give the class an __fx_create_arg__ method, or override Tracer.create_arg"
         )
         raise self._remembered(error)
@@ -228,7 +228,7 @@ class TracerBase:
         if find_proxy(key) is not None:
             raise TraceError(
                 "Keys for dictionaries used as an argument cannot contain a Node. "
-                f"Got key: {key!r}{_at(current_source_line())}; use strings or numbers as keys"
+                f"Got key: {key!r}{at(current_source_line())}; use strings or numbers as keys"
             )
         return self.create_arg(key)
 
@@ -276,7 +276,7 @@ class TracerBase:
         maker = "an input of the program" if node._op == "placeholder" else f"made by {node.format_node()}"
         origin = f"; the value is {maker}" + (f" at {made}" if made and node._op != "placeholder" else "")
         error = kind(
-            f"cannot {action} a traced value: node '{node._name}'{_at(current_source_line())}{origin}"
+            f"cannot {action} a traced value: node '{node._name}'{at(current_source_line())}{origin}"
             f"{'; ' + reason if reason else ''}; {remedy}, "
             "or keep the surrounding module or function as a leaf (Tracer.is_leaf_module, torchgraft.wrap)"
         )
@@ -301,16 +301,12 @@ class TracerBase:
         return error
 
 
-def _at(line: Any) -> str:
-    return f" at {line}" if line else ""
-
-
 def _refuse_mutation(target: Target, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
     packet = getattr(torch.ops.aten, getattr(target, "__name__", ""), None)
     names = packet.overloads() if packet is not None and not isinstance(target, str) else []
     if names and any(getattr(packet, name)._schema.is_mutable for name in names) and target.__name__.endswith("_"):  # type: ignore[union-attr]
         raise TraceError(
-            f"Tried to trace mutable operation {target.__name__}{_at(current_source_line())}: "  # type: ignore[union-attr]
+            f"Tried to trace mutable operation {target.__name__}{at(current_source_line())}: "  # type: ignore[union-attr]
             "check_mutable_operations is set; use the out-of-place form"
         )
 

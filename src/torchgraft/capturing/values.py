@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from torchgraft.capturing.active import Beginning, active
-from torchgraft.capturing.parts import parts_now, same_parts, with_parts
+from torchgraft.capturing.parts import closed_over, parts_now, same_parts, with_parts
 from torchgraft.capturing.reads import KeepWhole, Reads, at_line
 from torchgraft.capturing.sizes import SymbolicNumber, unwrapped, wrapped
 from torchgraft.capturing.surroundings import Surroundings
@@ -294,8 +294,7 @@ class Values(Reads):
         if isinstance(function, FunctionType):
             if "<locals>" in function.__qualname__ and is_user_code(function.__code__):
                 return True  # made by this run, and a program with it could not be pickled
-            held = [cell.cell_contents for cell in function.__closure__ or () if _is_filled(cell)]
-            held += list(function.__defaults__ or ())
+            held = [*closed_over(function).values(), *(function.__defaults__ or ())]
         else:
             held = [*getattr(function, "args", ()), *(getattr(function, "keywords", None) or {}).values()]
             if not isinstance(function, (torch.nn.Module, type)) and has_attributes(function):
@@ -316,11 +315,3 @@ class Values(Reads):
 
 def _is_wrapped(tensor: torch.Tensor) -> bool:
     return torch._C._functorch.is_functorch_wrapped_tensor(tensor)
-
-
-def _is_filled(cell: Any) -> bool:
-    try:
-        cell.cell_contents  # noqa: B018
-    except ValueError:
-        return False
-    return True

@@ -6,13 +6,14 @@ from __future__ import annotations
 
 import functools
 import inspect
-from types import CellType, FunctionType
+from types import FunctionType
 from typing import Any
 
 import torch
 
 from torchgraft.capturing.example import bind, copied_input, placeholders
 from torchgraft.capturing.model_state import ModelState
+from torchgraft.capturing.parts import closed_over
 from torchgraft.capturing.surroundings import Surroundings
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.ir.graph import Graph
@@ -86,8 +87,7 @@ def modules_of(function: Any) -> torch.nn.Module:
     function = inspect.unwrap(function.func if isinstance(function, functools.partial) else function)
     if isinstance(function, FunctionType):
         code = function.__code__
-        cells = zip(code.co_freevars, function.__closure__ or (), strict=True)
-        found = {name: cell.cell_contents for name, cell in cells if cell != CellType()}
+        found = closed_over(function)
         found |= {name: function.__globals__[name] for name in code.co_names if name in function.__globals__}
         for name, value in found.items():
             if isinstance(value, torch.nn.Module) and value not in holder._modules.values():

@@ -123,6 +123,11 @@ def current_source_line() -> SourceLine | None:
     return source_line(*user_instruction(2))
 
 
+def at(line: SourceLine | None) -> str:
+    """A line for the end of a sentence, if there is one."""
+    return f" at {line}" if line else ""
+
+
 def line_of_error(error: BaseException) -> SourceLine | None:
     """The innermost line of the user's that an error came through.
 

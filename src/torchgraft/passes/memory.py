@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import bisect
 import operator
-import types
 from functools import cached_property
 from typing import Any
 
@@ -19,10 +18,7 @@ from torchgraft.analysis.effects import Effects, effects_of, is_impure
 from torchgraft.analysis.effects.operators import (
     ARITHMETIC,
     Operator,
-    operator_of_function,
-    operator_of_method,
-    operator_of_overload,
-    operator_of_packet,
+    operator_of,
 )
 from torchgraft.analysis.effects.state import INPUTS, Places, storage_of
 from torchgraft.analysis.effects.values import OUTSIDE
@@ -190,7 +186,7 @@ class Memory:
         try:
             return self._operators[node._op, node._target]
         except KeyError:
-            found = self._operators[node._op, node._target] = _operator(node)
+            found = self._operators[node._op, node._target] = operator_of(node._op, node._target)
             return found
         except TypeError:  # a callable object that cannot be a key
             return None
@@ -347,17 +343,6 @@ class Memory:
 def is_fixed(node: Node) -> bool:
     """Whether a node is a guard or an end of a region: it stays, and it stays where it is."""
     return node._op == "call_function" and (is_guard(node._target) or node._target in REGION_ENDS)
-
-
-def _operator(node: Node) -> Operator | None:
-    target = node._target
-    if node._op == "call_method":
-        return operator_of_method(target) if hasattr(torch._C.TensorBase, target) else None
-    if isinstance(target, torch._ops.OpOverload):
-        return operator_of_overload(target)
-    if isinstance(target, torch._ops.OpOverloadPacket):
-        return operator_of_packet(target)
-    return operator_of_function(target) if isinstance(target, types.BuiltinFunctionType) else None
 
 
 def _is_annotated(function: Any, home: str) -> bool:

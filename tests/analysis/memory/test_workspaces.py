@@ -17,6 +17,7 @@ from torchgraft import zoo
 from torchgraft.analysis.fake import fake_mode_of, fakes_in_optimizers, is_fake, on_device
 from torchgraft.analysis.memory import Call, memory, workspaces
 from torchgraft.analysis.memory.storages import Storages
+from torchgraft.capturing.active import paused_collection
 from torchgraft.errors import GraftError
 
 aten = torch.ops.aten
@@ -78,7 +79,7 @@ def test_calls_are_told_apart_by_everything_but_values() -> None:
 
 def test_the_memory_of_a_call_is_free_once_it_is_done_with() -> None:
     call = Call.of(aten.mm.default, (torch.ones(2, 3), torch.ones(3, 4)), {})
-    with workspaces._no_garbage_collected():
+    with paused_collection:
         assert not gc.isenabled()
         operands = call.operands()
         memory_of_first = weakref.ref(operands[0].untyped_storage())

@@ -8,19 +8,11 @@ import types
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-
 from torchgraft.analysis.effects.answers import Answers, submodule
 from torchgraft.analysis.effects.builtin_functions import DIAGNOSTICS, is_always_pure
 from torchgraft.analysis.effects.calls import declared_effects
 from torchgraft.analysis.effects.functions import Analysis
-from torchgraft.analysis.effects.operators import (
-    Operator,
-    operator_of_function,
-    operator_of_method,
-    operator_of_overload,
-    operator_of_packet,
-)
+from torchgraft.analysis.effects.operators import operator_of
 from torchgraft.analysis.effects.values import OUTSIDE, CannotTell, Findings, Local, Value, reachable
 
 
@@ -83,6 +75,7 @@ def is_impure(node: Any, impure_random: bool = True) -> bool:
 def effects_of(node: Any) -> Effects:
     """Everything that is known about the effects of a node.
 
+    >>> import torch
     >>> from torchgraft.ir.graph import Graph
     >>> graph = Graph()
     >>> x, y = graph.placeholder("x"), graph.placeholder("y")
@@ -164,21 +157,12 @@ def _may_return_nothing(node: Any) -> bool:
 def _remember_plain(node: Any) -> None:
     """Note that every call of the node's target is without effect, where that is so."""
     target = node.target
+    operator = operator_of(node.op, target)
     if node.op == "call_method":
-        operator = operator_of_method(target)
-        if operator is not None and hasattr(torch._C.TensorBase, target) and operator.is_plain:
+        if operator is not None and operator.is_plain:
             _plain_methods[target] = operator.written_keywords
     elif node.op == "call_function":
-        operator = _operator(target)
         if operator is not None and operator.is_plain:
             _plain[id(target)] = target, operator.written_keywords
         elif is_always_pure(target):
             _plain[id(target)] = target, frozenset()
-
-
-def _operator(target: Any) -> Operator | None:
-    if isinstance(target, torch._ops.OpOverload):
-        return operator_of_overload(target)
-    if isinstance(target, torch._ops.OpOverloadPacket):
-        return operator_of_packet(target)
-    return operator_of_function(target) if isinstance(target, types.BuiltinFunctionType) else None

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import functools
 import operator
+import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -239,6 +240,21 @@ def operator_of_packet(packet: torch._ops.OpOverloadPacket) -> Operator:
     """The operator of all overloads of a name."""
     overloads = [getattr(packet, name) for name in packet.overloads()]
     return Operator(str(packet), tuple(_signature(overload._schema, overload, overloads) for overload in overloads))
+
+
+def operator_of(op: str, target: Any) -> Operator | None:
+    """The operator of torch that a node with this opcode and target calls, or None.
+
+    >>> operator_of("call_method", "relu").is_plain, operator_of("call_function", len)
+    (True, None)
+    """
+    if op == "call_method":
+        return operator_of_method(target) if hasattr(torch._C.TensorBase, target) else None
+    if isinstance(target, torch._ops.OpOverload):
+        return operator_of_overload(target)
+    if isinstance(target, torch._ops.OpOverloadPacket):
+        return operator_of_packet(target)
+    return operator_of_function(target) if isinstance(target, types.BuiltinFunctionType) else None
 
 
 @functools.cache

@@ -4,9 +4,7 @@ What a call is measured for and where the bytes go in the books is decided in `p
 
 from __future__ import annotations
 
-import contextlib
-import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -14,6 +12,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from torchgraft.analysis.fake import active_fake_mode
+from torchgraft.capturing.active import paused_collection
 
 aten = torch.ops.aten
 
@@ -154,25 +153,13 @@ def _measure(call: Call, device: torch.device) -> int | None:
         with torch.no_grad(), torch.cuda.device(device):
             operands = call.operands()
             call.run(operands)  # the first time a library makes itself at home, and may try its algorithms
-            with _no_garbage_collected():
+            with paused_collection:  # tensors that Python frees meanwhile would be taken for the call's
                 torch.cuda.reset_peak_memory_stats()
                 before = _asked_for("current")
                 call.run(operands)
                 return _asked_for("peak") - before
     except RuntimeError:  # out of memory, or no kernel for it: the run itself would say so
         return None
-
-
-@contextlib.contextmanager
-def _no_garbage_collected() -> Iterator[None]:
-    """Tensors that Python frees meanwhile would be taken for the call's."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def _asked_for(when: str) -> int:
