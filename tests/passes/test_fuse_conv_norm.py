@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import torchgraft
 from tests.passes.contract import check_edit
@@ -447,6 +448,42 @@ def test_same_as_torch_fx():
     program = torchgraft.symbolic_trace(model)
     FuseConvNorm()(program)
     torch.testing.assert_close(program(x), theirs.fuse(model)(x), rtol=1e-10, atol=1e-8)
+
+
+class Operators(TorchDispatchMode):
+    """Notes every operator that runs with all that the choice of a kernel can depend on."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        leaves = torch.utils._pytree.tree_leaves((args, kwargs, result))
+        self.calls.append((func, [layout(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]))
+        return result
+
+
+def layout(tensor):
+    return tensor.shape, tensor.stride(), tensor.storage_offset(), tensor.dtype, tensor.data_ptr() % 64
+
+
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+def test_the_fused_network_runs_the_same_kernels_as_that_of_torch_fx(memory_format):
+    import torch.fx.experimental.optimization as theirs
+
+    model = zoo.create("resnet50").eval()
+    x = torch.randn(1, 3, 64, 64).to(memory_format=memory_format)
+    program = torchgraft.symbolic_trace(model)
+    FuseConvNorm()(program)
+    recorded = []
+    for network in (program, theirs.fuse(model)):
+        network.to(memory_format=memory_format)
+        with torch.no_grad(), Operators() as operators:
+            network(x)
+        recorded.append(operators.calls)
+    assert sum(func is torch.ops.aten.convolution.default for func, _ in recorded[0]) == 53
+    assert recorded[0] == recorded[1]
 
 
 def test_shapes_that_a_pass_has_noted_are_heeded() -> None:

@@ -69,7 +69,7 @@ class DryRun(FakeInterpreter):
         given = args if isinstance(args, dict) else inputs_of(program, args, kwargs)
         self.computes = compute
         self.mode: Any = contextlib.nullcontext()
-        module = _contents(program)
+        module = contents_of(program)
         if compute:
             module, self.inputs = copied_module(module), copied_inputs(given)
         else:
@@ -203,14 +203,6 @@ def _has_gradient(leaf: Any) -> bool:
     return isinstance(leaf, torch.Tensor) and leaf.requires_grad and leaf.grad_fn is not None
 
 
-def _contents(program: GraphModule) -> torch.nn.Module:
-    """A plain module with the parameters, submodules and constants of a program, so that its graph is not copied."""
-    holder = torch.nn.Module()
-    own = ("_graph", "_edit_hooks", "_deepcopy_hooks", "_edits", "meta")
-    holder.__dict__.update({name: value for name, value in program.__dict__.items() if name not in own})
-    return holder
-
-
 def _only_for_guards(graph: Graph) -> set[Node]:
     """The nodes whose value nothing but guards looks at."""
     found: set[Node] = set()
@@ -265,6 +257,19 @@ def inputs_of(program: GraphModule, args: tuple[Any, ...], kwargs: dict[str, Any
     if type(program.graph._codegen).process_inputs is not CodeGen.process_inputs:
         values = list(program.graph.process_inputs(*values))
     return dict(zip(nodes, values, strict=True))
+
+
+def contents_of(program: torch.nn.Module) -> torch.nn.Module:
+    """A plain module with the parameters, submodules and constants of a program, so that its graph need not be copied.
+
+    >>> import torchgraft
+    >>> contents_of(torchgraft.symbolic_trace(torch.nn.Linear(3, 4))).get_parameter("weight").shape
+    torch.Size([4, 3])
+    """
+    holder = torch.nn.Module()
+    own = ("_graph", "_edit_hooks", "_deepcopy_hooks", "_edits", "meta")
+    holder.__dict__.update({name: value for name, value in program.__dict__.items() if name not in own})
+    return holder
 
 
 def where(node: Node) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import importlib
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -25,6 +25,9 @@ from torch.utils import _pytree as pytree
 from torchgraft.errors import GraftError
 
 _fast_detach: Any = getattr(fake_impls, "fast_detach", None)  # nothing but speed depends on it
+
+_WITHOUT_TENSORS = frozenset({int, float, bool, str, type(None)})
+_TABLES = frozenset({dict, OrderedDict, set})
 
 # What torch raises when a result depends on values that a fake tensor has not.
 NeedsValues = (DataDependentOutputException, DynamicOutputShapeException)
@@ -218,5 +221,13 @@ def _tensors(trees: Iterable[Any]) -> Iterator[torch.Tensor]:
             yield leaf
         elif isinstance(leaf, torch.nn.Module):
             for module in leaf.modules():
-                attributes = [value for name, value in module.__dict__.items() if name != "_modules"]
+                attributes = [
+                    value for name, value in module.__dict__.items() if _may_hold(value) and name != "_modules"
+                ]
                 yield from (value for value in pytree.tree_leaves(attributes) if isinstance(value, torch.Tensor))
+
+
+def _may_hold(value: Any) -> bool:
+    """Not so are numbers and empty tables, of which a module has some twenty."""
+    cls = type(value)
+    return cls not in _WITHOUT_TENSORS and (cls not in _TABLES or len(value) > 0)

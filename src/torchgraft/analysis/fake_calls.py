@@ -1,19 +1,17 @@
-"""Calls of operators on fake tensors, remembered: the same call on tensors that look the same gives one that looks the same.
-torch takes some 70 microseconds to work out one call, a look-up and a new fake take 15. What a fake is is said in `fake.py`.
+"""Calls on fake tensors, remembered: the same call on tensors that look the same gives one that looks the same.
+torch takes some 70 microseconds to work out one operator, a look-up and a new fake take 15. What a fake is is said in `fake.py`.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
+from torch.nn.modules import module as torch_modules
 
-from torchgraft.analysis.effects.operators import (
-    ARITHMETIC,
-    operator_of,
-)
+from torchgraft.analysis.effects.operators import ARITHMETIC, operator_of
 from torchgraft.analysis.fake import FakeTensor, FakeTensorMode, detached
 from torchgraft.interpreter import Interpreter
 
@@ -28,10 +26,12 @@ class _Looks(NamedTuple):
     stride: tuple[int, ...]
     dtype: torch.dtype
     device: torch.device
+    history: Any
 
 
 class FakeCalls:
-    """What calls gave under one mode. Only calls without effects are remembered, and only results in memory of their own.
+    """What calls gave under one mode: operators without effects, and modules of torch.nn, which change no looks.
+    Results are remembered that are one tensor, either in memory of its own or the very one that was given.
 
     >>> from torchgraft.analysis.fake import fake_mode_of, fake_tree
     >>> mode = fake_mode_of()
@@ -43,7 +43,8 @@ class FakeCalls:
 
     def __init__(self, mode: FakeTensorMode) -> None:
         self._mode = mode
-        self._known: dict[Any, _Looks] = {}
+        # A result by its looks, or by its place among the tensors of the call.
+        self._known: dict[Any, _Looks | int] = {}
         # The newest fake that was made here, and the tensor without data that it was made of.
         self._newest: tuple[Any, Any] = (None, None)
 
@@ -52,25 +53,17 @@ class FakeCalls:
 
     def function(self, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """The result of a function on fakes."""
-        key = self._key("call_function", target, args, kwargs)
-        if key in self._known:
-            return self._make(self._known[key])
-        with self._mode:
-            return self._remember(key, target(*args, **kwargs), args, kwargs)
+        description = self._described("call_function", target, args, kwargs)
+        return self._result(description, lambda: target(*args, **kwargs))
 
     def method(self, target: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """The result of a method of the first of some fakes."""
-        key = self._key("call_method", target, args, kwargs)
-        if key in self._known:
-            return self._make(self._known[key])
-        with self._mode:
-            return self._remember(key, getattr(args[0], target)(*args[1:], **kwargs), args, kwargs)
+        description = self._described("call_method", target, args, kwargs)
+        return self._result(description, lambda: getattr(args[0], target)(*args[1:], **kwargs))
 
-    def _remember(self, key: Any, result: Any, args: Any, kwargs: Any) -> Any:
-        looks = None if key is None else self._looks(result)
-        if looks is not None and not _shares_memory(result, args, kwargs):
-            self._known[key] = looks
-        return result
+    def module(self, target: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """The result of a module whose tensors are fakes."""
+        return self._result(self._described_module(target, args, kwargs), lambda: target(*args, **kwargs))
 
     def snapshot(self, fake: Any) -> Any:
         """A fake of the same memory that stays as it is now, whatever is done to the shape of the given one."""
@@ -79,60 +72,37 @@ class FakeCalls:
             return FakeTensor(self._mode, bare, fake.fake_device)
         return detached(fake, self._mode)
 
-    def _key(self, op: str, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """What the look of the result depends on; None where that cannot be told, or somebody watches the calls."""
-        try:
-            if not _is_plain(op, target) or "out" in kwargs or not self._is_alone():
-                return None
-        except TypeError:  # a callable object that cannot be a key
-            return None
-        parts: list[Any] = [target, torch.get_default_dtype()]
-        if not self._describe(args, parts) or (kwargs and not self._describe(kwargs, parts)):
-            return None
-        return tuple(parts)
+    # ---- results ----
 
-    def _is_alone(self) -> bool:
-        if torch._C._len_torch_function_stack() or torch._C._is_any_autocast_enabled():
-            return False
-        depth = torch._C._len_torch_dispatch_stack()
-        return depth == 0 or (
-            depth == 1 and torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is self._mode
-        )
+    def _result(self, description: _Description | None, call: Callable[[], Any]) -> Any:
+        if description is None:
+            return self._worked_out(call)
+        key, tensors = tuple(description.parts), description.tensors
+        known = self._known.get(key)
+        if known is None:
+            result = self._worked_out(call)
+            if description.still_holds():
+                self._remember(key, result, tensors)
+            return result
+        if type(known) is int:
+            return tensors[known]
+        if known.history:  # type: ignore[union-attr]
+            return _Remembered.apply(self, known, description.looks, *tensors)
+        return self._make(known)  # type: ignore[arg-type]
 
-    def _describe(self, value: Any, parts: list[Any]) -> bool:
-        cls = type(value)
-        if cls is FakeTensor:
-            if not self._is_ordinary(value):
-                return False
-            parts += (value.dtype, value.shape, value.stride(), value.fake_device)
-            return True
-        if cls in _CONSTANTS:
-            parts += (cls, value)
-            return True
-        if isinstance(value, (tuple, list)):
-            parts += (cls, len(value))
-            return all(self._describe(item, parts) for item in value)
-        if isinstance(value, dict):
-            parts += (cls, *value)
-            return all(self._describe(item, parts) for item in value.values())
-        return False
+    def _worked_out(self, call: Callable[[], Any]) -> Any:
+        self._newest = None, None  # it may be written in place, and get another shape
+        with self._mode:
+            return call()
 
-    def _is_ordinary(self, fake: FakeTensor) -> bool:
-        """Whether shape, strides, type and device are all that there is to say about a tensor."""
-        return (
-            fake.fake_mode is self._mode
-            and self._mode.shape_env is None
-            and fake.constant is None
-            and fake.layout is torch.strided
-            and not (fake.requires_grad and torch.is_grad_enabled())
-            and not fake.is_inference()
-            and not (fake.is_quantized or fake.is_conj() or fake.is_neg())
-        )
-
-    def _looks(self, result: Any) -> _Looks | None:
-        if type(result) is not FakeTensor or result.requires_grad or not self._is_ordinary(result):
-            return None
-        return _Looks(tuple(result.shape), result.stride(), result.dtype, result.fake_device)
+    def _remember(self, key: Any, result: Any, tensors: list[torch.Tensor]) -> None:
+        place = next((place for place, tensor in enumerate(tensors) if tensor is result), None)
+        if place is not None:
+            self._known[key] = place
+        elif type(result) is FakeTensor and _is_ordinary(result, self._mode) and not _shares_memory(result, tensors):
+            self._known[key] = _Looks(
+                tuple(result.shape), result.stride(), result.dtype, result.fake_device, result.requires_grad
+            )
 
     def _make(self, looks: _Looks) -> FakeTensor:
         with torch._C._DisableTorchDispatch():
@@ -140,6 +110,99 @@ class FakeCalls:
         fake = FakeTensor(self._mode, bare, looks.device)
         self._newest = fake, bare
         return fake
+
+    # ---- what the looks of a result depend on; None where that cannot be told, or somebody watches the calls ----
+
+    def _described(self, op: str, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> _Description | None:
+        try:
+            if not _is_plain(op, target) or "out" in kwargs or not self._is_alone():
+                return None
+        except TypeError:  # a callable object that cannot be a key
+            return None
+        description = _Description(self._mode, target)
+        return description if description.add(args) and (not kwargs or description.add(kwargs)) else None
+
+    def _described_module(
+        self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> _Description | None:
+        cls = type(module)
+        if not cls.__module__.startswith("torch.nn.modules.") or not self._is_alone():
+            return None
+        if torch_modules._has_any_global_hook():
+            return None
+        description = _Description(self._mode, cls)
+        # Tables of hooks and of submodules are in there too: one that is not empty has no description.
+        if not description.add(args) or not description.add(module.__dict__):
+            return None
+        return description if not kwargs or description.add(kwargs) else None
+
+    def _is_alone(self) -> bool:
+        if torch._C._len_torch_function_stack() or torch._C._is_any_autocast_enabled():
+            return False
+        if torch._C._are_functorch_transforms_active():
+            return False
+        depth = torch._C._len_torch_dispatch_stack()
+        return depth == 0 or (
+            depth == 1 and torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is self._mode
+        )
+
+
+class _Description:
+    """A call in words that can be compared: its target, constants and the looks of its tensors, which are kept beside."""
+
+    __slots__ = ("looks", "mode", "parts", "tensors", "tracks")
+
+    def __init__(self, mode: FakeTensorMode, target: Any) -> None:
+        self.mode = mode
+        self.tracks = torch.is_grad_enabled()
+        self.parts: list[Any] = [target, torch.get_default_dtype(), self.tracks]
+        self.tensors: list[Any] = []
+        self.looks: list[tuple[Any, ...]] = []
+
+    def add(self, value: Any) -> bool:
+        """Describe a value; False where there are no words for it."""
+        cls = type(value)
+        if cls in _CONSTANTS:
+            self.parts += (cls, value)
+            return True
+        if cls is FakeTensor:
+            if not _is_ordinary(value, self.mode):
+                return False
+            looks = self._looks_of(value)
+            self.tensors.append(value)
+            self.looks.append(looks)
+            self.parts.append(looks)
+            return True
+        if isinstance(value, (tuple, list)):
+            self.parts += (cls, len(value))
+            return all(self.add(item) for item in value)
+        if isinstance(value, dict):
+            self.parts += (cls, *value)
+            return all(self.add(item) for item in value.values())
+        return cls is set and not value
+
+    def still_holds(self) -> bool:
+        """Whether all tensors look as they did when this was written."""
+        return self.looks == [self._looks_of(tensor) for tensor in self.tensors]
+
+    def _looks_of(self, tensor: Any) -> tuple[Any, ...]:
+        # A leaf that has gradients cannot be written in place.
+        history = self.tracks and (tensor.requires_grad, tensor.is_leaf)
+        return tensor.shape, tensor.stride(), tensor.dtype, tensor.fake_device, history
+
+
+class _Remembered(torch.autograd.Function):
+    """A result with a history: whatever it was made of gets gradients, without data as well."""
+
+    @staticmethod
+    def forward(ctx: Any, calls: FakeCalls, result: _Looks, given: list[Any], *tensors: torch.Tensor) -> torch.Tensor:
+        ctx.calls, ctx.given = calls, given
+        return calls._make(result)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        wanted = zip(ctx.given, ctx.needs_input_grad[3:], strict=True)
+        return None, None, None, *[ctx.calls._make(_Looks(*looks)) if needed else None for looks, needed in wanted]
 
 
 class FakeInterpreter(Interpreter):
@@ -157,6 +220,12 @@ class FakeInterpreter(Interpreter):
             return getattr(args[0], target)(*args[1:], **kwargs)
         return self.calls.method(target, args, kwargs)
 
+    def call_module(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The result of a submodule."""
+        if self.calls is None:
+            return super().call_module(target, args, kwargs)
+        return self.calls.module(self.fetch_attr(target), args, kwargs)
+
 
 @functools.cache
 def _is_plain(op: str, target: Any) -> bool:
@@ -167,7 +236,18 @@ def _is_plain(op: str, target: Any) -> bool:
     return found is not None and bool(found.signatures) and found.is_plain
 
 
-def _shares_memory(result: torch.Tensor, args: Any, kwargs: Any) -> bool:
-    given = [leaf for leaf in torch.utils._pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+def _is_ordinary(fake: FakeTensor, mode: FakeTensorMode) -> bool:
+    """Whether looks and gradients are all that there is to say about a tensor."""
+    return (
+        fake.fake_mode is mode
+        and mode.shape_env is None
+        and fake.constant is None
+        and fake.layout is torch.strided
+        and not fake.is_inference()
+        and not (fake.is_quantized or fake.is_conj() or fake.is_neg())
+    )
+
+
+def _shares_memory(result: torch.Tensor, tensors: list[Any]) -> bool:
     memory = result.untyped_storage()._cdata
-    return any(leaf.untyped_storage()._cdata == memory for leaf in given)
+    return any(tensor.untyped_storage()._cdata == memory for tensor in tensors)

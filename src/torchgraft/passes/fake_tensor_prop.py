@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from torchgraft.analysis.dry_run import contents_of
 from torchgraft.analysis.fake import fake_mode_of, fake_module, fake_tensor, fake_tree
 from torchgraft.analysis.fake_calls import FakeCalls, FakeInterpreter
 from torchgraft.ir.arguments import map_aggregate
@@ -32,7 +33,7 @@ class FakeTensorProp(FakeInterpreter):
     def __init__(self, module: Any, mode: Any = None) -> None:
         self._mode = mode if mode is not None else fake_mode_of(module)
         self.calls: FakeCalls = FakeCalls(self._mode)
-        super().__init__(fake_module(module, self._mode), graph=module.graph)
+        super().__init__(fake_module(contents_of(module), self._mode), graph=module.graph)
 
     def run_node(self, n: Node) -> Any:
         """Work out one value and note a fake of it."""

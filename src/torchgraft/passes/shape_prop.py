@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from torchgraft.analysis.dry_run import where
+from torchgraft.analysis.dry_run import contents_of, where
 from torchgraft.analysis.fake import active_fake_mode, fake_module, fake_tree
 from torchgraft.analysis.fake_calls import FakeCalls, FakeInterpreter
 from torchgraft.analysis.shapes.metadata import TensorMetadata, tensor_metadata, tree_metadata
@@ -34,8 +34,10 @@ class ShapeProp(FakeInterpreter):
         super().__init__(gm)
         self.real_module = self.module
         self.fake_mode = fake_mode if fake_mode is not None else active_fake_mode()
-        self.fake_module = None if self.fake_mode is None else fake_module(self.module, self.fake_mode)
-        self.calls = None if self.fake_mode is None else FakeCalls(self.fake_mode)
+        self.fake_module: Any = None
+        if self.fake_mode is not None:
+            self.fake_module = fake_module(contents_of(self.module), self.fake_mode)
+            self.calls = FakeCalls(self.fake_mode)
 
     def run_node(self, n: Node) -> Any:
         """Compute one value and note what it looks like."""
@@ -54,11 +56,13 @@ class ShapeProp(FakeInterpreter):
         return result
 
     def _run_on_fakes(self, n: Node) -> Any:
-        assert self.fake_mode is not None and self.fake_module is not None
+        assert self.fake_mode is not None
         if n._op in ("call_function", "call_method"):
             return super().run_node(n)  # `calls` knows the mode
         self.module = self.fake_module
         try:
+            if n._op == "call_module":
+                return super().run_node(n)
             with self.fake_mode:
                 return super().run_node(n)
         finally:
