@@ -9,6 +9,7 @@ import builtins
 import gc
 import threading
 from collections.abc import Callable, Iterable
+from operator import is_
 from types import FunctionType
 from typing import Any
 
@@ -166,13 +167,15 @@ class CodePatch:
 class NamespacePatch:
     """Many replaced entries of one dictionary, put in place and back together."""
 
-    __slots__ = ("holder", "originals", "previous", "replacements", "users")
+    __slots__ = ("_expected", "holder", "originals", "previous", "replacements", "users")
 
     def __init__(self, holder: dict[str, Any], replacements: dict[str, Callable[..., Any]]) -> None:
         self.holder = holder
         self.replacements = replacements
         self.originals = self.previous = {name: holder[name] for name in replacements}
         self.users = 0
+        # What was there when the replacements were last told what to fall back to.
+        self._expected: tuple[Any, ...] | None = None
 
     def acquire(self) -> None:
         """Put the replacements in place if they are not."""
@@ -185,9 +188,12 @@ class NamespacePatch:
     def put_in_place(self) -> None:
         """Put the replacements there; the lock is held."""
         # Usually the originals; but torch.fx may be tracing around us and have put its own there.
-        self.previous = {name: self.holder.get(name, value) for name, value in self.originals.items()}
-        for name, value in self.previous.items():
-            self.replacements[name].__torchgraft_fallback__[0] = value  # type: ignore[attr-defined]
+        now = tuple(map(self.holder.get, self.originals))
+        if self._expected is None or not all(map(is_, now, self._expected)):
+            self.previous = {name: self.holder.get(name, value) for name, value in self.originals.items()}
+            for name, value in self.previous.items():
+                self.replacements[name].__torchgraft_fallback__[0] = value  # type: ignore[attr-defined]
+            self._expected = now
         self.holder.update(self.replacements)
 
     def take_away(self) -> None:

@@ -15,7 +15,7 @@ from types import CodeType, FunctionType
 from typing import Any, ClassVar
 
 from torchgraft.capturing.active import CodePatch
-from torchgraft.capturing.outside_state import codes_in
+from torchgraft.capturing.mentions import codes_in
 from torchgraft.ir.origin import is_user_code
 
 _FUTURES = functools.reduce(

@@ -13,8 +13,8 @@ from typing import Any, ClassVar
 
 from torchgraft.capturing.active import CodePatch
 from torchgraft.capturing.changed_code import Change, changed_patch
+from torchgraft.capturing.mentions import reached
 from torchgraft.capturing.module_patches import TrainingFlag
-from torchgraft.capturing.outside_state import reached
 
 _PLACE = "torchgraft chooses"
 
@@ -34,7 +34,7 @@ def choice_patches(classes: Iterable[type]) -> list[CodePatch]:
     """Patches of the methods of some module classes that choose by the mode; no others."""
     found: dict[int, CodePatch] = {}
     for cls in classes:
-        for function in reached(cls)[0]:
+        for function in reached(cls).functions:
             patch = (
                 _patch_of(function) if "training" in function.__code__.co_names or id(function) in _patches else None
             )

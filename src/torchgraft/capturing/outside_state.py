@@ -1,23 +1,29 @@
 """What a traced function may change outside of its model: class attributes, global variables, and what those hold.
-Only what the code that runs mentions is looked at. The model's own attributes are the business of `model_state.py`.
+Only what the code that runs mentions (`mentions.py`) is looked at; the model's own attributes are in `model_state.py`.
 """
 
 from __future__ import annotations
 
 import contextlib
-import dis
-import functools
 import inspect
-import itertools
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 import torch
 
-from torchgraft.capturing.handlers import recovers
-from torchgraft.capturing.parts import closed_over
+from torchgraft.capturing.mentions import (
+    PLAIN,
+    ClassTable,
+    codes_in,
+    is_of_library,
+    is_users,
+    keeps_something,
+    mentions_of,
+    notes_of,
+    reached,
+    table_of,
+)
 from torchgraft.capturing.pictures import (
     CONTAINERS,
     Picture,
@@ -26,13 +32,9 @@ from torchgraft.capturing.pictures import (
     picture_of,
     picture_of_container,
 )
-from torchgraft.ir.origin import SourceLine, asked_once, is_user_code, source_line
+from torchgraft.ir.origin import SourceLine, is_user_code
 
 _MISSING = object()
-_LIBRARIES = ("torch", "torchgraft", "builtins", "typing", "abc")
-_PLAIN = (int, float, str, bool, bytes, complex, type(None))
-_ATTRIBUTES = (*_PLAIN, tuple)
-_NOT_USERS = frozenset({"torch", "torchgraft", "numpy", *sys.stdlib_module_names}) - {"__main__"}
 
 
 class OutsideState:
@@ -56,12 +58,12 @@ class OutsideState:
         if id(cls) in self._seen:
             return
         self._seen.add(id(cls))
-        functions, names = reached(cls)
-        for base in cls.__mro__:
+        reach = reached(cls)
+        for base in reach.bases:
             # Of the bases, which may be large, only what is mentioned.
-            if _is_users(base) and (base is cls or id(base) not in self._seen):
-                self._watch_attributes(base, base.__qualname__, None, None if base is cls else names)
-        for function in functions:
+            if base is cls or id(base) not in self._seen:
+                self._watch_attributes(base, base.__qualname__, None, None if base is cls else reach.names)
+        for function in reach.functions:
             self.watch_function(function)
 
     def watch_function(self, function: Any) -> None:
@@ -73,23 +75,25 @@ class OutsideState:
             function = function if isinstance(function, FunctionType) else vars(type(function)).get("__call__")
         if not isinstance(function, FunctionType) or not is_user_code(function.__code__):
             return
-        if function.__closure__ or function.__defaults__ or function.__kwdefaults__ or function.__dict__:
+        if keeps_something(function):
             self._watch_object(f"what {function.__name__} keeps", function, None, 0)
         if id(function.__code__) in self._seen:
             return
         self._seen.add(id(function.__code__))
-        self.recovers = self.recovers or recovers(function.__code__)
-        scope = function.__globals__
         for cell in function.__closure__ or ():
             with contextlib.suppress(ValueError):  # a variable that has no value yet
                 if isinstance(cell.cell_contents, FunctionType):
                     self.watch_function(cell.cell_contents)
-        for name, is_assigned, line in _mentioned(function.__code__):
+        mentions, scope = mentions_of(function), function.__globals__
+        self.recovers = self.recovers or mentions.recovers
+        for mentioned in mentions.functions:
+            self.watch_function(mentioned)
+        for name, is_assigned, line in mentions.others:
             value = scope.get(name, _MISSING)
             if is_assigned:
                 self._watch_binding(scope, name, value, line)
             wrapped = getattr(value, "__wrapped__", value) if callable(value) else value
-            if isinstance(wrapped, FunctionType) and _home(wrapped.__module__) not in _NOT_USERS:
+            if isinstance(wrapped, FunctionType) and not is_of_library(wrapped.__module__):
                 self.watch_function(wrapped)
             elif isinstance(value, ModuleType):
                 self._watch_module(value, function.__code__, line)
@@ -98,7 +102,7 @@ class OutsideState:
 
     def _watch_module(self, module: ModuleType, code: CodeType, line: SourceLine | None) -> None:
         """Watch the variables of another Python module that a function may mention."""
-        if _home(module.__name__) in _NOT_USERS:
+        if is_of_library(module.__name__):
             return
         for name in {mentioned for inner in codes_in(code) for mentioned in inner.co_names}:
             value = vars(module).get(name, _MISSING)
@@ -122,13 +126,13 @@ class OutsideState:
     def _watch_value(self, name: str, value: Any, line: SourceLine | None) -> None:
         kind: Any = type(value)
         if isinstance(value, type):
-            if id(value) not in self._seen and _home(value.__module__) not in _NOT_USERS and _is_users(value):
+            if id(value) not in self._seen and not is_of_library(value.__module__) and is_users(value):
                 self._watch_attributes(value, name, line)
         elif kind in CONTAINERS or is_users_class(kind):
             self._watch_object(name, value, line, 0)
         elif isinstance(value, torch.Tensor):
             self.tensors.append(value)
-        elif (picture := None if isinstance(value, _PLAIN) else picture_of(value)) is not None:
+        elif (picture := None if isinstance(value, PLAIN) else picture_of(value)) is not None:
             self._pictures.append((name, line, picture))
 
     def _watch_object(self, name: str, value: Any, line: SourceLine | None, depth: int) -> None:
@@ -140,7 +144,7 @@ class OutsideState:
             self.modules.append(value)
         content, pictures, held = holdings(value)
         if self._allows_notes and type(value) is FunctionType:
-            notes = _notes(value)
+            notes = notes_of(value)
             held = [item for item in held if id(item) not in notes]
         self._seen.add(id(value))
         if content is not None:
@@ -150,7 +154,8 @@ class OutsideState:
         self._pictures += [(name, line, picture) for picture in pictures]
         inside = content.values() if isinstance(content, dict) else content or ()
         for item in (*inside, *held):
-            if not isinstance(item, _PLAIN):
+            is_bare = isinstance(item, PLAIN) or (type(item) is FunctionType and not keeps_something(item))
+            if not is_bare:
                 self._watch_object(name, item, line, depth + 1)
 
     def _watch_attributes(
@@ -158,23 +163,15 @@ class OutsideState:
     ) -> None:
         """Watch the attributes of a class, or those of certain names."""
         self._seen.add(id(cls))
-        before = _plain_attributes(cls, names)
+        before = table_of(cls)
 
         def restore() -> bool:
-            now = _plain_attributes(cls, names)
-            if now == before:
-                return False
-            for key in now.keys() - before.keys():
-                delattr(cls, key)
-            for key, value in before.items():
-                if vars(cls).get(key, _MISSING) is not value:
-                    setattr(cls, key, value)
-            return True
+            return not before.still_holds(cls) and _put_back(cls, before.plain(names), names)
 
         self._pictures.append((name, line, restore))
-        for key in vars(cls).keys() if names is None else names & vars(cls).keys():
-            value = vars(cls)[key]
-            if type(value) in CONTAINERS and not key.startswith("__") and id(value) not in self._seen:
+        for key in before.containers:
+            value = before.content[key]
+            if (names is None or key in names) and id(value) not in self._seen:
                 self._seen.add(id(value))
                 self._pictures.append((f"{name}.{key}", line, picture_of_container(value, self._is_memo)))
 
@@ -184,98 +181,13 @@ class OutsideState:
         return changed[0] if changed else None
 
 
-def _home(name: str | None) -> str:
-    return (name or "").split(".")[0]
-
-
-@functools.lru_cache(maxsize=4096)
-def _is_users(cls: Any) -> bool:
-    # The class of a graph module holds its code, which is made when it is first needed.
-    return _home(cls.__module__) not in _LIBRARIES and "_shared_class" not in vars(cls)
-
-
-def _plain_attributes(cls: type, names: frozenset[str] | None) -> dict[str, Any]:
-    table = vars(cls)
-    wanted = table.keys() if names is None else names & table.keys()
-    return {name: table[name] for name in wanted if isinstance(table[name], _ATTRIBUTES) and name[:2] != "__"}
-
-
-# Methods that Python calls when nobody mentions them.
-_ENTRIES = (
-    "forward",
-    "__call__",
-    "__getattr__",
-    "__getattribute__",
-    "__setattr__",
-    "__getitem__",
-    "__iter__",
-    "__len__",
-)
-_reach: dict[type, tuple[Any, tuple[FunctionType, ...], frozenset[str]]] = {}
-
-
-def reached(cls: type) -> tuple[tuple[FunctionType, ...], frozenset[str]]:
-    """The methods that a call of a module may come through, as far as names show, and every name they mention."""
-    forward = getattr(cls, "forward", None)
-    known = _reach.get(cls)
-    if known is None or known[0] is not forward:
-        if len(_reach) > 10_000:
-            _reach.clear()
-        known = _reach[cls] = forward, *_find_reached(cls)
-    return known[1:]
-
-
-def _find_reached(cls: type) -> tuple[tuple[FunctionType, ...], frozenset[str]]:
-    found: dict[FunctionType, None] = {}
-    names: set[str] = set()
-    pending = list(_ENTRIES)
-    while pending:
-        name = pending.pop()
-        if name in names:
-            continue
-        names.add(name)
-        base = next((base for base in cls.__mro__ if name in vars(base)), None)
-        if base is None or not _is_users(base):
-            continue
-        value = vars(base)[name]
-        function = getattr(value, "fget", None) or inspect.unwrap(getattr(value, "__func__", value))
-        if isinstance(function, FunctionType):
-            found[function] = None
-            pending += [mentioned for code in codes_in(function.__code__) for mentioned in code.co_names]
-    return tuple(found), frozenset(names)
-
-
-def codes_in(code: CodeType) -> Iterator[CodeType]:
-    """A code object and those of the functions inside it."""
-    yield code
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from codes_in(constant)
-
-
-def _notes(function: FunctionType) -> list[int]:
-    """The lists, by identity, that a function closes over and does nothing with but append."""
-    found = closed_over(function).items()
-    return [id(value) for name, value in found if type(value) is list and _is_only_appended(function.__code__, name)]
-
-
-def _is_only_appended(code: CodeType, name: str) -> bool:
-    for current in codes_in(code):
-        listing = [item for item in dis.get_instructions(current) if item.opname not in ("CACHE", "PUSH_NULL")]
-        for item, following in itertools.pairwise(listing):
-            if item.argval == name and "DEREF" in item.opname and following.argval != "append":
-                return False
+def _put_back(cls: type, before: dict[str, Any], names: frozenset[str] | None) -> bool:
+    now = ClassTable(cls).plain(names)
+    if now == before:
+        return False
+    for key in now.keys() - before.keys():
+        delattr(cls, key)
+    for key, value in before.items():
+        if vars(cls).get(key, _MISSING) is not value:
+            setattr(cls, key, value)
     return True
-
-
-@asked_once
-def _mentioned(code: CodeType) -> list[tuple[str, bool, SourceLine | None]]:
-    """The global names in a function and the functions inside it: whether each is assigned, and the line that says so."""
-    found: dict[str, tuple[bool, SourceLine | None]] = {}
-    for current in codes_in(code):
-        for item in dis.get_instructions(current):
-            if item.opname in ("LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL", "DELETE_GLOBAL"):
-                is_assigned = item.opname not in ("LOAD_GLOBAL", "LOAD_NAME")
-                if item.argval not in found or (is_assigned and not found[item.argval][0]):
-                    found[item.argval] = (is_assigned, source_line(current, item.offset))
-    return [(name, *details) for name, details in found.items()]

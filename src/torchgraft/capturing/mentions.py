@@ -1,0 +1,236 @@
+"""What code mentions: the global names of a function, the methods that a call of a module may come through, the attributes of
+classes. All of it is found once and stays true as long as the names stand for the same objects.
+Which of it is pictured before a run, and put back after it, is decided in `outside_state.py`.
+"""
+
+from __future__ import annotations
+
+import dis
+import functools
+import inspect
+import itertools
+import sys
+from collections.abc import Iterator
+from operator import is_
+from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
+from typing import Any
+
+from torchgraft.capturing.handlers import recovers
+from torchgraft.capturing.parts import closed_over
+from torchgraft.capturing.pictures import CONTAINERS
+from torchgraft.ir.origin import SourceLine, asked_once, source_line
+
+PLAIN = (int, float, str, bool, bytes, complex, type(None))
+_PLAIN = frozenset(PLAIN)
+_QUIET = _PLAIN | {FunctionType, BuiltinFunctionType}
+_LIBRARIES = ("torch", "torchgraft", "builtins", "typing", "abc")
+_NOT_USERS = frozenset({"torch", "torchgraft", "numpy", *sys.stdlib_module_names}) - {"__main__"}
+_MOST = 10_000
+
+
+def is_of_library(name: str | None) -> bool:
+    """Whether a Python module belongs to torch, numpy or Python itself."""
+    return _home(name) in _NOT_USERS
+
+
+def _home(name: str | None) -> str:
+    return (name or "").split(".")[0]
+
+
+@functools.lru_cache(maxsize=4096)
+def is_users(cls: Any) -> bool:
+    """Whether a class may be written to by a model."""
+    # The class of a graph module holds its code, which is made when it is first needed.
+    return _home(cls.__module__) not in _LIBRARIES and "_shared_class" not in vars(cls)
+
+
+def codes_in(code: CodeType) -> Iterator[CodeType]:
+    """A code object and those of the functions inside it."""
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from codes_in(constant)
+
+
+# ---- functions ----
+
+
+class Mentions:
+    """The global names in a function: those of which nothing can be changed, functions of the user's among them, and others."""
+
+    __slots__ = ("functions", "names", "others", "recovers", "scope", "values")
+
+    def __init__(self, code: CodeType, scope: dict[str, Any]) -> None:
+        self.scope = scope
+        self.recovers = recovers(code)
+        self.functions: list[FunctionType] = []
+        # (name, whether it is assigned, the line that says so)
+        self.others: list[tuple[str, bool, SourceLine | None]] = []
+        # Only objects that stay anyway are held on to here.
+        self.names: list[str] = []
+        self.values: list[Any] = []
+        for name, is_assigned, line in _mentioned(code):
+            value = scope.get(name)
+            function: Any = getattr(value, "__wrapped__", value) if callable(value) else value
+            is_followed = type(function) is FunctionType and not is_of_library(function.__module__)
+            if is_assigned or not (is_followed or _is_quiet(value)):
+                self.others.append((name, is_assigned, line))
+                continue
+            self.names.append(name)
+            self.values.append(value)
+            if is_followed:
+                self.functions.append(function)
+
+    def still_hold(self) -> bool:
+        """Whether the names stand for the same objects."""
+        return all(map(is_, map(self.scope.get, self.names), self.values))
+
+
+def _is_quiet(value: Any) -> bool:
+    kind = type(value)
+    if kind is ModuleType:
+        return is_of_library(value.__name__)
+    if isinstance(value, type):
+        return is_of_library(value.__module__) or not is_users(value)
+    return kind in _QUIET
+
+
+_known: dict[int, tuple[CodeType, Mentions]] = {}
+
+
+def mentions_of(function: FunctionType) -> Mentions:
+    """What a function mentions, as things are now."""
+    code = function.__code__
+    known = _known.get(id(code))
+    if known is None or known[1].scope is not function.__globals__ or not known[1].still_hold():
+        if len(_known) > _MOST:
+            _known.clear()
+        known = _known[id(code)] = code, Mentions(code, function.__globals__)
+    return known[1]
+
+
+@asked_once
+def _mentioned(code: CodeType) -> list[tuple[str, bool, SourceLine | None]]:
+    """The global names in a function and the functions inside it: whether each is assigned, and the line that says so."""
+    found: dict[str, tuple[bool, SourceLine | None]] = {}
+    for current in codes_in(code):
+        for item in dis.get_instructions(current):
+            if item.opname in ("LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL", "DELETE_GLOBAL"):
+                is_assigned = item.opname not in ("LOAD_GLOBAL", "LOAD_NAME")
+                if item.argval not in found or (is_assigned and not found[item.argval][0]):
+                    found[item.argval] = (is_assigned, source_line(current, item.offset))
+    return [(name, *details) for name, details in found.items()]
+
+
+def keeps_something(function: FunctionType) -> bool:
+    """Whether a function has attributes, variables of its own or defaults that could be changed."""
+    defaults = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
+    return bool(function.__closure__ or function.__dict__) or not _PLAIN.issuperset(map(type, defaults))
+
+
+def notes_of(function: FunctionType) -> list[int]:
+    """The lists, by identity, that a function closes over and does nothing with but append."""
+    found = closed_over(function).items()
+    return [id(value) for name, value in found if type(value) is list and _is_only_appended(function.__code__, name)]
+
+
+def _is_only_appended(code: CodeType, name: str) -> bool:
+    for current in codes_in(code):
+        listing = [item for item in dis.get_instructions(current) if item.opname not in ("CACHE", "PUSH_NULL")]
+        for item, following in itertools.pairwise(listing):
+            if item.argval == name and "DEREF" in item.opname and following.argval != "append":
+                return False
+    return True
+
+
+# ---- classes ----
+
+# Methods that Python calls when nobody mentions them.
+_ENTRIES = (
+    "forward",
+    "__call__",
+    "__getattr__",
+    "__getattribute__",
+    "__setattr__",
+    "__getitem__",
+    "__iter__",
+    "__len__",
+)
+
+
+class Reach:
+    """What a call of a module may come to, as far as names show: methods, every name they mention, classes of the user's."""
+
+    __slots__ = ("bases", "forward", "functions", "names")
+
+    def __init__(self, cls: type) -> None:
+        self.forward = getattr(cls, "forward", None)
+        self.bases = tuple([base for base in cls.__mro__ if is_users(base)])
+        found: dict[FunctionType, None] = {}
+        names: set[str] = set()
+        pending = list(_ENTRIES)
+        while pending:
+            name = pending.pop()
+            if name in names:
+                continue
+            names.add(name)
+            base = next((base for base in cls.__mro__ if name in vars(base)), None)
+            if base is None or not is_users(base):
+                continue
+            value = vars(base)[name]
+            function = getattr(value, "fget", None) or inspect.unwrap(getattr(value, "__func__", value))
+            if isinstance(function, FunctionType):
+                found[function] = None
+                pending += [mentioned for code in codes_in(function.__code__) for mentioned in code.co_names]
+        self.functions, self.names = tuple(found), frozenset(names)
+
+
+_reach: dict[type, Reach] = {}
+
+
+def reached(cls: type) -> Reach:
+    """What a call of a module of a class may come to."""
+    known = _reach.get(cls)
+    if known is None or known.forward is not getattr(cls, "forward", None):
+        if len(_reach) > _MOST:
+            _reach.clear()
+        known = _reach[cls] = Reach(cls)
+    return known
+
+
+class ClassTable:
+    """What is in a class: everything, and the names of the containers among it."""
+
+    __slots__ = ("containers", "content")
+
+    def __init__(self, cls: type) -> None:
+        self.content = vars(cls).copy()
+        self.containers = tuple(
+            [name for name, value in self.content.items() if type(value) in CONTAINERS and name[:2] != "__"]
+        )
+
+    def still_holds(self, cls: type) -> bool:
+        """Whether the class has the same objects under the same names."""
+        table, content = vars(cls), self.content
+        if len(table) != len(content) or not all(map(is_, table.values(), content.values())):
+            return False
+        return all(map(is_, table, content))
+
+    def plain(self, names: frozenset[str] | None) -> dict[str, Any]:
+        """Numbers, texts and tuples, of certain names."""
+        wanted = self.content if names is None else names & self.content.keys()
+        found = {name: self.content[name] for name in wanted if name[:2] != "__"}
+        return {name: value for name, value in found.items() if isinstance(value, (*PLAIN, tuple))}
+
+
+_tables: dict[type, ClassTable] = {}
+
+
+def table_of(cls: type) -> ClassTable:
+    """What is in a class now."""
+    known = _tables.get(cls)
+    if known is None or not known.still_holds(cls):
+        if len(_tables) > _MOST:
+            _tables.clear()
+        known = _tables[cls] = ClassTable(cls)
+    return known
