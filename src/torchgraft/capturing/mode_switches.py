@@ -34,13 +34,15 @@ def only_switches(root: torch.nn.Module) -> bool:
                 copy.train(mode)
             if any(stand_in.__dict__["training"] is not mode for stand_in in copies.values()):
                 return False
+        for module, stand_in in copies.items():
+            stand_in.__dict__["training"] = module.__dict__["training"]
+        parts = zip(_content(tables), before, strict=True)
+        return all(len(now) == len(then) and all(map(is_, now, then)) for now, then in parts)
     except Exception:
         return False  # it wants to compute, or the stand-in is not enough for it
-    for module, stand_in in copies.items():
-        stand_in.__dict__["training"] = module.__dict__["training"]
-    return all(
-        len(now) == len(then) and all(map(is_, now, then)) for now, then in zip(_content(tables), before, strict=True)
-    )
+    finally:
+        for table in tables:
+            table.clear()  # they refer to one another, and would be left to the garbage collector
 
 
 class _NoCalls(TorchFunctionMode):

@@ -112,16 +112,19 @@ class _Capture:
     def run(self) -> GraphModule:
         reason = self._reason_for_one_call()
         while reason is None:
-            watcher = Watcher(self.root, self.paths, self._is_leaf, self.symbolic, self.plain_flags)
-            arguments = self.model, self.args, self.kwargs, self._whole_modules(), self.choices
-            try:
-                return self._finished(_watched_run(watcher, *arguments))
-            except KeepWhole as request:
-                reason = self._keep(request)
-            except RunAgain as request:
-                request.prepare()
-            except Exception as error:
-                reason = self._ask_less(error)
+            with paused_collection:
+                watcher = Watcher(self.root, self.paths, self._is_leaf, self.symbolic, self.plain_flags)
+                arguments = self.model, self.args, self.kwargs, self._whole_modules(), self.choices
+                try:
+                    return self._finished(_watched_run(watcher, *arguments))
+                except KeepWhole as request:
+                    reason = self._keep(request)
+                except RunAgain as request:
+                    request.prepare()
+                except Exception as error:
+                    reason = self._ask_less(error)
+                finally:
+                    vars(watcher).clear()  # numbers of the run refer to it: all would be left to the garbage collector
         program = whole_program(self.model, self.owner, self.args, self.kwargs)
         program.meta["kept_whole"] = {"": reason}
         return program
@@ -241,28 +244,27 @@ def _watched_run(
     inputs = ExampleInputs(watcher, function, args, kwargs)
     watcher.outside.watch_function(function)
     watcher.outside.watch_function(inspect.unwrap(function))
-    with paused_collection:
-        watcher.beginning, watcher.boundary = Beginning(), _watched_run.__code__
-        patches: list[Any] = [*_PATCHES, *wrapped_patches(), *_AUTOWRAP.library_patches()]
-        patches += [*BUILTIN_PATCHES, SCRIPT_PATCH, PARAMETER_PATCH, *type_patches(function, watcher.paths)]
-        patches += [*choices, *memo_patches(), *number_patches()]
-        acquire_all(patches)
-        previous, active.tracer = active.tracer, watcher
-        try:
-            with WatchingMode(watcher):
-                result = function(*inputs.bound.args, **inputs.bound.kwargs)
-                output = _result(watcher, result)
-                watcher.unwatched(_write_objects, watcher)
-                # While what it may change of the model is still going to be put back.
-                switches = not has_own_train(watcher.paths) or watcher.unwatched(only_switches, watcher.root)
-                del result
-        finally:
-            active.tracer, watcher._checked_frame = previous, None
-            release_all(patches)
-            changed = [(module, f"self.{name}") for module, name in watcher.state.restore() if not _draws(module, name)]
-            outside = watcher.outside.restore()
-            has_kept = watcher.forget_keys()
-            unseen = [*watcher.surroundings.restore(), *changed, *([] if outside is None else [(None, outside[0])])]
+    watcher.beginning, watcher.boundary = Beginning(), _watched_run.__code__
+    patches: list[Any] = [*_PATCHES, *wrapped_patches(), *_AUTOWRAP.library_patches()]
+    patches += [*BUILTIN_PATCHES, SCRIPT_PATCH, PARAMETER_PATCH, *type_patches(function, watcher.paths)]
+    patches += [*choices, *memo_patches(), *number_patches()]
+    acquire_all(patches)
+    previous, active.tracer = active.tracer, watcher
+    try:
+        with WatchingMode(watcher):
+            result = function(*inputs.bound.args, **inputs.bound.kwargs)
+            output = _result(watcher, result)
+            watcher.unwatched(_write_objects, watcher)
+            # While what it may change of the model is still going to be put back.
+            switches = not has_own_train(watcher.paths) or watcher.unwatched(only_switches, watcher.root)
+            del result
+    finally:
+        active.tracer, watcher._checked_frame = previous, None
+        release_all(patches)
+        changed = [(module, f"self.{name}") for module, name in watcher.state.restore() if not _draws(module, name)]
+        outside = watcher.outside.restore()
+        has_kept = watcher.forget_keys()
+        unseen = [*watcher.surroundings.restore(), *changed, *([] if outside is None else [(None, outside[0])])]
     if has_kept:
         raise TypeError("a table outside of the model has a size as its key")
     if watcher.asking and call_ours(watcher.asking.values()):

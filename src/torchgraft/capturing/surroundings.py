@@ -4,15 +4,11 @@ random numbers. All of it is put back afterwards; attributes are the business of
 
 from __future__ import annotations
 
-import random
-import sys
 from collections.abc import Iterable
-from typing import Any
 
 import torch
 
-# The methods themselves: the functions of the module are patched during a run.
-_read_random, _write_random = random._inst.getstate, random._inst.setstate
+from torchgraft.capturing.number_states import numpy_numbers, python_numbers, same_numpy, write_numpy, write_python
 
 
 class Surroundings:
@@ -25,8 +21,8 @@ class Surroundings:
         self._places: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._torch = torch.get_rng_state()
         self._devices = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
-        self._python = self._explained = _read_random()
-        self._numpy = _numpy_state()
+        self._python = self._explained = python_numbers.now()
+        self._numpy = numpy_numbers.now()
         self._modules = modules
         self._known: set[int] | None = None
         for module in modules:
@@ -65,7 +61,7 @@ class Surroundings:
 
     def explain_python_draw(self) -> None:
         """Say that Python's random numbers were drawn by a call that is written down."""
-        self._explained = _read_random()
+        self._explained = python_numbers.now()
 
     def restore(self) -> list[tuple[torch.nn.Module | None, str]]:
         """Put everything back, and return what changed without being written down: the module that has it, and its name."""
@@ -81,13 +77,13 @@ class Surroundings:
         torch.set_rng_state(self._torch)
         if self._devices is not None:
             torch.cuda.set_rng_state_all(self._devices)
-        state = _read_random()
+        state = python_numbers.now()
         if state != self._explained:
             unseen.append((None, "Python's random numbers"))
         if state != self._python:
-            _write_random(self._python)
-        if self._numpy is not None and not _same_numpy(self._numpy, _numpy_state()):
-            sys.modules["numpy"].random.set_state(self._numpy)
+            write_python(self._python)
+        if self._numpy is not None and not same_numpy(self._numpy, numpy_numbers.now()):
+            write_numpy(self._numpy)
             unseen.append((None, "numpy's random numbers"))
         return unseen
 
@@ -105,16 +101,3 @@ def _address(tensor: torch.Tensor) -> int:
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
     storage = tensor.untyped_storage()
     return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
-
-
-def _numpy_state() -> Any:
-    numpy = sys.modules.get("numpy")
-    return None if numpy is None or not hasattr(numpy, "random") else numpy.random.get_state(legacy=False)
-
-
-def _same_numpy(before: Any, now: Any) -> bool:
-    return (
-        before["state"]["pos"] == now["state"]["pos"]
-        and before["has_gauss"] == now["has_gauss"]
-        and bool((before["state"]["key"] == now["state"]["key"]).all())
-    )
