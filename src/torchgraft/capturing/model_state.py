@@ -113,6 +113,10 @@ class ModelState:
         if module not in self._attributes:
             self._attributes[module] = module.__dict__.copy()
 
+    def ids_in_tables(self) -> frozenset[int]:
+        """The identities of what was in the tables of the modules at first: parameters, buffers, modules and hooks."""
+        return frozenset(map(id, _values(self._copies)))
+
     def before_write(self, module: torch.nn.Module, name: str, value: Any, tracer: Any) -> None:
         """Refuse an attribute to be changed; writing the value that is there already is no change."""
         if module not in self.paths:

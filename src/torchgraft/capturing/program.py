@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 from torchgraft.capturing.active import Beginning, CodePatch, acquire_all, active, paused_collection, release_all
 from torchgraft.capturing.example import ExampleInputs, refuse_iterators
+from torchgraft.capturing.hooks import RunHooks
 from torchgraft.capturing.kinds import PARAMETER_PATCH, type_patches
 from torchgraft.capturing.memos import memo_patches
 from torchgraft.capturing.min_max import BUILTIN_PATCHES
@@ -107,30 +108,32 @@ class _Capture:
         self.paths = paths_of_modules(self.root)
         self.kept: dict[type, str] = {}
         self.symbolic, self.plain_flags = True, False
+        # Modules with hooks that cannot be looked into, and why.
+        self.closed: dict[torch.nn.Module, str] = {}
         self.choices = choice_patches({type(module) for module in self.paths})
 
     def run(self) -> GraphModule:
         reason = self._reason_for_one_call()
         while reason is None:
-            watcher = Watcher(self.root, self.paths, self._is_leaf, self.symbolic, self.plain_flags)
+            hooks = RunHooks(self.closed)
+            watcher = Watcher(self.root, self.paths, self._is_leaf, self.symbolic, self.plain_flags, hooks)
             arguments = self.model, self.args, self.kwargs, self._whole_modules(), self.choices
             try:
                 return self._finished(_watched_run(watcher, *arguments))
             except KeepWhole as request:
-                reason = self._keep(request)
+                reason = self._keep(request, hooks)
             except RunAgain as request:
                 request.prepare()
             except Exception as error:
-                reason = self._ask_less(error)
+                reason = self._ask_less(error, hooks)
         program = whole_program(self.model, self.owner, self.args, self.kwargs)
         program.meta["kept_whole"] = {"": reason}
         return program
 
     def _finished(self, program: GraphModule) -> GraphModule:
-        named = self.root.named_modules() if self.kept else ()
-        program.meta["kept_whole"] = {
-            path: self.kept[type(module)] for path, module in named if type(module) in self.kept
-        }
+        named = self.root.named_modules() if self.kept or self.closed else ()
+        found = {path: self.kept.get(type(module)) or self.closed.get(module) for path, module in named}
+        program.meta["kept_whole"] = {path: reason for path, reason in found.items() if reason is not None}
         return program
 
     def _is_leaf(self, module: torch.nn.Module, path: str) -> bool:
@@ -159,14 +162,20 @@ class _Capture:
             return "there are hooks for all modules"
         return "it was to stay a leaf" if self.rule(self.root, "") else None
 
-    def _keep(self, request: KeepWhole) -> str | None:
+    def _keep(self, request: KeepWhole, hooks: RunHooks) -> str | None:
         """Keep a module whole in the next run; a reason, if that is the model itself."""
         module = request.module
+        if module in hooks.looked_into:
+            self.closed[module] = request.reason
+            return None
         # Kept already, and that was no help: something outside calls into it. Or it is only a container.
         while module is not None and (type(module) in self.kept or not _is_callable(module)):
             module = self._parent(module)
         if module is None or module is self.root or type(module) is torch.nn.Module:
-            return request.reason
+            if not hooks.looked_into:
+                return request.reason
+            self.closed |= dict.fromkeys(hooks.looked_into, request.reason)  # it may have been one of the hooks
+            return None
         self.kept[type(module)] = request.reason
         return None
 
@@ -174,7 +183,7 @@ class _Capture:
         path = self.paths.get(module)
         return self.root.get_submodule(path.rpartition(".")[0]) if path else None
 
-    def _ask_less(self, error: Exception) -> str | None:
+    def _ask_less(self, error: Exception, hooks: RunHooks) -> str | None:
         """Hand out plain numbers and flags in the next run; a reason, if that is what was done already."""
         if isinstance(error, TraceError) and not isinstance(error, UnsupportedArgument):
             raise error
@@ -184,6 +193,8 @@ class _Capture:
             self.choices = []  # looking at both sides of one may have failed
         elif self.symbolic:
             self.symbolic = False
+        elif hooks.looked_into:
+            self.closed |= dict.fromkeys(hooks.looked_into, f"{type(error).__name__}: {error}")
         else:
             raised = eager_error(self.model, self.root, self.args, self.kwargs)
             if raised is not None:
