@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 
 import torch
 
+from torchgraft.capturing.leftovers import Left, left_in
 from torchgraft.capturing.pictures import (
     Picture,
     holdings,
@@ -58,6 +59,8 @@ class ModelState:
         self._contents: list[tuple[torch.nn.Module, str, Any, Any]] = []
         self._states: list[tuple[torch.nn.Module, str, Picture]] = []
         self._generators: list[tuple[str, Any]] = []
+        # What had been changed when everything was put back.
+        self.left: list[Left] = []
         seen: set[int] = set()
         for module in paths:
             # Modules of torch.nn keep no notes of their own, and there are many of them.
@@ -139,29 +142,27 @@ class ModelState:
 
     def restore(self, is_memo: Callable[[Any], bool] = lambda value: False) -> list[tuple[torch.nn.Module, str]]:
         """Put everything back and return what had been changed, except for dicts to which only memos were added."""
-        changed: list[tuple[torch.nn.Module, str]] = []
+        self.left.clear()
         for module, before in self._attributes.items():
             now = module.__dict__
             if len(now) == len(before) and all(map(is_, now.values(), before.values())):
                 continue
-            for name in now.keys() | before.keys():
-                if name not in now or name not in before or not is_equal(now[name], before[name]):
-                    changed.append((module, name))
+            self.left += left_in(module, None, now, before)
             now.clear()
             now.update(before)
         for module, name, table, content in self._changed_tables():
-            changed.append((module, name))
+            self.left += left_in(module, name, table, content)
             put_content_back(table, content)
         for module, name, container, content in self._contents:
             if same_content(container, content):
                 continue
             if not only_memos_added(container, content, is_memo):
-                changed.append((module, name))
+                self.left += left_in(module, name, container, content)
             put_content_back(container, content)
         for module, name, picture in self._states:
             if picture():
-                changed.append((module, name))
-        return changed
+                self.left.append(Left(module, name))
+        return list(dict.fromkeys([(item.module, item.name) for item in self.left]))
 
     def _changed_tables(self) -> Iterator[tuple[torch.nn.Module, str, Any, Any]]:
         """The tables that are not as they were, in the form of `_contents`."""

@@ -9,7 +9,7 @@ import inspect
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn.parameter import is_lazy
@@ -19,6 +19,7 @@ from torchgraft.capturing.active import Beginning, CodePatch, acquire_all, activ
 from torchgraft.capturing.example import ExampleInputs, refuse_iterators
 from torchgraft.capturing.hooks import RunHooks
 from torchgraft.capturing.kinds import PARAMETER_PATCH, type_patches
+from torchgraft.capturing.leftovers import Left, have_program_leave
 from torchgraft.capturing.memos import memo_patches
 from torchgraft.capturing.min_max import BUILTIN_PATCHES
 from torchgraft.capturing.mode_choices import choice_patches
@@ -28,6 +29,7 @@ from torchgraft.capturing.plain_numbers import call_ours, number_patches
 from torchgraft.capturing.reads import KeepWhole, RunAgain
 from torchgraft.capturing.refusals import UnsupportedArgument
 from torchgraft.capturing.regions import remove_empty_regions
+from torchgraft.capturing.same_program import does_the_same
 from torchgraft.capturing.sizes import unwrapped
 from torchgraft.capturing.watch import Watcher, WatchingMode
 from torchgraft.capturing.whole import eager_error, modules_of, whole_program
@@ -116,10 +118,8 @@ class _Capture:
         reason = self._reason_for_one_call()
         while reason is None:
             hooks = RunHooks(self.closed)
-            watcher = Watcher(self.root, self.paths, self._is_leaf, self.symbolic, self.plain_flags, hooks)
-            arguments = self.model, self.args, self.kwargs, self._whole_modules(), self.choices
             try:
-                return self._finished(_watched_run(watcher, *arguments))
+                return self._finished(self._program(hooks))
             except KeepWhole as request:
                 reason = self._keep(request, hooks)
             except RunAgain as request:
@@ -129,6 +129,33 @@ class _Capture:
         program = whole_program(self.model, self.owner, self.args, self.kwargs)
         program.meta["kept_whole"] = {"": reason}
         return program
+
+    def _program(self, hooks: RunHooks) -> GraphModule:
+        """The program of a run. Where it leaves something in the model, another one has to show that the next does the same."""
+        run = self._watched(hooks)
+        if run.left:
+            again = self._next_run(run, RunHooks(self.closed, hooks.opened))
+            if again is None or again.left or not does_the_same(run.program.graph, again.program.graph):
+                run.refuse()
+            have_program_leave(run.program, run.left)
+        return run.program
+
+    def _next_run(self, run: _Run, hooks: RunHooks) -> _Run | None:
+        """A run of the model as another has left it; None if it cannot be written down."""
+        entries = [item.entry for item in run.left if item.entry is not None]
+        for entry in entries:
+            entry.put()
+        try:
+            return self._watched(hooks)
+        except (KeepWhole, Exception):
+            return None
+        finally:
+            for entry in entries:
+                entry.take_back()
+
+    def _watched(self, hooks: RunHooks) -> _Run:
+        watcher = Watcher(self.root, self.paths, self._is_leaf, self.symbolic, self.plain_flags, hooks)
+        return _watched_run(watcher, self.model, self.args, self.kwargs, self._whole_modules(), self.choices)
 
     def _finished(self, program: GraphModule) -> GraphModule:
         named = self.root.named_modules() if self.kept or self.closed else ()
@@ -231,6 +258,15 @@ def _leaf_rule(level: str, leaf: LeafRule) -> Callable[[torch.nn.Module, str], b
 
 # ---- one run ----
 
+
+class _Run(NamedTuple):
+    """What came of a watched run: the program, what was left in the model, and what to call to keep whole what left it."""
+
+    program: GraphModule
+    left: list[Left]
+    refuse: Callable[[], None]
+
+
 _AUTOWRAP = Autowrap((), ())
 # Those of torch's own functions and methods are for proxies, as are those of attributes and modes.
 _PATCHES = [
@@ -248,7 +284,7 @@ def _watched_run(
     kwargs: dict[str, Any],
     whole: set[torch.nn.Module],
     choices: list[CodePatch],
-) -> GraphModule:
+) -> _Run:
     inputs = ExampleInputs(watcher, function, args, kwargs)
     watcher.outside.watch_function(function)
     watcher.outside.watch_function(inspect.unwrap(function))
@@ -278,15 +314,20 @@ def _watched_run(
         raise TypeError("a table outside of the model has a size as its key")
     if watcher.asking and call_ours(watcher.asking.values()):
         raise RunAgain(lambda: None)
-    _refuse_written(watcher, {module for module, _ in changed})
     if unseen:
         whole = whole | {inner for module in watcher.ran_whole for inner in module.modules()}
-    _refuse_unseen(watcher, [entry for entry in unseen if entry[0] not in whole])
+    left = [item for item in watcher.state.left if not _draws(item.module, item.name)]
+    if len(unseen) > len(changed) or not _can_be_left(watcher, left, whole):
+        left = []
+        _refuse_unseen(watcher, changed, unseen, whole)
+    if watcher.recovered is not None:
+        raise KeepWhole(*watcher.recovered)
     watcher.create_node("output", "output", (output,), {})
     if not switches:
         _guard_modes(watcher)
     _tidy(watcher)
-    return GraphModule(watcher.root, watcher.graph, _program_name(function))
+    program = GraphModule(watcher.root, watcher.graph, _program_name(function))
+    return _Run(program, left, functools.partial(_refuse_unseen, watcher, changed, unseen, whole))
 
 
 def _guard_modes(watcher: Watcher) -> None:
@@ -321,20 +362,32 @@ def _draws(module: torch.nn.Module, name: str) -> bool:
     return isinstance(vars(module).get(name), torch.Generator)
 
 
-def _refuse_written(watcher: Watcher, changed: set[torch.nn.Module]) -> None:
-    """Keep whole what wrote attributes that are not as they were, or that something which nobody watched may have read."""
-    is_read = any(not type(module).__module__.startswith("torch.nn.") for module in watcher.ran_whole)
-    for module, reason in watcher.written.items():
-        if is_read or module in changed:
-            raise KeepWhole(module, reason)
+def _may_be_read(watcher: Watcher) -> bool:
+    """Whether something ran that nobody watched, and that may have read what the run wrote into attributes."""
+    return any(not type(module).__module__.startswith("torch.nn.") for module in watcher.ran_whole)
 
 
-def _refuse_unseen(watcher: Watcher, unseen: list[tuple[torch.nn.Module | None, str]]) -> None:
+def _can_be_left(watcher: Watcher, left: list[Left], whole: set[torch.nn.Module]) -> bool:
+    """Whether a program can leave what the run left, if the next run does the same."""
+    if not left or _may_be_read(watcher):
+        return False
+    return all(item.is_constant and item.module not in whole for item in left)
+
+
+def _refuse_unseen(
+    watcher: Watcher,
+    changed: list[tuple[torch.nn.Module, str]],
+    unseen: list[tuple[torch.nn.Module | None, str]],
+    whole: set[torch.nn.Module],
+) -> None:
     """Keep whole what the run did that the program would not do."""
-    for module, what in unseen:
-        raise KeepWhole(module, f"it changes {what}")
-    if watcher.recovered is not None:
-        raise KeepWhole(*watcher.recovered)
+    is_read = _may_be_read(watcher)
+    for module, reason in watcher.written.items():
+        if is_read or any(module is owner for owner, _ in changed):
+            raise KeepWhole(module, reason)
+    for owner, what in unseen:
+        if owner not in whole:
+            raise KeepWhole(owner, f"it changes {what}")
 
 
 def _program_name(model: Any) -> str:
