@@ -10,6 +10,9 @@ from typing import Any
 
 import torch
 
+from torchgraft.capturing.outside_state import OutsideState
+from torchgraft.capturing.reads import KeepWhole
+
 # What torch calls around a forward. The others are called while gradients are computed, where nobody watches.
 FORWARD_TABLES = ("_forward_hooks", "_forward_pre_hooks")
 OPTION_TABLES = ("_forward_hooks_with_kwargs", "_forward_hooks_always_called", "_forward_pre_hooks_with_kwargs")
@@ -31,7 +34,7 @@ class RunHooks:
         self._closed = closed
         # Hooks that are looked after, by identity: what is in the tables of the model stays there until the run has ended.
         self._seen: dict[int, Any] = {}
-        self._old: frozenset[int] | None = None
+        self._old: frozenset[int] = frozenset()
         self._young: frozenset[int] = frozenset()
 
     def make_whole(self, watcher: Any, module: torch.nn.Module, is_leaf: bool) -> bool:
@@ -39,7 +42,7 @@ class RunHooks:
         if module in self._closed or any(module.__dict__.get(name) for name in BACKWARD_TABLES):
             return True
         hooks = [hook for name in FORWARD_TABLES for hook in module.__dict__[name].values()]
-        if self._old is None:
+        if not self._old:
             self._old = watcher.state.ids_in_tables()
         if is_leaf and module not in self.opened:
             if not _is_of_torch(module) or any(id(hook) in self._old for hook in hooks):
@@ -49,10 +52,20 @@ class RunHooks:
         for hook in hooks:
             if id(hook) not in self._seen:
                 self._seen[id(hook)] = hook
-                # One that the run made keeps what the run made, or what the function that made it mentions.
-                if type(hook) is not FunctionType or id(hook) in self._old or not self._is_young(watcher, hook):
-                    watcher.outside.watch_function(hook)
+                self._watch(watcher, module, hook)
         return False
+
+    def _watch(self, watcher: Any, module: torch.nn.Module, hook: Any) -> None:
+        """Watch what a hook keeps and mentions, unless the run made it: then it keeps what the run made, or what the function
+        that made it mentions."""
+        if type(hook) is FunctionType and id(hook) not in self._old and self._is_young(watcher, hook):
+            return
+        watcher.outside.watch_function(hook)
+        kept = OutsideState(lambda value: False)  # by this one alone
+        kept.watch_function(hook)
+        for other in kept.modules:
+            if other not in watcher.paths:  # nobody would see what it writes there
+                raise KeepWhole(module, f"it has a hook that keeps a {type(other).__name__}, which is no part of the model")
 
     def _is_young(self, watcher: Any, hook: Any) -> bool:
         """Whether the run made a hook. Mostly it makes them all at once, and looking through all objects takes its time."""

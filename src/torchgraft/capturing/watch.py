@@ -441,6 +441,9 @@ class Watcher(Values):
     def _before_write(self, module: torch.nn.Module, name: str, value: Any) -> None:
         if self._switching:
             return
+        if module not in self.paths and not self.is_young(module):
+            what = f"it writes {name} of a {type(module).__name__}, which is no part of the model"
+            raise KeepWhole(self._modules[-1], f"{what}{at_line()}")
         try:
             self.state.before_write(module, name, value, self)
         except TraceError as error:
