@@ -21,7 +21,6 @@ _WRONG: dict[str, dict[str, str]] = {
         "a dataclass in": "s",
     },
     "what torch or Python says about a proxy is no TraceError": {
-        "a hook set during the run": "s",
         "a hooked module that fills a list": "s",
         "features collected by hooks inside": "s",
         "nested tensors": "s",

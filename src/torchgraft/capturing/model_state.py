@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 
 import torch
 
+from torchgraft.capturing.hooks import FORWARD_TABLES
 from torchgraft.capturing.leftovers import Left, left_in
 from torchgraft.capturing.pictures import (
     Picture,
@@ -51,6 +52,7 @@ class ModelState:
         self.paths = paths
         self._attributes: dict[torch.nn.Module, dict[str, Any]] = {}
         self._edited: set[torch.nn.Module] = set()
+        self._ids_in_tables: frozenset[int] | None = None
         try:
             self._watch_tables(list(paths))
         except (AttributeError, KeyError, TypeError):  # a script module has its tables in C++
@@ -118,7 +120,15 @@ class ModelState:
 
     def ids_in_tables(self) -> frozenset[int]:
         """The identities of what was in the tables of the modules at first: parameters, buffers, modules and hooks."""
-        return frozenset(map(id, _values(self._copies)))
+        if self._ids_in_tables is None:
+            self._ids_in_tables = frozenset(map(id, _values(self._copies)))
+        return self._ids_in_tables
+
+    def refuse_new_hooks(self, module: torch.nn.Module) -> None:
+        """Raise if a module has hooks that it did not have at first."""
+        for name in FORWARD_TABLES:
+            if any(id(hook) not in self.ids_in_tables() for hook in vars(module).get(name, {}).values()):
+                self._refuse(f"{self._name_of(module)}.{name}", current_source_line())
 
     def before_write(self, module: torch.nn.Module, name: str, value: Any, tracer: Any) -> None:
         """Refuse an attribute to be changed; writing the value that is there already is no change."""

@@ -38,7 +38,7 @@ from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import TraceError
 from torchgraft.ir.contexts import exit_context
 from torchgraft.ir.guards import check_distinct, check_modes
-from torchgraft.ir.modules import has_hooks, hooks_for_all, paths_of_modules
+from torchgraft.ir.modules import has_hooks, hooks_for_all, inner_modules, paths_of_modules
 from torchgraft.ir.node import Node
 from torchgraft.ir.origin import source_line
 from torchgraft.ir.structures import has_attributes, put_into, put_together, take_apart
@@ -170,9 +170,7 @@ class _Capture:
         return type(module) in self.kept or self.rule(module, path)
 
     def _whole_modules(self) -> set[torch.nn.Module]:
-        if not self.kept:
-            return set()
-        return {inner for module in self.root.modules() if type(module) in self.kept for inner in module.modules()}
+        return inner_modules(module for module in self.paths if type(module) in self.kept) if self.kept else set()
 
     def _reason_for_one_call(self) -> str | None:
         """Why a model is not looked into at all."""
@@ -318,7 +316,8 @@ def _watched_run(
     if watcher.asking and call_ours(watcher.asking.values()):
         raise RunAgain(lambda: None)
     if unseen:
-        whole = whole | {inner for module in watcher.ran_whole for inner in module.modules()}
+        whole = whole | inner_modules(watcher.ran_whole)
+        watcher.hooks.refuse_left([item for item in watcher.state.left if item.module in whole])
     left = [item for item in watcher.state.left if not _draws(item.module, item.name)]
     if len(unseen) > len(changed) or not _can_be_left(watcher, left, whole):
         left = []

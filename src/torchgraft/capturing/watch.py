@@ -378,6 +378,8 @@ class Watcher(Values):
         if self.outside.recovers:
             self._refuse_recovery()
         is_of_torch = type(m).__module__.startswith("torch.nn.")
+        if not is_of_torch:
+            forward = self.hooks.around(self, m, forward)
         if not is_of_torch or getattr(m, "max_norm", None) is not None:
             self.unwatched(self._save_all, m)
         with torch._C.DisableTorchFunction():  # else each question about a tensor would come to us
