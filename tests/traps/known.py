@@ -38,6 +38,6 @@ KNOWN: dict[tuple[str, str], str] = {
 
 # What is reached at least, by group; the two watched ways are to stay above 0.9.
 LEAST_SHARE_OF_RIGHT = {
-    "asked": {"symbolic": 0.565, "module": 0.9, "function": 0.9},
+    "asked": {"symbolic": 0.545, "module": 0.9, "function": 0.9},
     "hostile": {"symbolic": 0.43, "module": 0.93, "function": 0.925},
 }
