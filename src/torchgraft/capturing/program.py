@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from itertools import chain
 from typing import Any, NamedTuple
@@ -29,19 +28,18 @@ from torchgraft.capturing.plain_numbers import call_ours, number_patches
 from torchgraft.capturing.reads import KeepWhole, RunAgain
 from torchgraft.capturing.refusals import UnsupportedArgument
 from torchgraft.capturing.regions import remove_empty_regions
+from torchgraft.capturing.results import result_argument, write_objects
 from torchgraft.capturing.same_program import does_the_same
-from torchgraft.capturing.sizes import unwrapped
 from torchgraft.capturing.watch import Watcher, WatchingMode
 from torchgraft.capturing.whole import eager_error, modules_of, whole_program
 from torchgraft.capturing.wrapping import SCRIPT_PATCH, Autowrap, wrapped_patches
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import TraceError
 from torchgraft.ir.contexts import exit_context
-from torchgraft.ir.guards import check_distinct, check_modes
+from torchgraft.ir.guards import check_modes
 from torchgraft.ir.modules import has_hooks, hooks_for_all, inner_modules, paths_of_modules
 from torchgraft.ir.node import Node
 from torchgraft.ir.origin import source_line
-from torchgraft.ir.structures import has_attributes, put_into, put_together, take_apart
 
 LeafRule = Callable[[torch.nn.Module, str], bool] | Iterable[Any] | type | str | None
 
@@ -299,8 +297,8 @@ def _watched_run(
         try:
             with WatchingMode(watcher):
                 result = function(*inputs.bound.args, **inputs.bound.kwargs)
-                output = _result(watcher, result)
-                watcher.unwatched(_write_objects, watcher)
+                output = result_argument(watcher, result)
+                watcher.unwatched(write_objects, watcher)
                 # While what it may change of the model is still going to be put back.
                 switches = not has_own_train(watcher.paths) or watcher.unwatched(only_switches, watcher.root)
                 del result
@@ -395,55 +393,6 @@ def _refuse_unseen(
 def _program_name(model: Any) -> str:
     name = type(model).__name__ if isinstance(model, torch.nn.Module) else getattr(model, "__name__", "")
     return name if name.isidentifier() else "GraphModule"
-
-
-def _result(watcher: Watcher, value: Any) -> Any:
-    """A part of the result; objects of their own kind are put together anew by every run."""
-    if isinstance(value, torch.Tensor) and id(value) in watcher.with_attributes:
-        raise KeepWhole(None, "it writes an attribute onto a tensor that it returns")
-    if type(value) in (tuple, list):
-        return type(value)([_result(watcher, item) for item in value])
-    if type(value) is dict and all(isinstance(key, str) for key in value):
-        return {key: _result(watcher, item) for key, item in value.items()}
-    is_object = isinstance(value, (tuple, list, dict)) or has_attributes(value)
-    if is_object and not isinstance(value, (torch.Tensor, torch.nn.Module)) and unwrapped(value) is None:
-        known = watcher._outside_node(value)
-        if known is not None:
-            return known
-        template, parts = take_apart(value, functools.partial(_is_part, watcher))
-        lowered = [watcher._outside_node(part) or watcher.create_arg(part) for part in parts]
-        return watcher.create_node(
-            "call_function", put_together, (watcher.constant("_template", template), *lowered), {}
-        )
-    return watcher.create_arg(value)
-
-
-def _is_part(watcher: Watcher, value: Any) -> bool:
-    """Whether a value in the result is computed by every run; one that has such values with it cannot be told apart."""
-    if callable(value) and not isinstance(value, (torch.nn.Module, type)) and watcher.closes_over(value):
-        raise KeepWhole(None, f"it returns a {type(value).__name__} that it makes")
-    return watcher.is_of_this_run(value) or watcher.is_known(value)
-
-
-def _write_objects(watcher: Watcher) -> None:
-    """Have the program leave in the objects that it was given what the run left in them; a cache, say."""
-    changes = []
-    for value, before, now in watcher.changed_objects():
-        keys = list(now)
-        if not isinstance(value, (list, dict)):
-            keys = [key for key in now if key not in before or now[key] is not before[key]]
-        is_odd = isinstance(value, dict) and type(value) not in (dict, OrderedDict)
-        if is_odd or (not isinstance(value, (list, dict)) and len(now) < len(before)):
-            raise KeepWhole(None, f"it changes a {type(value).__name__} that it is given")
-        items = [_result(watcher, now[key]) for key in keys]
-        changes.append((watcher._outside_node(value), watcher.create_arg(tuple(keys)), *items))
-    if changes:
-        changed = [arguments[0] for arguments in changes]
-        nodes = [watcher._outside_node(value) for value in watcher.known_objects()]
-        others = [node for node in nodes if node not in changed]
-        watcher.create_node("call_function", check_distinct, (tuple(changed), tuple(others)), {})
-    for arguments in changes:  # after everything that is read
-        watcher.create_node("call_function", put_into, arguments, {})
 
 
 def _tidy(watcher: Watcher) -> None:
