@@ -18,6 +18,8 @@ from typing import Any, NoReturn
 
 import torch
 
+from torchgraft.capturing.hooks import FORWARD_TABLES
+from torchgraft.capturing.leftovers import Left, left_in
 from torchgraft.capturing.pictures import (
     Picture,
     holdings,
@@ -50,6 +52,7 @@ class ModelState:
         self.paths = paths
         self._attributes: dict[torch.nn.Module, dict[str, Any]] = {}
         self._edited: set[torch.nn.Module] = set()
+        self._ids_in_tables: frozenset[int] | None = None
         try:
             self._watch_tables(list(paths))
         except (AttributeError, KeyError, TypeError):  # a script module has its tables in C++
@@ -58,6 +61,8 @@ class ModelState:
         self._contents: list[tuple[torch.nn.Module, str, Any, Any]] = []
         self._states: list[tuple[torch.nn.Module, str, Picture]] = []
         self._generators: list[tuple[str, Any]] = []
+        # What had been changed when everything was put back.
+        self.left: list[Left] = []
         seen: set[int] = set()
         for module in paths:
             # Modules of torch.nn keep no notes of their own, and there are many of them.
@@ -113,6 +118,18 @@ class ModelState:
         if module not in self._attributes:
             self._attributes[module] = module.__dict__.copy()
 
+    def ids_in_tables(self) -> frozenset[int]:
+        """The identities of what was in the tables of the modules at first: parameters, buffers, modules and hooks."""
+        if self._ids_in_tables is None:
+            self._ids_in_tables = frozenset(map(id, _values(self._copies)))
+        return self._ids_in_tables
+
+    def refuse_new_hooks(self, module: torch.nn.Module) -> None:
+        """Raise if a module has hooks that it did not have at first."""
+        for name in FORWARD_TABLES:
+            if any(id(hook) not in self.ids_in_tables() for hook in vars(module).get(name, {}).values()):
+                self._refuse(f"{self._name_of(module)}.{name}", current_source_line())
+
     def before_write(self, module: torch.nn.Module, name: str, value: Any, tracer: Any) -> None:
         """Refuse an attribute to be changed; writing the value that is there already is no change."""
         if module not in self.paths:
@@ -135,29 +152,27 @@ class ModelState:
 
     def restore(self, is_memo: Callable[[Any], bool] = lambda value: False) -> list[tuple[torch.nn.Module, str]]:
         """Put everything back and return what had been changed, except for dicts to which only memos were added."""
-        changed: list[tuple[torch.nn.Module, str]] = []
+        self.left.clear()
         for module, before in self._attributes.items():
             now = module.__dict__
             if len(now) == len(before) and all(map(is_, now.values(), before.values())):
                 continue
-            for name in now.keys() | before.keys():
-                if name not in now or name not in before or not is_equal(now[name], before[name]):
-                    changed.append((module, name))
+            self.left += left_in(module, None, now, before)
             now.clear()
             now.update(before)
         for module, name, table, content in self._changed_tables():
-            changed.append((module, name))
+            self.left += left_in(module, name, table, content)
             put_content_back(table, content)
         for module, name, container, content in self._contents:
             if same_content(container, content):
                 continue
             if not only_memos_added(container, content, is_memo):
-                changed.append((module, name))
+                self.left += left_in(module, name, container, content)
             put_content_back(container, content)
         for module, name, picture in self._states:
             if picture():
-                changed.append((module, name))
-        return changed
+                self.left.append(Left(module, name))
+        return list(dict.fromkeys([(item.module, item.name) for item in self.left]))
 
     def _changed_tables(self) -> Iterator[tuple[torch.nn.Module, str, Any, Any]]:
         """The tables that are not as they were, in the form of `_contents`."""

@@ -6,10 +6,9 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn.parameter import is_lazy
@@ -17,7 +16,9 @@ from torch.overrides import TorchFunctionMode
 
 from torchgraft.capturing.active import Beginning, CodePatch, acquire_all, active, paused_collection, release_all
 from torchgraft.capturing.example import ExampleInputs, refuse_iterators
+from torchgraft.capturing.hooks import RunHooks
 from torchgraft.capturing.kinds import PARAMETER_PATCH, type_patches
+from torchgraft.capturing.leftovers import Left, have_program_leave
 from torchgraft.capturing.memos import memo_patches
 from torchgraft.capturing.min_max import BUILTIN_PATCHES
 from torchgraft.capturing.mode_choices import choice_patches
@@ -27,18 +28,18 @@ from torchgraft.capturing.plain_numbers import call_ours, number_patches
 from torchgraft.capturing.reads import KeepWhole, RunAgain
 from torchgraft.capturing.refusals import UnsupportedArgument
 from torchgraft.capturing.regions import remove_empty_regions
-from torchgraft.capturing.sizes import unwrapped
+from torchgraft.capturing.results import result_argument, write_objects
+from torchgraft.capturing.same_program import does_the_same
 from torchgraft.capturing.watch import Watcher, WatchingMode
 from torchgraft.capturing.whole import eager_error, modules_of, whole_program
 from torchgraft.capturing.wrapping import SCRIPT_PATCH, Autowrap, wrapped_patches
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import TraceError
 from torchgraft.ir.contexts import exit_context
-from torchgraft.ir.guards import check_distinct, check_modes
-from torchgraft.ir.modules import has_hooks, hooks_for_all, paths_of_modules
+from torchgraft.ir.guards import check_modes
+from torchgraft.ir.modules import has_hooks, hooks_for_all, inner_modules, paths_of_modules
 from torchgraft.ir.node import Node
 from torchgraft.ir.origin import source_line
-from torchgraft.ir.structures import has_attributes, put_into, put_together, take_apart
 
 LeafRule = Callable[[torch.nn.Module, str], bool] | Iterable[Any] | type | str | None
 
@@ -107,42 +108,78 @@ class _Capture:
         self.paths = paths_of_modules(self.root)
         self.kept: dict[type, str] = {}
         self.symbolic, self.plain_flags = True, False
+        # Modules with hooks that cannot be looked into, and why.
+        self.closed: dict[torch.nn.Module, str] = {}
+        self._watchers: list[Watcher] = []
         self.choices = choice_patches({type(module) for module in self.paths})
 
     def run(self) -> GraphModule:
         reason = self._reason_for_one_call()
         while reason is None:
+            hooks = RunHooks(self.closed)
             with paused_collection:
-                watcher = Watcher(self.root, self.paths, self._is_leaf, self.symbolic, self.plain_flags)
-                arguments = self.model, self.args, self.kwargs, self._whole_modules(), self.choices
                 try:
-                    return self._finished(_watched_run(watcher, *arguments))
+                    return self._finished(self._program(hooks))
                 except KeepWhole as request:
-                    reason = self._keep(request)
+                    reason = self._keep(request, hooks)
                 except RunAgain as request:
                     request.prepare()
                 except Exception as error:
-                    reason = self._ask_less(error)
+                    reason = self._ask_less(error, hooks)
                 finally:
-                    vars(watcher).clear()  # numbers of the run refer to it: all would be left to the garbage collector
+                    self._forget_watchers()
         program = whole_program(self.model, self.owner, self.args, self.kwargs)
         program.meta["kept_whole"] = {"": reason}
         return program
 
+    def _program(self, hooks: RunHooks) -> GraphModule:
+        """The program of a run. Where it leaves something in the model, another one has to show that the next does the same."""
+        run = self._watched(hooks)
+        if run.left:
+            graph, length = run.program.graph, len(run.program.graph.nodes)
+            again = self._next_run(run, RunHooks(self.closed, hooks.opened))
+            # A number of the first run that is asked once more writes that down in the first graph.
+            is_repeated = again is not None and not again.left and len(graph.nodes) == length
+            if again is None or not is_repeated or not does_the_same(graph, again.program.graph):
+                run.refuse()
+            have_program_leave(run.program, run.left)
+        return run.program
+
+    def _next_run(self, run: _Run, hooks: RunHooks) -> _Run | None:
+        """A run of the model as another has left it; None if it cannot be written down."""
+        entries = [item.entry for item in run.left if item.entry is not None]
+        for entry in entries:
+            entry.put()
+        try:
+            return self._watched(hooks)
+        except (KeepWhole, Exception):
+            return None
+        finally:
+            for entry in entries:
+                entry.take_back()
+
+    def _watched(self, hooks: RunHooks) -> _Run:
+        watcher = Watcher(self.root, self.paths, self._is_leaf, self.symbolic, self.plain_flags, hooks)
+        self._watchers.append(watcher)
+        return _watched_run(watcher, self.model, self.args, self.kwargs, self._whole_modules(), self.choices)
+
+    def _forget_watchers(self) -> None:
+        """The numbers of a run and its watcher refer to one another; they are not left to the garbage collector."""
+        for watcher in self._watchers:
+            vars(watcher).clear()
+        self._watchers.clear()
+
     def _finished(self, program: GraphModule) -> GraphModule:
-        named = self.root.named_modules() if self.kept else ()
-        program.meta["kept_whole"] = {
-            path: self.kept[type(module)] for path, module in named if type(module) in self.kept
-        }
+        named = self.root.named_modules() if self.kept or self.closed else ()
+        found = {path: self.kept.get(type(module)) or self.closed.get(module) for path, module in named}
+        program.meta["kept_whole"] = {path: reason for path, reason in found.items() if reason is not None}
         return program
 
     def _is_leaf(self, module: torch.nn.Module, path: str) -> bool:
         return type(module) in self.kept or self.rule(module, path)
 
     def _whole_modules(self) -> set[torch.nn.Module]:
-        if not self.kept:
-            return set()
-        return {inner for module in self.root.modules() if type(module) in self.kept for inner in module.modules()}
+        return inner_modules(module for module in self.paths if type(module) in self.kept) if self.kept else set()
 
     def _reason_for_one_call(self) -> str | None:
         """Why a model is not looked into at all."""
@@ -162,14 +199,20 @@ class _Capture:
             return "there are hooks for all modules"
         return "it was to stay a leaf" if self.rule(self.root, "") else None
 
-    def _keep(self, request: KeepWhole) -> str | None:
+    def _keep(self, request: KeepWhole, hooks: RunHooks) -> str | None:
         """Keep a module whole in the next run; a reason, if that is the model itself."""
         module = request.module
+        if module in hooks.looked_into:
+            self.closed[module] = request.reason
+            return None
         # Kept already, and that was no help: something outside calls into it. Or it is only a container.
         while module is not None and (type(module) in self.kept or not _is_callable(module)):
             module = self._parent(module)
         if module is None or module is self.root or type(module) is torch.nn.Module:
-            return request.reason
+            if not hooks.looked_into:
+                return request.reason
+            self.closed |= dict.fromkeys(hooks.looked_into, request.reason)  # it may have been one of the hooks
+            return None
         self.kept[type(module)] = request.reason
         return None
 
@@ -177,7 +220,7 @@ class _Capture:
         path = self.paths.get(module)
         return self.root.get_submodule(path.rpartition(".")[0]) if path else None
 
-    def _ask_less(self, error: Exception) -> str | None:
+    def _ask_less(self, error: Exception, hooks: RunHooks) -> str | None:
         """Hand out plain numbers and flags in the next run; a reason, if that is what was done already."""
         if isinstance(error, TraceError) and not isinstance(error, UnsupportedArgument):
             raise error
@@ -187,6 +230,8 @@ class _Capture:
             self.choices = []  # looking at both sides of one may have failed
         elif self.symbolic:
             self.symbolic = False
+        elif hooks.looked_into:
+            self.closed |= dict.fromkeys(hooks.looked_into, f"{type(error).__name__}: {error}")
         else:
             raised = eager_error(self.model, self.root, self.args, self.kwargs)
             if raised is not None:
@@ -223,6 +268,15 @@ def _leaf_rule(level: str, leaf: LeafRule) -> Callable[[torch.nn.Module, str], b
 
 # ---- one run ----
 
+
+class _Run(NamedTuple):
+    """What came of a watched run: the program, what was left in the model, and what to call to keep whole what left it."""
+
+    program: GraphModule
+    left: list[Left]
+    refuse: Callable[[], None]
+
+
 _AUTOWRAP = Autowrap((), ())
 # Those of torch's own functions and methods are for proxies, as are those of attributes and modes.
 _PATCHES = [
@@ -240,7 +294,7 @@ def _watched_run(
     kwargs: dict[str, Any],
     whole: set[torch.nn.Module],
     choices: list[CodePatch],
-) -> GraphModule:
+) -> _Run:
     inputs = ExampleInputs(watcher, function, args, kwargs)
     watcher.outside.watch_function(function)
     watcher.outside.watch_function(inspect.unwrap(function))
@@ -253,8 +307,8 @@ def _watched_run(
     try:
         with WatchingMode(watcher):
             result = function(*inputs.bound.args, **inputs.bound.kwargs)
-            output = _result(watcher, result)
-            watcher.unwatched(_write_objects, watcher)
+            output = result_argument(watcher, result)
+            watcher.unwatched(write_objects, watcher)
             # While what it may change of the model is still going to be put back.
             switches = not has_own_train(watcher.paths) or watcher.unwatched(only_switches, watcher.root)
             del result
@@ -269,15 +323,21 @@ def _watched_run(
         raise TypeError("a table outside of the model has a size as its key")
     if watcher.asking and call_ours(watcher.asking.values()):
         raise RunAgain(lambda: None)
-    _refuse_written(watcher, {module for module, _ in changed})
     if unseen:
-        whole = whole | {inner for module in watcher.ran_whole for inner in module.modules()}
-    _refuse_unseen(watcher, [entry for entry in unseen if entry[0] not in whole])
+        whole = whole | inner_modules(watcher.ran_whole)
+        watcher.hooks.refuse_left([item for item in watcher.state.left if item.module in whole])
+    left = [item for item in watcher.state.left if not _draws(item.module, item.name)]
+    if len(unseen) > len(changed) or not _can_be_left(watcher, left, whole):
+        left = []
+        _refuse_unseen(watcher, changed, unseen, whole)
+    if watcher.recovered is not None:
+        raise KeepWhole(*watcher.recovered)
     watcher.create_node("output", "output", (output,), {})
     if not switches:
         _guard_modes(watcher)
     _tidy(watcher)
-    return GraphModule(watcher.root, watcher.graph, _program_name(function))
+    program = GraphModule(watcher.root, watcher.graph, _program_name(function))
+    return _Run(program, left, functools.partial(_refuse_unseen, watcher, changed, unseen, whole))
 
 
 def _guard_modes(watcher: Watcher) -> None:
@@ -312,74 +372,37 @@ def _draws(module: torch.nn.Module, name: str) -> bool:
     return isinstance(vars(module).get(name), torch.Generator)
 
 
-def _refuse_written(watcher: Watcher, changed: set[torch.nn.Module]) -> None:
-    """Keep whole what wrote attributes that are not as they were, or that something which nobody watched may have read."""
-    is_read = any(not type(module).__module__.startswith("torch.nn.") for module in watcher.ran_whole)
-    for module, reason in watcher.written.items():
-        if is_read or module in changed:
-            raise KeepWhole(module, reason)
+def _may_be_read(watcher: Watcher) -> bool:
+    """Whether something ran that nobody watched, and that may have read what the run wrote into attributes."""
+    return any(not type(module).__module__.startswith("torch.nn.") for module in watcher.ran_whole)
 
 
-def _refuse_unseen(watcher: Watcher, unseen: list[tuple[torch.nn.Module | None, str]]) -> None:
+def _can_be_left(watcher: Watcher, left: list[Left], whole: set[torch.nn.Module]) -> bool:
+    """Whether a program can leave what the run left, if the next run does the same."""
+    if not left or _may_be_read(watcher):
+        return False
+    return all(item.is_constant and item.module not in whole for item in left)
+
+
+def _refuse_unseen(
+    watcher: Watcher,
+    changed: list[tuple[torch.nn.Module, str]],
+    unseen: list[tuple[torch.nn.Module | None, str]],
+    whole: set[torch.nn.Module],
+) -> None:
     """Keep whole what the run did that the program would not do."""
-    for module, what in unseen:
-        raise KeepWhole(module, f"it changes {what}")
-    if watcher.recovered is not None:
-        raise KeepWhole(*watcher.recovered)
+    is_read = _may_be_read(watcher)
+    for module, reason in watcher.written.items():
+        if is_read or any(module is owner for owner, _ in changed):
+            raise KeepWhole(module, reason)
+    for owner, what in unseen:
+        if owner not in whole:
+            raise KeepWhole(owner, f"it changes {what}")
 
 
 def _program_name(model: Any) -> str:
     name = type(model).__name__ if isinstance(model, torch.nn.Module) else getattr(model, "__name__", "")
     return name if name.isidentifier() else "GraphModule"
-
-
-def _result(watcher: Watcher, value: Any) -> Any:
-    """A part of the result; objects of their own kind are put together anew by every run."""
-    if isinstance(value, torch.Tensor) and id(value) in watcher.with_attributes:
-        raise KeepWhole(None, "it writes an attribute onto a tensor that it returns")
-    if type(value) in (tuple, list):
-        return type(value)([_result(watcher, item) for item in value])
-    if type(value) is dict and all(isinstance(key, str) for key in value):
-        return {key: _result(watcher, item) for key, item in value.items()}
-    is_object = isinstance(value, (tuple, list, dict)) or has_attributes(value)
-    if is_object and not isinstance(value, (torch.Tensor, torch.nn.Module)) and unwrapped(value) is None:
-        known = watcher._outside_node(value)
-        if known is not None:
-            return known
-        template, parts = take_apart(value, functools.partial(_is_part, watcher))
-        lowered = [watcher._outside_node(part) or watcher.create_arg(part) for part in parts]
-        return watcher.create_node(
-            "call_function", put_together, (watcher.constant("_template", template), *lowered), {}
-        )
-    return watcher.create_arg(value)
-
-
-def _is_part(watcher: Watcher, value: Any) -> bool:
-    """Whether a value in the result is computed by every run; one that has such values with it cannot be told apart."""
-    if callable(value) and not isinstance(value, (torch.nn.Module, type)) and watcher.closes_over(value):
-        raise KeepWhole(None, f"it returns a {type(value).__name__} that it makes")
-    return watcher.is_of_this_run(value) or watcher.is_known(value)
-
-
-def _write_objects(watcher: Watcher) -> None:
-    """Have the program leave in the objects that it was given what the run left in them; a cache, say."""
-    changes = []
-    for value, before, now in watcher.changed_objects():
-        keys = list(now)
-        if not isinstance(value, (list, dict)):
-            keys = [key for key in now if key not in before or now[key] is not before[key]]
-        is_odd = isinstance(value, dict) and type(value) not in (dict, OrderedDict)
-        if is_odd or (not isinstance(value, (list, dict)) and len(now) < len(before)):
-            raise KeepWhole(None, f"it changes a {type(value).__name__} that it is given")
-        items = [_result(watcher, now[key]) for key in keys]
-        changes.append((watcher._outside_node(value), watcher.create_arg(tuple(keys)), *items))
-    if changes:
-        changed = [arguments[0] for arguments in changes]
-        nodes = [watcher._outside_node(value) for value in watcher.known_objects()]
-        others = [node for node in nodes if node not in changed]
-        watcher.create_node("call_function", check_distinct, (tuple(changed), tuple(others)), {})
-    for arguments in changes:  # after everything that is read
-        watcher.create_node("call_function", put_into, arguments, {})
 
 
 def _tidy(watcher: Watcher) -> None:

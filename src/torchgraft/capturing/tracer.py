@@ -138,7 +138,11 @@ class Tracer(TracerBase):
         count = self._calls[path] = self._calls.get(path, -1) + 1
         self._scope_chain = (outer, f"{path}@{count}" if count else path, path, type(m))
         try:
-            if self.is_leaf_module(m, path) or has_hooks(m):
+            is_leaf = self.is_leaf_module(m, path)
+            if has_hooks(m):
+                is_leaf = True
+                self._refuse_new_hooks(m)
+            if is_leaf:
                 if parametrize._cache_enabled:
                     self._refuse_cached_parametrisations()
                 return self.create_proxy("call_module", path, args, kwargs)
@@ -407,6 +411,12 @@ class Tracer(TracerBase):
             "call in the program; leave the context out, or keep the surrounding module as a leaf (Tracer.is_leaf_module)"
         )
         raise self._remembered(error)
+
+    def _refuse_new_hooks(self, module: torch.nn.Module) -> None:
+        try:
+            self._state.refuse_new_hooks(module)
+        except TraceError as error:
+            raise self._remembered(error) from None
 
     def _before_write(self, module: torch.nn.Module, name: str, value: Any) -> None:
         if not self._switching:

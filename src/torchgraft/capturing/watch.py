@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 from torchgraft.capturing.active import active
 from torchgraft.capturing.handlers import is_handled, recovering_frame
+from torchgraft.capturing.hooks import RunHooks
 from torchgraft.capturing.memos import before_remembering, forget
 from torchgraft.capturing.model_state import ModelState
 from torchgraft.capturing.module_patches import ModuleForward, TrainingFlag
@@ -71,6 +72,7 @@ class Watcher(Values):
         is_leaf: Callable[[torch.nn.Module, str], bool],
         sizes_are_symbolic: bool = True,
         flags_are_plain: bool = False,
+        hooks: RunHooks | None = None,
     ) -> None:
         super().__init__(root, paths, sizes_are_symbolic)
         self.state = ModelState(paths)
@@ -79,6 +81,7 @@ class Watcher(Values):
             if not type(module).__module__.startswith("torch.nn."):
                 self.state.watch(module)  # also those that are only called where nobody watches
         self.outside = OutsideState(lambda value: False)
+        self.hooks = hooks or RunHooks()
         self.flags_are_plain = flags_are_plain
         self._is_leaf = is_leaf
         self._whole: dict[torch.nn.Module, bool] = {}
@@ -351,7 +354,7 @@ class Watcher(Values):
         if known is None:
             known = self._is_leaf(module, path) or isinstance(module, torch.jit.ScriptModule)
             self._whole[module] = known
-        return known or has_hooks(module)
+        return self.hooks.make_whole(self, module, known) if has_hooks(module) else known
 
     def _is_made_of_ours(self, module: torch.nn.Module) -> bool:
         """Whether a module is made by the model while it runs, around modules of its own: `self.layers[1:](x)`."""
@@ -375,6 +378,8 @@ class Watcher(Values):
         if self.outside.recovers:
             self._refuse_recovery()
         is_of_torch = type(m).__module__.startswith("torch.nn.")
+        if not is_of_torch:
+            forward = self.hooks.around(self, m, forward)
         if not is_of_torch or getattr(m, "max_norm", None) is not None:
             self.unwatched(self._save_all, m)
         with torch._C.DisableTorchFunction():  # else each question about a tensor would come to us
@@ -438,6 +443,9 @@ class Watcher(Values):
     def _before_write(self, module: torch.nn.Module, name: str, value: Any) -> None:
         if self._switching:
             return
+        if module not in self.paths and not self.is_young(module):
+            what = f"it writes {name} of a {type(module).__name__}, which is no part of the model"
+            raise KeepWhole(self._modules[-1], f"{what}{at_line()}")
         try:
             self.state.before_write(module, name, value, self)
         except TraceError as error:

@@ -4,6 +4,7 @@ Nothing here knows about graphs.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -28,6 +29,15 @@ def paths_of_modules(root: torch.nn.Module) -> dict[torch.nn.Module, str]:
         if inner:
             pending += [(child, f"{prefix}{name}.") for name, child in reversed(inner.items()) if child is not None]
     return paths
+
+
+def inner_modules(modules: Iterable[torch.nn.Module]) -> set[torch.nn.Module]:
+    """Some modules and those inside them.
+
+    >>> len(inner_modules([torch.nn.Sequential(torch.nn.ReLU())]))
+    2
+    """
+    return {inner for module in modules for inner in (module.modules() if module._modules else (module,))}
 
 
 def names_of_tensors(paths: dict[torch.nn.Module, str]) -> dict[int, str]:

@@ -8,6 +8,7 @@ import inspect
 import operator
 import random
 import sys
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,10 +29,11 @@ from torchgraft.recording.situations import Situation
 
 Roots = list[tuple[str, torch.nn.Module]]
 
-_CONTAINERS = frozenset({list, dict, set})
+_CONTAINERS = frozenset({list, dict, set, OrderedDict})
 _PLAIN = (int, float, str, bytes, bool, tuple, torch.dtype, torch.device, type(None))
-# What nn.Module keeps for itself. Parameters and buffers are looked at one by one, modules by walking the tree.
-_TABLES = frozenset({"_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"})
+# What nn.Module keeps for itself. Parameters and buffers are looked at one by one, modules by walking the tree. Hooks are put
+# back, but not compared: a program has what they do among its nodes.
+_TABLES = frozenset(torch.nn.Module().__dict__) - {"training"}
 
 
 @dataclass
