@@ -92,3 +92,11 @@ def test_one_number_for_a_size_stays_one_where_it_means_something_else():
     program = torchgraft.symbolic_trace(function)
     check_edit(NormalizeArguments(), program)
     torch.testing.assert_close(program(X), function(X), rtol=0, atol=0)
+
+
+def test_modules_with_hooks_are_called_as_before():
+    model = nn.Sequential(nn.ReLU(), nn.Identity())
+    model[0].register_forward_pre_hook(lambda module, inputs: (inputs[0] + 1,))
+    program = torchgraft.symbolic_trace(model)
+    assert check_edit(NormalizeArguments(), program) == 1
+    assert torch.equal(program(X), model(X))

@@ -12,7 +12,9 @@ import torch
 
 from torchgraft.analysis.signatures import get_signature_for_torch_op, normalized_arguments
 from torchgraft.errors import GraphError
+from torchgraft.ir.modules import has_hooks
 from torchgraft.ir.node import Node
+from torchgraft.ir.verify import find_attribute
 from torchgraft.passes.definition import Pass
 from torchgraft.passes.memory import is_fixed
 
@@ -25,7 +27,7 @@ class NormalizeArguments(Pass):
     """Name every argument of calls of functions and modules and fill in the defaults, so that equal calls look equal.
 
     With `keywords=False` arguments that were positional stay so. Calls that have no signature, take any number of
-    arguments, or fit several overloads stay as they are.
+    arguments, fit several overloads, or reach a module with hooks stay as they are.
 
     >>> import torch, torchgraft
     >>> program = torchgraft.symbolic_trace(lambda x: torch.nn.functional.relu(x))
@@ -50,6 +52,8 @@ class NormalizeArguments(Pass):
             kwargs = None if found is None else _callable_form(node._target, found.kwargs)
             if found is None or kwargs is None:
                 continue
+            if node._op == "call_module" and has_hooks(find_attribute(module, node._target)[0]):
+                continue  # hooks are given positional arguments apart from named ones, or not the named ones at all
             if tuple(found.args) != node._args or not _same(kwargs, node._kwargs):
                 node._changing()
                 node._set_arguments(found.args, kwargs)
