@@ -143,26 +143,28 @@ def _maker(
     make: Callable[[Found], ProgramLike], program: Program, editing: Rewrite, found_of: dict[int, Found]
 ) -> Callable[[InternalMatch, Graph, Graph], ProgramLike]:
     names: dict[int, str] = {}
+    taken: dict[str, int] = {}
 
     def replacement(match: InternalMatch, graph: Graph, pattern_graph: Graph) -> ProgramLike:
         made = make(found_of[id(match)])
         if not isinstance(made, torch.nn.Module):
             return made
         if id(made) not in names:
-            names[id(made)] = _free_name(program, found_of[id(match)], made, set(names.values()))
+            names[id(made)] = _free_name(program, found_of[id(match)], made, taken)
             editing.adoption.keep(made)
         return _calling(made, names[id(made)], match.pattern)
 
     return replacement
 
 
-def _free_name(program: Program, found: Found, module: torch.nn.Module, taken: set[str]) -> str:
+def _free_name(program: Program, found: Found, module: torch.nn.Module, taken: dict[str, int]) -> str:
+    """A name that nothing has; `taken` counts on from the last number that a name was given."""
     calls = [node for node in found.nodes.values() if node.op == "call_module"]
-    wish = f"{min(calls).target}_replaced" if calls else snake_case(type(module).__name__)
-    name, number = wish, 0
+    wish = name = f"{min(calls).target}_replaced" if calls else snake_case(type(module).__name__)
     while name in taken or program.attribute(name) is not MISSING:
-        number += 1
-        name = f"{wish}_{number}"
+        taken[wish] = taken.get(wish, 0) + 1
+        name = f"{wish}_{taken[wish]}"
+    taken.setdefault(name, 0)
     return name
 
 
@@ -180,10 +182,10 @@ def _tidy(program: GraphModule, fetched: list[Node], called: set[str]) -> None:
         if not node._erased and not node.users:
             program.graph.erase_node(node)
     if called:
-        used = [node.target for node in program.graph.nodes if node.op in ("call_module", "get_attr")]
-        for target in called:
-            if not any(path == target or path.startswith(f"{target}.") for path in used):
-                program.delete_submodule(target)
+        used = {node.target for node in program.graph.nodes if node.op in ("call_module", "get_attr")}
+        used |= {path[:end] for path in used for end, letter in enumerate(path) if letter == "."}
+        for target in called - used:
+            program.delete_submodule(target)
 
 
 def _finished(found: Found, edit: Edit) -> Found:
