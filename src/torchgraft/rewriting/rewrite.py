@@ -101,6 +101,7 @@ def rewrite(
         make = _maker(replacement.make, subject, editing, found_of)
     else:
         common = Replacement(Program.of(replacement, "replacement"), matcher.pattern)
+        _check_order(common)
     fetched = [
         value
         for edit in edits
@@ -112,6 +113,17 @@ def rewrite(
     editing.apply(edits)
     _tidy(program, fetched, called)
     return [_finished(found_of[id(edit.match)], edit) for edit in edits]
+
+
+def _check_order(replacement: Replacement) -> None:
+    """Parameters belong together by their places; the same names in other places are most likely a mistake."""
+    names = [str(new.target) for new, _ in replacement.inputs]
+    expected = [str(old.target) for _, old in replacement.inputs]
+    if names != expected and sorted(names) == sorted(expected):
+        raise GraphError(
+            f"cannot tell which inputs belong together: the pattern has ({', '.join(expected)}), the replacement "
+            f"({', '.join(names)}); they are paired by their places, so give both the same order or other names"
+        )
 
 
 def make_matcher(program: Program, pattern: ProgramLike, mode: str) -> SubgraphMatcher:
