@@ -68,7 +68,9 @@ def test_mistakes(inputs, message):
 
 def test_inputs_that_do_not_fit_name_the_node():
     program = torchgraft.symbolic_trace(torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3)))
-    with pytest.raises(PassError, match=r"expected input\[1, 4, 8, 8\] to have 3 channels.*While executing %_0 .*give inputs"):
+    with pytest.raises(
+        PassError, match=r"expected input\[1, 4, 8, 8\] to have 3 channels.*While executing %_0 .*give inputs"
+    ):
         PropagateShapes(inputs="1x4x8x8")(program)
     with pytest.raises(PassError, match="too many positional arguments"):
         PropagateShapes(inputs="1x3x8x8 2")(program)
