@@ -191,3 +191,24 @@ def test_a_condition_on_symbolic_sizes_holds() -> None:
     program = torchgraft.capture(function, (torch.ones(3, 2),))
     found = torchgraft.symbolic_shapes(program, {"x": ("n", 2)}, torch.ones(3, 2))
     assert found["exp"] == ("n", 2)
+
+
+def test_a_gradient_that_cannot_be_run_names_its_node() -> None:
+    class NoGradient(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+            raise RuntimeError("there is none")
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(NoGradient.apply(torch.sin(x)))
+
+    x = torch.ones(2, requires_grad=True)
+    with pytest.raises(RuntimeError, match="there is none") as error:
+        torchgraft.cost(function, x)
+    (note,) = error.value.__notes__
+    assert "the gradient of node 'no_gradient' at " in note and "NoGradient.apply(torch.sin(x))" in note
+    assert torchgraft.cost(function, x, backward=False).forward.flops > 0

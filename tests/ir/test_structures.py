@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from torchgraft.ir.arguments import immutable_dict, immutable_list
 from torchgraft.ir.structures import parts_of, put_together, take_apart
 
 
@@ -49,3 +50,10 @@ def test_objects_without_parts_are_kept_and_containers_are_copied() -> None:
 def test_parts_of() -> None:
     assert parts_of(Holder(a=1, b=[2])) == {".a": 1, ".b": [2]}
     assert parts_of(torch.nn.Linear) is None and parts_of(3.5) is None
+
+
+def test_containers_that_refuse_to_change() -> None:
+    value = immutable_dict(a=immutable_list([torch.ones(1)]), b=immutable_dict(c=2))
+    template, parts = take_apart(value, is_tensor)
+    found = put_together(template, "part")
+    assert len(parts) == 1 and found == {"a": ["part"], "b": {"c": 2}} and type(found) is immutable_dict

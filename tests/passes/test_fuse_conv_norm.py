@@ -495,3 +495,24 @@ def test_shapes_that_a_pass_has_noted_are_heeded() -> None:
     assert report.passes[1].changes == 0 and "is for 3 dimensions" in report.passes[1].notes[0]
     flat = torchgraft.symbolic_trace(model)
     assert torchgraft.passes.Pipeline("propagate-shapes, fuse-conv-norm")(flat, check=x[0]).passes[1].changes == 1
+
+
+@pytest.mark.parametrize(
+    "model, shape",
+    [
+        (nn.Sequential(nn.Conv2d(4, 6, 3, groups=2, padding="same", bias=False), nn.BatchNorm2d(6)), (2, 4, 8, 8)),
+        (nn.Sequential(nn.ConvTranspose1d(4, 6, 3, stride=2, groups=2), nn.BatchNorm1d(6)), (2, 4, 8)),
+        (nn.Sequential(nn.BatchNorm3d(4), nn.Conv3d(4, 2, 2, dilation=2)), (2, 4, 5, 5, 5)),
+        (nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6)), (3, 4)),
+    ],
+)
+def test_programs_of_operators(model, shape):
+    model = copy.deepcopy(model).double().eval()
+    for norm in model:
+        if isinstance(norm, nn.modules.batchnorm._BatchNorm):
+            norm.running_mean.normal_()
+            norm.running_var.uniform_(0.5, 2.0)
+    x = torch.randn(shape, dtype=torch.float64)
+    program = torchgraft.capture(model, (x,), level="aten")
+    assert check_edit(FuseConvNorm(), program) == 1
+    torch.testing.assert_close(program(x), model(x), rtol=1e-10, atol=1e-10)

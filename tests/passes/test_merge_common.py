@@ -2,6 +2,7 @@
 
 import copy
 import operator
+import sys
 
 import pytest
 import torch
@@ -227,3 +228,23 @@ def test_long_chains_do_not_recurse():
     program = torchgraft.symbolic_trace(function)
     assert MergeCommon()(program).changes == 1
     assert Memory(program.graph).is_pure(program.graph.output_node().args[0])
+
+
+def test_a_call_with_many_equal_inputs_is_written_once():
+    def work(width):
+        program = torchgraft.symbolic_trace(lambda x: torch.cat([torch.sin(x) for _ in range(width)]))
+        calls = 0
+
+        def count(frame, event, argument):
+            nonlocal calls
+            calls += 1
+
+        sys.setprofile(count)
+        try:
+            assert MergeCommon().run(program) == width - 1
+        finally:
+            sys.setprofile(None)
+        return calls
+
+    work(2)  # what is remembered from the first time on
+    assert work(1000) <= 15 * work(100)

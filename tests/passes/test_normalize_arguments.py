@@ -73,3 +73,30 @@ def test_guards_and_regions_stay():
     assert NormalizeArguments()(program).changes >= 1
     assert [str(guard) for guard in program.guards] == guards and "with torch.no_grad" in program.code
     assert torch.equal(program(X), function(X))
+
+
+def test_operators_get_the_names_of_their_schemas():
+    aten = torch.ops.aten
+    program = torchgraft.symbolic_trace(lambda x: aten.slice.Tensor(aten.softmax.int(x, -1), 0, 0, 1) + aten.relu(x))
+    assert check_edit(NormalizeArguments(), program) == 3
+    assert torch.equal(program(X), torch.softmax(X, -1)[:1] + torch.relu(X))
+    relu = program.graph.find_nodes(op="call_function", target=aten.relu)[0]
+    assert not relu.args and list(relu.kwargs) == ["self"]
+
+
+def test_one_number_for_a_size_stays_one_where_it_means_something_else():
+    def function(x):
+        flat = torch.unfold_copy(x, 3, 2, 2).sum(-1)
+        return F.interpolate(x, 4), F.local_response_norm(flat, 3), torch.ones(3), torch.nonzero_static(x, size=2)
+
+    program = torchgraft.symbolic_trace(function)
+    check_edit(NormalizeArguments(), program)
+    torch.testing.assert_close(program(X), function(X), rtol=0, atol=0)
+
+
+def test_modules_with_hooks_are_called_as_before():
+    model = nn.Sequential(nn.ReLU(), nn.Identity())
+    model[0].register_forward_pre_hook(lambda module, inputs: (inputs[0] + 1,))
+    program = torchgraft.symbolic_trace(model)
+    assert check_edit(NormalizeArguments(), program) == 1
+    assert torch.equal(program(X), model(X))

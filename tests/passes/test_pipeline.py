@@ -368,3 +368,8 @@ def test_objects_that_a_program_returns_are_compared_by_what_they_hold() -> None
 
     with pytest.raises(PassError, match="changed what the program computes.*'relu'"):
         Pipeline([Breaks()])(program, check=x)
+
+
+def test_the_check_reads_results_of_every_structure():
+    program = torchgraft.symbolic_trace(lambda x: {"first": [x, (x + 1,)], "second": {"third": x * 2}})
+    assert Pipeline("merge-common")(program, check=torch.ones(2)).changes == 0

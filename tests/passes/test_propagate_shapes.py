@@ -64,3 +64,13 @@ def test_several_results_and_other_types():
 def test_mistakes(inputs, message):
     with pytest.raises(PassError, match=message):
         PropagateShapes(inputs=inputs)(torchgraft.symbolic_trace(MODEL))
+
+
+def test_inputs_that_do_not_fit_name_the_node():
+    program = torchgraft.symbolic_trace(torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3)))
+    with pytest.raises(
+        PassError, match=r"expected input\[1, 4, 8, 8\] to have 3 channels.*While executing %_0 .*give inputs"
+    ):
+        PropagateShapes(inputs="1x4x8x8")(program)
+    with pytest.raises(PassError, match="too many positional arguments"):
+        PropagateShapes(inputs="1x3x8x8 2")(program)

@@ -450,3 +450,33 @@ def test_linear_in_the_program() -> None:
         assert len(matcher.match()) == length
         counts.append(matcher.comparisons)
     assert counts[1] == 2 * counts[0] and counts[2] == 4 * counts[0]
+
+
+def test_the_same_parameters_in_another_order_are_refused() -> None:
+    program = traced(lambda x, y: torch.relu(x) - y)
+    with pytest.raises(torchgraft.GraphError, match=r"the pattern has \(a, b\), the replacement \(b, a\)"):
+        rewrite(program, lambda a, b: torch.relu(a) - b, lambda b, a: torch.relu(a) - b)
+    assert len(rewrite(program, lambda a, b: torch.relu(a) - b, lambda c, d: torch.sigmoid(c) - d)) == 1
+
+
+def test_explain_says_what_is_in_the_way() -> None:
+    def regions(x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            y = torch.sin(x)
+        return torch.cos(y)
+
+    def in_turn(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        first = torch.sin(x)
+        return first, torch.cos(first + 1)
+
+    found = explain(lambda a: torch.cos(torch.sin(a)), traced(regions))
+    assert found.reason == "a `with` region begins or ends between its nodes"
+    found = explain(lambda a, b: (torch.sin(a), torch.cos(b)), traced(in_turn))
+    assert found.reason.startswith("one of its results is used before the last of them can be computed")
+    found = explain(lambda a: a * 2.0, traced(lambda x: x * 2))
+    assert found.reason == "argument 'other' of 'mul' is 2, the pattern has 2.0"
+    hooked = nn.Sequential(nn.ReLU())
+    hooked[0].register_forward_hook(lambda module, inputs, result: result + 1)
+    assert (
+        "it calls ReLU with hooks, which matches nothing (1)" in explain(lambda a: torch.relu(a), traced(hooked)).reason
+    )

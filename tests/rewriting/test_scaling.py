@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import torchgraft
-from torchgraft.rewriting import replace_pattern
+from torchgraft.rewriting import PerMatch, replace_pattern, rewrite
 from torchgraft.rewriting.matching import SubgraphMatcher
 from torchgraft.rewriting.pattern import Pattern
 from torchgraft.rewriting.program import Program
@@ -97,6 +97,19 @@ def test_all_work_grows_with_the_program(make, replaced_by: int) -> None:
         return calls_made(lambda: replace_pattern(program, neg_relu, replacement))
 
     work(10)  # what is remembered from the first time on
+    small, large = work(60), work(600)
+    assert large <= 12 * small
+
+
+@pytest.mark.parametrize("replacement", [lambda a: torch.sigmoid(a), PerMatch(lambda found: torch.nn.Sigmoid())])
+@pytest.mark.parametrize("kept", [torch.nn.Tanh, torch.nn.ReLU])
+def test_modules_that_are_replaced_or_made_take_no_more(replacement, kept) -> None:
+    def work(length: int) -> int:
+        layers = [torch.nn.Softmax(1) if number % 2 else kept() for number in range(length)]
+        program = torchgraft.symbolic_trace(torch.nn.Sequential(*layers))
+        return calls_made(lambda: rewrite(program, lambda a: torch.softmax(a, 1), replacement))
+
+    work(10)
     small, large = work(60), work(600)
     assert large <= 12 * small
 

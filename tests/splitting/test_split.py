@@ -293,3 +293,21 @@ def test_an_unknown_call_is_passed_by_nothing() -> None:
     assert [part.nodes for part in found.parts] == [("sin",), ("note",), ("cos",)]
     found.module(torch.ones(1))
     assert log == ["between"]
+
+
+def test_what_stays_in_the_outer_program_has_a_reason_too() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            y = torch.sin(x)
+        return torch.cos(y) if x.dim() == 2 else y
+
+    program = torchgraft.capture(function, (torch.ones(2, 2),))
+    found = split(program, by=Size(1))
+    calls = [node for node in program.graph.nodes if node.op.startswith("call_")]
+    assert {node.name for node in calls} == set(found.reasons)
+    nodes = sum(len(part.nodes) for part in found.parts)
+    assert str(found).splitlines()[0] == f"{len(found.parts)} parts, {nodes} nodes"
+    outside = [name for name, reason in found.reasons.items() if reason.endswith("in the outer program")]
+    assert outside
+    with pytest.raises(torchgraft.GraphError, match="checks inputs or the model's mode"):
+        found.part_of(outside[0])

@@ -109,13 +109,19 @@ class DryRun(FakeInterpreter):
             return False
         self.place.backward = True
         with self.mode, torch.autograd.set_multithreading_enabled(False):
-            if accumulate:
-                with self.operators:
-                    torch.autograd.backward(results, [torch.ones_like(result) for result in results])
-            else:
-                gradients = [torch.ones_like(result) for result in results]
-                with self.operators:
-                    torch.autograd.grad(results, sources, gradients, allow_unused=True)
+            try:
+                if accumulate:
+                    with self.operators:
+                        torch.autograd.backward(results, [torch.ones_like(result) for result in results])
+                else:
+                    gradients = [torch.ones_like(result) for result in results]
+                    with self.operators:
+                        torch.autograd.grad(results, sources, gradients, allow_unused=True)
+            except Exception as error:
+                node = self.place.node
+                of = "the gradients" if node is None else f"the gradient of node '{node.name}' at {where(node)}"
+                error.add_note(f"this was {of}; cost(..., backward=False) and memory(..., training=False) go without")
+                raise
         self.place.backward, self.place.node = False, None
         return True
 

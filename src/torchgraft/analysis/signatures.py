@@ -98,6 +98,8 @@ def normalize_function(
     {'input': 'x'}
     """
     kwargs = kwargs or {}
+    if "self" in kwargs and isinstance(target, torch._ops.OpOverload | torch._ops.OpOverloadPacket):
+        kwargs = {"input" if name == "self" else name: value for name, value in kwargs.items()}
     calls = []
     for signature in _candidates(target):
         bound = _bind(signature, args, kwargs)

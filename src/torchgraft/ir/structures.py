@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from torchgraft.ir.arguments import immutable_dict
+
 
 class _Slot(NamedTuple):
     number: int
@@ -187,6 +189,9 @@ def _rebuild(value: Any, replace: Callable[[Any], Any], memo: dict[int, Any], ho
         if all(a is b for a, b in zip(items, value, strict=True)):
             return value if isinstance(value, tuple) else _remember(memo, value, copy.copy(value))
         return _remember(memo, value, _with_items(value, items))
+    if isinstance(value, immutable_dict):  # cannot be filled afterwards, and so cannot hold itself
+        rebuilt = {key: _rebuild(item, replace, memo, holders) for key, item in value.items()}
+        return _remember(memo, value, immutable_dict(rebuilt))
     if isinstance(value, dict):
         result = _remember(memo, value, copy.copy(value))
         for key, item in value.items():

@@ -38,7 +38,20 @@ _FUNCTIONS: dict[Any, tuple[int, bool]] = {
     functional.conv_transpose3d: (3, True),
     functional.linear: (0, False),
 }
-_NORM_FUNCTIONS = {
+_aten = torch.ops.aten
+# The operators themselves, as a program of ATen calls them, take the same arguments in the same order.
+_FUNCTIONS |= {
+    operator: (dimensions, False)
+    for dimensions, packet in ((1, _aten.conv1d), (2, _aten.conv2d), (3, _aten.conv3d))
+    for operator in (packet.default, packet.padding)
+}
+_FUNCTIONS |= {
+    _aten.conv_transpose1d.default: (1, True),
+    _aten.conv_transpose2d.input: (2, True),
+    _aten.conv_transpose3d.input: (3, True),
+    _aten.linear.default: (0, False),
+}
+_NORM_FUNCTIONS: dict[Any, tuple[str, ...]] = {
     functional.batch_norm: (
         *("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps"),
     ),
@@ -46,6 +59,7 @@ _NORM_FUNCTIONS = {
         *("input", "weight", "bias", "running_mean", "running_var", "training", "momentum", "eps", "cudnn_enabled"),
     ),
 }
+_NORM_FUNCTIONS[_aten.batch_norm.default] = _NORM_FUNCTIONS[torch.batch_norm]
 _NORM_MODULES = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 _METADATA_METHODS = frozenset({"size", "dim", "ndimension", "numel", "nelement"})
 _METADATA_ATTRIBUTES = frozenset({"shape", "ndim", "dtype", "device", "is_cuda", "layout"})

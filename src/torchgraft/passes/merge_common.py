@@ -12,7 +12,7 @@ import torch
 
 from torchgraft.analysis.effects import effects_of
 from torchgraft.ir.graph import Graph
-from torchgraft.ir.node import Node
+from torchgraft.ir.node import Node, map_arg
 from torchgraft.ir.verify import find_attribute
 from torchgraft.passes.definition import Pass
 from torchgraft.passes.memory import Memory
@@ -40,8 +40,10 @@ class MergeCommon(Pass):
         regions = memory.region
         first_of: dict[Any, Node] = {}
         outliving: set[Node] = set()  # first calls that stand for one whose result the caller gets
-        merged = 0
+        merged: dict[Node, Node] = {}  # and the call that takes its place
         for node in graph.nodes:
+            if merged:
+                _use_instead(node, merged)
             if node._op in ("placeholder", "output"):
                 continue
             try:
@@ -58,10 +60,20 @@ class MergeCommon(Pass):
             elif _is_mergeable(memory, first, node, memory.outlives(first) or first in outliving):
                 if memory.outlives(node):
                     outliving.add(first)
-                node.replace_all_uses_with(first)
-                graph.erase_node(node)
-                merged += 1
-        return merged
+                merged[node] = first
+        for node in reversed(merged):
+            graph.erase_node(node)
+        return len(merged)
+
+
+def _use_instead(user: Node, merged: dict[Node, Node]) -> None:
+    """Exchange all merged inputs of a call at once: one with thousands of them (a `cat`) is written anew for each change."""
+    sources = [source for source in user._inputs if source in merged]
+    if sources:
+        for source in sources:
+            user.graph._notify_replace(source, merged[source], user)
+        user.args = map_arg(user._args, lambda source: merged.get(source, source))
+        user.kwargs = map_arg(user._kwargs, lambda source: merged.get(source, source))
 
 
 def _is_mergeable(memory: Memory, first: Node, node: Node, first_outlives: bool) -> bool:

@@ -4,12 +4,17 @@ Which parameter an argument belongs to is known to `analysis/signatures.py`.
 
 from __future__ import annotations
 
+import types
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_origin
 
-from torchgraft.analysis.signatures import normalized_arguments
+import torch
+
+from torchgraft.analysis.signatures import get_signature_for_torch_op, normalized_arguments
 from torchgraft.errors import GraphError
+from torchgraft.ir.modules import has_hooks
 from torchgraft.ir.node import Node
+from torchgraft.ir.verify import find_attribute
 from torchgraft.passes.definition import Pass
 from torchgraft.passes.memory import is_fixed
 
@@ -22,7 +27,7 @@ class NormalizeArguments(Pass):
     """Name every argument of calls of functions and modules and fill in the defaults, so that equal calls look equal.
 
     With `keywords=False` arguments that were positional stay so. Calls that have no signature, take any number of
-    arguments, or fit several overloads stay as they are.
+    arguments, fit several overloads, or reach a module with hooks stay as they are.
 
     >>> import torch, torchgraft
     >>> program = torchgraft.symbolic_trace(lambda x: torch.nn.functional.relu(x))
@@ -44,9 +49,11 @@ class NormalizeArguments(Pass):
                 found = normalized_arguments(node, module, normalize_to_only_use_kwargs=self.keywords)
             except GraphError:
                 continue
-            kwargs = None if found is None else _callable_form(found.kwargs)
+            kwargs = None if found is None else _callable_form(node._target, found.kwargs)
             if found is None or kwargs is None:
                 continue
+            if node._op == "call_module" and has_hooks(find_attribute(module, node._target)[0]):
+                continue  # hooks are given positional arguments apart from named ones, or not the named ones at all
             if tuple(found.args) != node._args or not _same(kwargs, node._kwargs):
                 node._changing()
                 node._set_arguments(found.args, kwargs)
@@ -60,13 +67,30 @@ def _same(first: dict[str, Any], second: dict[str, Any]) -> bool:
     )
 
 
-def _callable_form(kwargs: dict[str, Any]) -> dict[str, Any] | None:
-    """The arguments as Python's binding of an operator takes them, which is not in all points what its schema says."""
-    size = kwargs.get("size")
-    if isinstance(size, Node):
-        return None  # one number, which goes without a name only, or a whole size
-    result = {**kwargs, "size": (size,)} if type(size) is int else kwargs
+def _callable_form(target: Any, kwargs: dict[str, Any]) -> dict[str, Any] | None:
+    """The arguments as the target takes them, which is not in all points what the signature of an operator says."""
+    if isinstance(target, torch._ops.OpOverload | torch._ops.OpOverloadPacket):
+        # Only the functions of `torch` call it `input`; operators themselves know it by the name in their schema.
+        return {"self" if name == "input" and _has_self(target) else name: value for name, value in kwargs.items()}
+    result = kwargs
+    if isinstance(target, types.BuiltinFunctionType) and "size" in kwargs and _takes_sizes(target):
+        size = kwargs["size"]
+        if isinstance(size, Node):
+            return None  # one number, which goes without a name only, or a whole size
+        result = {**kwargs, "size": (size,)} if type(size) is int else kwargs
     if type(result.get("dtype")) is int:
         # A default that the schema writes as a number; leaving it out says the same.
         result = {name: value for name, value in result.items() if name != "dtype"}
     return result
+
+
+def _has_self(target: Any) -> bool:
+    overloads = [target] if isinstance(target, torch._ops.OpOverload) else map(target.__getattr__, target.overloads())
+    return any(argument.name == "self" for overload in overloads for argument in overload._schema.arguments)
+
+
+def _takes_sizes(target: Any) -> bool:
+    """Whether `size` is a list for an operator: `torch.ones(3)` is right and `torch.ones(size=3)` is not."""
+    signatures = get_signature_for_torch_op(target) or []
+    sizes = [signature.parameters["size"] for signature in signatures if "size" in signature.parameters]
+    return any(get_origin(size.annotation) is list for size in sizes)

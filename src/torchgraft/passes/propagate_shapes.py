@@ -13,7 +13,7 @@ import torch
 
 from torchgraft.analysis.shapes import shapes
 from torchgraft.codegen.source import PyTreeCodeGen
-from torchgraft.errors import PassError
+from torchgraft.errors import GraftError, PassError
 from torchgraft.ir.printing import known_value
 from torchgraft.passes.checking import restored
 from torchgraft.passes.definition import Pass
@@ -44,11 +44,16 @@ class PropagateShapes(Pass):
     def run(self, module: GraphModule) -> int:
         """Note the shapes, and return how many nodes have another note than before."""
         args = self._arguments(module)
-        if self.compute:
-            with restored(module):
-                found = shapes(module, *args, compute=True)
-        else:
-            found = shapes(module, *args)
+        try:
+            if self.compute:
+                with restored(module):
+                    found = shapes(module, *args, compute=True)
+            else:
+                found = shapes(module, *args)
+        except GraftError:
+            raise
+        except Exception as error:  # whatever a program can raise
+            raise PassError(_refusal(error)) from error
         changed = 0
         for node in module.graph.nodes:
             metadata = found.get(node.name)
@@ -79,6 +84,13 @@ class PropagateShapes(Pass):
                 'give inputs="1x3x224x224:float32", example tensors, or check=args to the pipeline'
             )
         return tuple([torch.empty(tuple(value.shape), dtype=value.dtype) for value in known])
+
+
+def _refusal(error: Exception) -> str:
+    lines = [line for note in getattr(error, "__notes__", ()) for line in note.splitlines()]
+    places = [line for line in lines if line.startswith("While executing")]
+    text = "; ".join([f"{type(error).__name__}: {str(error).partition(chr(10))[0]}", *places[:1]])
+    return f"cannot propagate shapes: on these inputs the program raises {text}; give inputs that it runs on"
 
 
 def _tensor(text: str) -> torch.Tensor:

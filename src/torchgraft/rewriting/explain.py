@@ -8,6 +8,8 @@ from collections import Counter
 from dataclasses import dataclass
 
 from torchgraft.codegen.graph_module import GraphModule
+from torchgraft.ir.contexts import enter_context, exit_context
+from torchgraft.ir.modules import has_hooks
 from torchgraft.ir.node import Node
 from torchgraft.ir.origin import source_of
 from torchgraft.rewriting.found import Found
@@ -63,7 +65,7 @@ def explain(pattern: ProgramLike, program: GraphModule, *, where: Where | None =
     def counts(match: InternalMatch, region: list[Node]) -> bool:
         before = placement.find(match, region)
         if before is None:
-            refused.append((region[-1], "something between its nodes writes memory that they read or write"))
+            refused.append((region[-1], _in_the_way(region)))
         elif not all(condition(Found(subject, match)) for condition in conditions):
             refused.append((region[-1], "`where` says no"))
         else:
@@ -82,6 +84,20 @@ def explain(pattern: ProgramLike, program: GraphModule, *, where: Where | None =
     return Explanation(matches, None, 0, calls, reason, "")
 
 
+def _in_the_way(region: list[Node]) -> str:
+    """Why one place for all of a match cannot be found."""
+    first, last = min(region), max(region)
+    node = first
+    while node is not last:
+        node = node.next
+        if node.target in (enter_context, exit_context):
+            return "a `with` region begins or ends between its nodes"
+    inside = set(region)
+    if any(user < last for member in region for user in member.users if user not in inside):
+        return "one of its results is used before the last of them can be computed, or memory that it touches is written between"
+    return "something between its nodes writes memory that they read or write"
+
+
 def _not_called(matcher: MeaningMatcher, program: GraphModule) -> str:
     sinks = [matcher.calls_of(sink) for sink in matcher.pattern.sinks]
     names = Counter(_call_name(node) for node in program.graph.nodes if node.op.startswith("call_"))
@@ -94,7 +110,12 @@ def _not_called(matcher: MeaningMatcher, program: GraphModule) -> str:
 def _call_name(node: Node) -> str:
     if node.op == "call_module":
         owner = node.graph.owning_module
-        return node.target if owner is None else type(owner.get_submodule(node.target)).__name__
+        if owner is None:
+            return str(node.target)
+        module = owner.get_submodule(node.target)
+        return (
+            f"{type(module).__name__} with hooks, which matches nothing" if has_hooks(module) else type(module).__name__
+        )
     return str(getattr(node.target, "__name__", node.target))
 
 

@@ -212,9 +212,10 @@ class MeaningMatcher(SubgraphMatcher):
             if commutes and meaning.commutes:
                 (first, a, place), (second, b, other_place) = found[:2]
                 swapped = [(first, b, other_place), (second, a, place), *found[2:]]
-                if not self._may_agree(found, binding):
+                other_order = self._may_agree(swapped, binding)
+                if other_order and not self._may_agree(found, binding):
                     found = swapped
-                elif self._may_agree(swapped, binding):
+                elif other_order:
                     other = list(binding)
                     other[operation.index] = value
                     waiting.append((other, [*pairs, *reversed(swapped)]))

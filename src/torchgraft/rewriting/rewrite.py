@@ -101,6 +101,7 @@ def rewrite(
         make = _maker(replacement.make, subject, editing, found_of)
     else:
         common = Replacement(Program.of(replacement, "replacement"), matcher.pattern)
+        _check_order(common)
     fetched = [
         value
         for edit in edits
@@ -112,6 +113,17 @@ def rewrite(
     editing.apply(edits)
     _tidy(program, fetched, called)
     return [_finished(found_of[id(edit.match)], edit) for edit in edits]
+
+
+def _check_order(replacement: Replacement) -> None:
+    """Parameters belong together by their places; the same names in other places are most likely a mistake."""
+    names = [str(new.target) for new, _ in replacement.inputs]
+    expected = [str(old.target) for _, old in replacement.inputs]
+    if names != expected and sorted(names) == sorted(expected):
+        raise GraphError(
+            f"cannot tell which inputs belong together: the pattern has ({', '.join(expected)}), the replacement "
+            f"({', '.join(names)}); they are paired by their places, so give both the same order or other names"
+        )
 
 
 def make_matcher(program: Program, pattern: ProgramLike, mode: str) -> SubgraphMatcher:
@@ -143,26 +155,28 @@ def _maker(
     make: Callable[[Found], ProgramLike], program: Program, editing: Rewrite, found_of: dict[int, Found]
 ) -> Callable[[InternalMatch, Graph, Graph], ProgramLike]:
     names: dict[int, str] = {}
+    taken: dict[str, int] = {}
 
     def replacement(match: InternalMatch, graph: Graph, pattern_graph: Graph) -> ProgramLike:
         made = make(found_of[id(match)])
         if not isinstance(made, torch.nn.Module):
             return made
         if id(made) not in names:
-            names[id(made)] = _free_name(program, found_of[id(match)], made, set(names.values()))
+            names[id(made)] = _free_name(program, found_of[id(match)], made, taken)
             editing.adoption.keep(made)
         return _calling(made, names[id(made)], match.pattern)
 
     return replacement
 
 
-def _free_name(program: Program, found: Found, module: torch.nn.Module, taken: set[str]) -> str:
+def _free_name(program: Program, found: Found, module: torch.nn.Module, taken: dict[str, int]) -> str:
+    """A name that nothing has; `taken` counts on from the last number that a name was given."""
     calls = [node for node in found.nodes.values() if node.op == "call_module"]
-    wish = f"{min(calls).target}_replaced" if calls else snake_case(type(module).__name__)
-    name, number = wish, 0
+    wish = name = f"{min(calls).target}_replaced" if calls else snake_case(type(module).__name__)
     while name in taken or program.attribute(name) is not MISSING:
-        number += 1
-        name = f"{wish}_{number}"
+        taken[wish] = taken.get(wish, 0) + 1
+        name = f"{wish}_{taken[wish]}"
+    taken.setdefault(name, 0)
     return name
 
 
@@ -180,10 +194,10 @@ def _tidy(program: GraphModule, fetched: list[Node], called: set[str]) -> None:
         if not node._erased and not node.users:
             program.graph.erase_node(node)
     if called:
-        used = [node.target for node in program.graph.nodes if node.op in ("call_module", "get_attr")]
-        for target in called:
-            if not any(path == target or path.startswith(f"{target}.") for path in used):
-                program.delete_submodule(target)
+        used = {node.target for node in program.graph.nodes if node.op in ("call_module", "get_attr")}
+        used |= {path[:end] for path in used for end, letter in enumerate(path) if letter == "."}
+        for target in called - used:
+            program.delete_submodule(target)
 
 
 def _finished(found: Found, edit: Edit) -> Found:

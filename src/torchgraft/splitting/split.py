@@ -52,12 +52,12 @@ class Split:
         for part in self.parts:
             if node in part.nodes:
                 return part
-        raise GraphError(
-            f"no part has a node '{node}': inputs, outputs and fetched attributes are in the outer program"
-        )
+        reason = self.reasons.get(node, "inputs, outputs and fetched attributes are in the outer program")
+        raise GraphError(f"no part has a node '{node}': {reason}")
 
     def __str__(self) -> str:
-        lines = [f"{_count(len(self.parts), 'part')}, {_count(len(self.reasons), 'node')}"]
+        nodes = sum(len(part.nodes) for part in self.parts)
+        lines = [f"{_count(len(self.parts), 'part')}, {_count(nodes, 'node')}"]
         for part in self.parts:
             kind = {None: "", True: ", supported", False: ", not supported"}[part.supported]
             cost = "" if part.cost is None else f", cost {part.cost:g}"
@@ -129,6 +129,9 @@ def split(program: GraphModule, by: Strategy | Callable[[Node], bool | str], *, 
             )
         )
     reasons = {node.name: plan.reasons[node] for node in order.calls}
+    reasons |= {node.name: "checks inputs or the model's mode: in the outer program" for node in order.outer_guards}
+    for opening, closing in order.exits.items():
+        reasons[opening.name] = reasons[closing.name] = "the edge of a region: each part opens it around its own nodes"
     lines = {node.name: text for node in order.calls if (text := _where(node))}
     return Split(module, tuple(parts), reasons, new_names(ordered), lines)
 

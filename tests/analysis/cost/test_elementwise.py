@@ -39,6 +39,8 @@ def flops(function: Any, *args: torch.Tensor) -> int:
         (lambda x: F.interpolate(x, scale_factor=2, mode="bilinear"), 7 * 4 * X.numel()),
         (lambda x: x.std(), 4 * X.numel()),
         (lambda x: x.cumsum(1), X.numel()),
+        (lambda x: torch.rsub(x, 1), X.numel()),
+        (lambda x: torch.polar(x, x), 4 * X.numel()),
     ],
 )
 def test_arithmetic(function: Any, expected: int) -> None:
@@ -55,6 +57,7 @@ def test_arithmetic(function: Any, expected: int) -> None:
         lambda x: x.gather(0, torch.zeros(1, 4, dtype=torch.int64)),
         lambda x: F.dropout(x, 0.5, training=False),
         lambda x: torch.arange(5),
+        lambda x: torch.complex(torch.permute_copy(x, (1, 0)), torch.t_copy(x)),
     ],
 )
 def test_moving_data_is_no_arithmetic(function: Any) -> None:

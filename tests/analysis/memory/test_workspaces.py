@@ -166,6 +166,16 @@ def test_what_cannot_be_measured_is_named() -> None:
     assert memory(Two(), torch.ones(1, 3, 16, 16)).unmeasured == ()
 
 
+def test_a_workspace_that_fakes_do_not_show_is_named() -> None:
+    x = torch.ones(5, 2, 3)
+    if not torch.backends.mkldnn.is_available():
+        pytest.skip("the LSTM is not oneDNN's")
+    predicted = memory(torch.nn.LSTM(3, 4), x, training=True)
+    assert predicted.unmeasured == (("forward", "lstm"), ("backward", "lstm"))
+    computed = memory(torch.nn.LSTM(3, 4), x, training=True, compute=True)
+    assert computed.unmeasured == () and computed.saved["lstm"] > predicted.saved["lstm"]
+
+
 def test_rows_json_and_text_have_a_place_for_workspaces() -> None:
     predicted = memory(Two(), torch.ones(1, 3, 16, 16), measure=lambda call: MEGABYTE)
     data = json.loads(predicted.to_json())

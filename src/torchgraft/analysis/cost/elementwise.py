@@ -20,26 +20,27 @@ _REDUCTION = getattr(torch.Tag, "reduction", None)
 
 # No arithmetic: the result holds elements that were there before, or constants.
 _MOVES = """
-    alias alias_copy arange as_strided_scatter _assert_async _assert_scalar _assert_tensor_metadata block_diag cat
-    channel_shuffle _chunk_cat clone constant_pad_nd copy copy_ detach diag_embed diagonal_backward diagonal_scatter
-    embedding empty empty_like empty_permuted empty_strided eye fill fill_ flip full full_like
-    _functional_assert_async gather im2col index index_copy index_copy_ index_fill index_fill_ index_put index_put_
-    index_select is_same_size lift lift_fresh lift_fresh_copy linspace _local_scalar_dense masked_fill masked_fill_
-    masked_scatter masked_scatter_ masked_scatter_backward masked_select max_unpool2d max_unpool3d new_empty
-    new_empty_strided new_full new_ones new_zeros nonzero nonzero_static one_hot ones ones_like _pack_padded_sequence
-    _pin_memory pixel_shuffle pixel_unshuffle reflection_pad1d reflection_pad2d reflection_pad3d repeat
-    repeat_interleave replication_pad1d replication_pad2d replication_pad3d _reshape_copy resize resize_ resize_as
-    roll rot90 scalar_tensor scatter scatter_ select_backward select_scatter set_ slice_backward slice_scatter
-    split_with_sizes_copy stack sym_constrain_range sym_constrain_range_for_size take _to_copy _to_dense tril tril_
-    tril_indices triu triu_ triu_indices unfold_copy _unsafe_index _unsafe_index_put _unsafe_masked_index unsafe_split
+    alias arange as_strided_scatter _assert_async _assert_scalar _assert_tensor_metadata block_diag cat channel_shuffle
+    _chunk_cat clone complex constant_pad_nd copy copy_ detach diag_embed diagonal_backward diagonal_scatter embedding
+    empty empty_like empty_permuted empty_strided eye fill fill_ flip full full_like _functional_assert_async gather
+    im2col index index_copy_ index_fill index_fill_ index_put index_put_ index_select is_same_size lift lift_fresh
+    linspace _local_scalar_dense masked_fill masked_fill_ masked_scatter masked_scatter_ masked_scatter_backward
+    masked_select max_unpool2d max_unpool3d new_empty new_empty_strided new_full new_ones new_zeros nonzero
+    nonzero_static one_hot ones ones_like _pack_padded_sequence _pin_memory pixel_shuffle pixel_unshuffle
+    reflection_pad1d reflection_pad2d reflection_pad3d repeat repeat_interleave replication_pad1d replication_pad2d
+    replication_pad3d resize resize_ resize_as roll rot90 scalar_tensor scatter scatter_ select_backward select_scatter
+    set_ slice_backward slice_scatter stack sym_constrain_range sym_constrain_range_for_size take _to_dense tril tril_
+    tril_indices triu triu_ triu_indices _unsafe_index _unsafe_index_put _unsafe_masked_index unsafe_split
     unsafe_split_with_sizes _unsafe_view upsample_nearest1d upsample_nearest2d upsample_nearest3d
     _upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d value_selecting_reduction_backward
-    view_copy where zero zero_ zeros zeros_like
+    where zero zero_ zeros zeros_like
 """
 MOVES = frozenset(_MOVES.split())
 
 # Operators that are several basic ones when written out.
 _PER_ELEMENT: dict[str, int] = {
+    "rsub": 1,
+    "polar": 4,
     "addcmul": 3,
     "addcdiv": 3,
     "lerp": 3,
@@ -116,7 +117,7 @@ def work_of(
         return 0, 0
     packet = getattr(func, "overloadpacket", func)
     name = getattr(packet, "__name__", str(func))
-    if getattr(func, "namespace", "") == "aten" and (name in MOVES or name.endswith("_like")):
+    if getattr(func, "namespace", "") == "aten" and (name in MOVES or name.endswith(("_like", "_copy"))):
         return (elements(result), 0) if name.startswith("rand") else (0, 0)
     tags = _tags(func, name)
     if torch.Tag.pointwise in tags or name.startswith("_foreach_"):

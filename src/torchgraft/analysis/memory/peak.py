@@ -15,7 +15,7 @@ from torchgraft.analysis.dry_run import DryRun, program_of
 from torchgraft.analysis.fake import fakes_in_optimizers, on_device
 from torchgraft.analysis.memory.report import Memory, Moment
 from torchgraft.analysis.memory.storages import RESIDENT, Storage, Storages
-from torchgraft.analysis.memory.workspaces import Call, Measure, taken_on_gpu, takes_room
+from torchgraft.analysis.memory.workspaces import HIDES_ROOM, Call, Measure, taken_on_gpu, takes_room
 from torchgraft.codegen.graph_module import GraphModule
 
 MakeOptimizer = Callable[[Iterable[torch.nn.Parameter]], torch.optim.Optimizer]
@@ -76,6 +76,7 @@ class _Accounts:
         on_gpu = self.storages.device is not None and self.storages.device.type == "cuda"
         self.measure = measure or (taken_on_gpu if on_gpu else None)
         self.calls: dict[int, Call] = {}
+        self.hidden: list[int] = []
         self.state: list[torch.Tensor] = []
         self.saved: dict[str, int] = {}
         self.unmeasured: tuple[tuple[str, str | None], ...] = ()
@@ -96,6 +97,8 @@ class _Accounts:
 
     def _operator(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         self.storages.step(result, self.run.place.node)
+        if getattr(func, "overloadpacket", None) in HIDES_ROOM and not self.run.computes:
+            self.hidden.append(self.storages.time)
         if self.measure is not None and takes_room(func, args):
             self.calls[self.storages.time] = Call.of(func, args, kwargs)
 
@@ -170,7 +173,11 @@ class _Accounts:
         """The bytes that operators took beyond their results, by time; those that could not be measured are kept by name."""
         measure = self.measure or (lambda call: 0)
         taken = {time: measure(call) for time, call in self.calls.items() if time > self.started}
-        self.unmeasured = tuple(dict.fromkeys(self._place(time) for time, size in taken.items() if size is None))
+        missing = [
+            *[time for time in self.hidden if time > self.started],
+            *[time for time in taken if taken[time] is None],
+        ]
+        self.unmeasured = tuple(dict.fromkeys(map(self._place, sorted(missing))))
         made = self.storages.made_bytes()
         return {time: size - made[time] for time, size in taken.items() if size is not None and size > made[time]}
 

@@ -31,6 +31,10 @@ TAKES_ROOM = frozenset(
     ]
 )
 
+# Operators that hand a workspace to their gradient as one of their results: on tensors without data it is empty, and how large
+# it really is only oneDNN knows.
+HIDES_ROOM = frozenset([aten.mkldnn_rnn_layer, aten.mkldnn_rnn_layer_backward])
+
 
 def takes_room(operator: Any, args: tuple[Any, ...]) -> bool:
     """Whether a call is worth measuring: its kernel may take memory of its own, and all its tensors have strides.

@@ -134,9 +134,11 @@ class _Checker:
         for dtype in _DTYPES if holes.has_unknown_dtype else _DTYPES[:1]:
             trials.attempt_all(holes.fillings(), dtype)
             if trials.fits:
+                trials.attempt_all(holes.doubled(trials.fitting), dtype)
                 return self._with_sure_dtypes(trials, dtype) if holes.has_unknown_dtype else trials.result
         trials.attempt_all(holes.last_fillings(), torch.float32)
         if trials.fits:
+            trials.attempt_all(holes.doubled(trials.fitting), torch.float32)
             return trials.result
         if trials.failed_otherwise:
             return Dyn

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from torchgraft.analysis.types.tensor_type import Dyn, TensorType
 
 _ALWAYS = (1, 2, 97, 128)
 _MOST_SIZES = 10
+_LARGEST = 1_000_000
 
 
 @dataclass(eq=False)
@@ -44,9 +46,11 @@ class Holes:
     def of(cls, tree: Any, related: Iterable[torch.Tensor] = ()) -> Holes:
         """Look through arguments; `related` are the tensors of a module, whose sizes its inputs have to fit."""
         holes = cls(tree)
-        found, numbers = set(_ALWAYS), set[int]()
+        found, numbers = set(_ALWAYS), list[int]()
+        tensors: list[Shaped] = []
         for leaf in pytree.tree_leaves(tree):
             if isinstance(leaf, Shaped):
+                tensors.append(leaf)
                 holes.count += sum(size == Dyn for size in leaf.dims)
                 holes.has_unknown_dtype |= leaf.dtype is None
                 found |= {size for size in leaf.dims if size != Dyn}
@@ -57,13 +61,18 @@ class Holes:
                 holes.has_unknown_object = True
             elif type(leaf) is int:
                 found.add(abs(leaf))
-                numbers.add(abs(leaf))
+                numbers.append(abs(leaf))
         found |= {size for tensor in related for size in tensor.shape}
         ordered = sorted(size for size in found if size > 0)
         # The smallest show where a size is cut off, the largest where one is too small.
         kept = ordered if len(ordered) <= _MOST_SIZES else ordered[: _MOST_SIZES // 2] + ordered[-_MOST_SIZES // 2 :]
         products = {first * second for first in numbers for second in kept if 4 < first * second <= 1024}
         holes.sizes = kept + sorted(products - set(kept))[:6]
+        # All parts of a view together, and what is left of that for an open size beside the known ones.
+        whole = prod(number for number in numbers if number)
+        known = {prod(size for size in leaf.dims if size != Dyn) for leaf in tensors}
+        shares = {whole, *[whole // size for size in known if size and whole % size == 0]}
+        holes.sizes += [size for size in sorted(shares) if size <= _LARGEST and size not in holes.sizes]
         return holes
 
     def fillings(self) -> Iterator[list[int]]:
@@ -81,6 +90,13 @@ class Holes:
         if self.count > 1:
             for rest in (2, 1, 64):
                 yield from self._one_apart(rest)
+
+    def doubled(self, filling: list[int]) -> Iterator[list[int]]:
+        """A filling that fits with each of its sizes twice as large, and all of them: it may be one of many, or the only one."""
+        for place in range(self.count):
+            yield [size * 2 if index == place else size for index, size in enumerate(filling)]
+        if self.count > 1:
+            yield [size * 2 for size in filling]
 
     def _one_apart(self, rest: int) -> Iterator[list[int]]:
         for place in range(self.count):
