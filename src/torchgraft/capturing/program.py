@@ -20,7 +20,7 @@ from torchgraft.capturing.example import ExampleInputs, refuse_iterators
 from torchgraft.capturing.kinds import PARAMETER_PATCH, type_patches
 from torchgraft.capturing.memos import memo_patches
 from torchgraft.capturing.min_max import BUILTIN_PATCHES
-from torchgraft.capturing.mode_choices import choice_patches
+from torchgraft.capturing.mode_statements import choice_patches, forwards_of_torch
 from torchgraft.capturing.mode_switches import has_own_train, only_switches
 from torchgraft.capturing.module_patches import MODULE_GETATTR, MODULE_PATCHES, TENSOR_ATTRIBUTE_PATCH
 from torchgraft.capturing.plain_numbers import call_ours, number_patches
@@ -107,7 +107,9 @@ class _Capture:
         self.paths = paths_of_modules(self.root)
         self.kept: dict[type, str] = {}
         self.symbolic, self.plain_flags = True, False
-        self.choices = choice_patches({type(module) for module in self.paths})
+        self.choices = choice_patches(
+            {type(module) for module, path in self.paths.items() if not forwards_of_torch(type(module)) or not rule(module, path)}
+        )
 
     def run(self) -> GraphModule:
         reason = self._reason_for_one_call()
@@ -290,6 +292,7 @@ def _guard_modes(watcher: Watcher) -> None:
         modes = [(module, path), *inside]
         start = next(node for node in graph.nodes if node._op != "placeholder")
         with graph.inserting_before(start):
+            watcher._modes.clear()  # those are further down
             found = tuple([watcher._training_node(item) for item, _ in modes])
             expected = tuple([bool(item.__dict__["training"]) for item, _ in modes])
             watcher.create_node("call_function", check_modes, (found, expected, str(_line_of(own))), {})

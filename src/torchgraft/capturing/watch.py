@@ -82,6 +82,7 @@ class Watcher(Values):
         self.flags_are_plain = flags_are_plain
         self._is_leaf = is_leaf
         self._whole: dict[torch.nn.Module, bool] = {}
+        self._modes: dict[torch.nn.Module, Node] = {}
         # Modules that ran as one call; what they change of themselves, each run of the program changes.
         self.ran_whole: set[torch.nn.Module] = set()
         # Where capture was called: what is around that is no business of the model's.
@@ -473,23 +474,6 @@ class Watcher(Values):
             self.create_node("call_function", check_training, (self._training_node(module), value, where), {})
         return value
 
-    def _choose(self, flag: TrainingFlag, in_training: Any, otherwise: Any) -> Any:
-        """A number that is one or the other, by the mode in which the program runs."""
-        kind = type(in_training)
-        if kind is type(otherwise) and kind in _SIMPLE and repr(in_training) == repr(otherwise):
-            return in_training
-        if kind not in (int, float) or kind is not type(otherwise) or self.flags_are_plain:
-            return in_training if flag else otherwise
-        module = flag._module
-
-        def make() -> Node:
-            return self.create_node(
-                "call_function", operator.getitem, ((otherwise, in_training), self._training_node(module)), {}
-            )
-
-        value = in_training if module.__dict__["training"] else otherwise
-        return wrapped(SymbolicNumber(self, value, make, "a choice by the mode"))
-
     def _is_of_every_run(self, module: torch.nn.Module) -> bool:
         """Whether a module is made by the model while it runs, so that its mode is the same each time."""
         return module not in self.paths and self.is_young(module)
@@ -502,7 +486,10 @@ class Watcher(Values):
             raise KeepWhole(
                 self._modules[-1], f"{type(module).__name__} is no submodule, and asks for its mode{at_line()}"
             )
-        return self.create_node("get_attr", f"{path}.training" if path else "training", (), {})
+        known = self._modes.get(module)
+        if known is None:  # the same in all of a run: whoever sets a mode in between is kept whole
+            known = self._modes[module] = self.create_node("get_attr", f"{path}.training" if path else "training", (), {})
+        return known
 
 
 def _is_plain_leaf(module: torch.nn.Module) -> bool:
