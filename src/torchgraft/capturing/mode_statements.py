@@ -21,6 +21,8 @@ from collections.abc import Callable, Iterable
 from types import CodeType, FunctionType
 from typing import Any, ClassVar
 
+import torch
+
 from torchgraft.capturing import mode_choices
 from torchgraft.capturing.active import CodePatch
 from torchgraft.capturing.changed_code import Change, changed_patch
@@ -310,7 +312,7 @@ def choice_patches(classes: Iterable[type]) -> list[CodePatch]:
     """Patches of the methods of some module classes that choose by the mode; no others."""
     found: dict[int, CodePatch] = {}
     for cls in classes:
-        for function in (*reached(cls)[0], *forwards_of_torch(cls)):
+        for function in (*reached(cls)[0], *methods_of_torch(cls)):
             patch = (
                 _patch_of(function) if "training" in function.__code__.co_names or id(function) in _patches else None
             )
@@ -320,10 +322,11 @@ def choice_patches(classes: Iterable[type]) -> list[CodePatch]:
 
 
 @functools.cache
-def forwards_of_torch(cls: type) -> tuple[FunctionType, ...]:
+def methods_of_torch(cls: type) -> tuple[FunctionType, ...]:
     """What a call of a module may come through in classes of torch.nn that ask for their mode."""
-    own = [vars(base).get("forward") for base in cls.__mro__ if base.__module__.startswith("torch.nn.")]
-    return tuple([item for item in own if isinstance(item, FunctionType) and "training" in item.__code__.co_names])
+    homes = [base for base in cls.__mro__ if base.__module__.startswith("torch.nn.") and base is not torch.nn.Module]
+    methods = [item for base in homes for item in vars(base).values() if isinstance(item, FunctionType)]
+    return tuple([item for item in methods if "training" in item.__code__.co_names])
 
 
 def _patch_of(function: FunctionType) -> CodePatch | None:

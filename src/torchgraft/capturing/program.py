@@ -20,7 +20,7 @@ from torchgraft.capturing.example import ExampleInputs, refuse_iterators
 from torchgraft.capturing.kinds import PARAMETER_PATCH, type_patches
 from torchgraft.capturing.memos import memo_patches
 from torchgraft.capturing.min_max import BUILTIN_PATCHES
-from torchgraft.capturing.mode_statements import choice_patches, forwards_of_torch
+from torchgraft.capturing.mode_statements import choice_patches, methods_of_torch
 from torchgraft.capturing.mode_switches import has_own_train, only_switches
 from torchgraft.capturing.module_patches import MODULE_GETATTR, MODULE_PATCHES, TENSOR_ATTRIBUTE_PATCH
 from torchgraft.capturing.plain_numbers import call_ours, number_patches
@@ -108,7 +108,7 @@ class _Capture:
         self.kept: dict[type, str] = {}
         self.symbolic, self.plain_flags = True, False
         self.choices = choice_patches(
-            {type(module) for module, path in self.paths.items() if not forwards_of_torch(type(module)) or not rule(module, path)}
+            {type(module) for module, path in self.paths.items() if not methods_of_torch(type(module)) or not rule(module, path)}
         )
 
     def run(self) -> GraphModule:
