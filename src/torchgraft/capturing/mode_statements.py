@@ -25,17 +25,19 @@ import torch
 
 from torchgraft.capturing import mode_choices
 from torchgraft.capturing.active import CodePatch
-from torchgraft.capturing.changed_code import Change, changed_patch
+from torchgraft.capturing.changed_code import changed_patch
+from torchgraft.capturing.identities import Identities
 from torchgraft.capturing.outside_state import reached
 
 _CHOOSE, _NEGATED, _BOTH, _EITHER = "torchgraft chooses", "torchgraft negates", "torchgraft's and", "torchgraft's or"
 _TRUTH, _ASKED, _IS_OPEN, _IS_ADDED = "torchgraft's truth", "torchgraft asks", "torchgraft is open", "torchgraft adds"
 
 
-class Choices(Change):
+class Choices(Identities):
     """Turns choices by the mode into calls where looking at both sides does nothing else."""
 
     places: ClassVar[dict[str, Callable[..., Any]]] = {
+        **Identities.places,
         _CHOOSE: mode_choices.choose,
         _NEGATED: mode_choices.negated,
         _BOTH: mode_choices.both,

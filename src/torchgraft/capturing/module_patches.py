@@ -185,6 +185,7 @@ def _read_training(module: torch.nn.Module) -> Any:
     # `self.training is True` can only be answered by the plain value.
     if tracer.flags_are_plain or _is_compared_by_identity(*user_instruction(2)):
         return tracer._training_decides(module)
+    tracer._has_stand_ins = True
     return TrainingFlag(module, tracer)
 
 

@@ -47,6 +47,8 @@ class OutsideState:
         # Tensors and modules among what the functions keep and mention.
         self.tensors: list[torch.Tensor] = []
         self.modules: list[torch.nn.Module] = []
+        # The functions that are watched, and those that they mention as parts of Python modules.
+        self.functions: list[FunctionType] = []
         self._seen: set[int] = set()
         # (what it is called, where it is mentioned, its picture)
         self._pictures: list[tuple[str, SourceLine | None, Picture]] = []
@@ -78,6 +80,7 @@ class OutsideState:
         if id(function.__code__) in self._seen:
             return
         self._seen.add(id(function.__code__))
+        self.functions.append(function)
         self.recovers = self.recovers or recovers(function.__code__)
         scope = function.__globals__
         for cell in function.__closure__ or ():
@@ -102,6 +105,8 @@ class OutsideState:
             return
         for name in {mentioned for inner in codes_in(code) for mentioned in inner.co_names}:
             value = vars(module).get(name, _MISSING)
+            if isinstance(value, FunctionType):
+                self.functions.append(value)
             if value is not _MISSING and not isinstance(value, (type, ModuleType)) and not callable(value):
                 self._watch_binding(vars(module), name, value, line)
                 self._watch_value(name, value, line)

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from torchgraft.capturing.dtypes import FlowingDtype
 from torchgraft.capturing.module_patches import TrainingFlag, plain_mode
 from torchgraft.capturing.sizes import unwrapped
 from torchgraft.capturing.tracer_base import UNCHANGED_TYPES
@@ -79,6 +80,8 @@ def concrete(value: Any) -> Any:
         return number.value
     if cls is TrainingFlag:
         return plain_mode(value)
+    if cls is FlowingDtype:
+        return value.value
     if isinstance(value, torch.Size):
         return torch.Size([concrete(item) for item in value])
     if cls is dict:

@@ -16,7 +16,9 @@ from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 
 from torchgraft.capturing.active import Beginning, CodePatch, acquire_all, active, paused_collection, release_all
+from torchgraft.capturing.dtypes import DTYPE_PATCHES, FlowingDtype
 from torchgraft.capturing.example import ExampleInputs, refuse_iterators
+from torchgraft.capturing.identities import compare_ours, compares_identity, identity_patches
 from torchgraft.capturing.kinds import PARAMETER_PATCH, type_patches
 from torchgraft.capturing.memos import memo_patches
 from torchgraft.capturing.min_max import BUILTIN_PATCHES
@@ -106,7 +108,7 @@ class _Capture:
         self.root = modules_of(model) if self.owner is None else self.owner
         self.paths = paths_of_modules(self.root)
         self.kept: dict[type, str] = {}
-        self.symbolic, self.plain_flags = True, False
+        self.symbolic, self.plain_flags, self.plain_dtypes = True, False, False
         self.choices = choice_patches(
             {type(module) for module, path in self.paths.items() if not methods_of_torch(type(module)) or not rule(module, path)}
         )
@@ -115,6 +117,7 @@ class _Capture:
         reason = self._reason_for_one_call()
         while reason is None:
             watcher = Watcher(self.root, self.paths, self._is_leaf, self.symbolic, self.plain_flags)
+            watcher.dtypes_flow, watcher.ask_plainly = not self.plain_dtypes, self._ask_plainly
             arguments = self.model, self.args, self.kwargs, self._whole_modules(), self.choices
             try:
                 return self._finished(_watched_run(watcher, *arguments))
@@ -123,7 +126,7 @@ class _Capture:
             except RunAgain as request:
                 request.prepare()
             except Exception as error:
-                reason = self._ask_less(error)
+                reason = self._ask_less(error, watcher)
         program = whole_program(self.model, self.owner, self.args, self.kwargs)
         program.meta["kept_whole"] = {"": reason}
         return program
@@ -176,12 +179,17 @@ class _Capture:
         path = self.paths.get(module)
         return self.root.get_submodule(path.rpartition(".")[0]) if path else None
 
-    def _ask_less(self, error: Exception) -> str | None:
+    def _ask_plainly(self) -> None:
+        self.plain_flags = self.plain_dtypes = True
+
+    def _ask_less(self, error: Exception, watcher: Watcher) -> str | None:
         """Hand out plain numbers and flags in the next run; a reason, if that is what was done already."""
         if isinstance(error, TraceError) and not isinstance(error, UnsupportedArgument):
             raise error
         if not self.plain_flags and "TrainingFlag" in str(error):
             self.plain_flags = True
+        elif watcher._dtypes:
+            self.plain_dtypes = True
         elif self.choices:
             self.choices = []  # looking at both sides of one may have failed
         elif self.symbolic:
@@ -247,7 +255,7 @@ def _watched_run(
         watcher.beginning, watcher.boundary = Beginning(), _watched_run.__code__
         patches: list[Any] = [*_PATCHES, *wrapped_patches(), *_AUTOWRAP.library_patches()]
         patches += [*BUILTIN_PATCHES, SCRIPT_PATCH, PARAMETER_PATCH, *type_patches(function, watcher.paths)]
-        patches += [*choices, *memo_patches(), *number_patches()]
+        patches += [*DTYPE_PATCHES, *identity_patches(), *choices, *memo_patches(), *number_patches()]
         acquire_all(patches)
         previous, active.tracer = active.tracer, watcher
         try:
@@ -269,6 +277,8 @@ def _watched_run(
         raise TypeError("a table outside of the model has a size as its key")
     if watcher.asking and call_ours(watcher.asking.values()):
         raise RunAgain(lambda: None)
+    if watcher._has_stand_ins:
+        _compare_plainly(watcher, {id(patch.function) for patch in patches if isinstance(patch, CodePatch)})
     _refuse_written(watcher, {module for module, _ in changed})
     if unseen:
         whole = whole | {inner for module in watcher.ran_whole for inner in module.modules()}
@@ -278,6 +288,14 @@ def _watched_run(
         _guard_modes(watcher)
     _tidy(watcher)
     return GraphModule(watcher.root, watcher.graph, _program_name(function))
+
+
+def _compare_plainly(watcher: Watcher, changed: set[int]) -> None:
+    """Make the run again if functions compare by identity what may have been modes and dtypes, and cannot be asked otherwise."""
+    functions = [item for item in watcher.outside.functions if id(item) not in changed]
+    comparing = [item for item in functions if compares_identity(item.__code__)]
+    if comparing:
+        raise RunAgain((lambda: None) if compare_ours(comparing) else watcher.ask_plainly)
 
 
 def _guard_modes(watcher: Watcher) -> None:
@@ -338,6 +356,8 @@ def _result(watcher: Watcher, value: Any) -> Any:
     """A part of the result; objects of their own kind are put together anew by every run."""
     if isinstance(value, torch.Tensor) and id(value) in watcher.with_attributes:
         raise KeepWhole(None, "it writes an attribute onto a tensor that it returns")
+    if type(value) is FlowingDtype:
+        return value.node
     if type(value) in (tuple, list):
         return type(value)([_result(watcher, item) for item in value])
     if type(value) is dict and all(isinstance(key, str) for key in value):

@@ -16,6 +16,7 @@ from torch.nn.utils import parametrize
 from torch.overrides import TorchFunctionMode
 
 from torchgraft.capturing.active import active
+from torchgraft.capturing.dtypes import FlowingDtype
 from torchgraft.capturing.handlers import is_handled, recovering_frame
 from torchgraft.capturing.memos import before_remembering, forget
 from torchgraft.capturing.model_state import ModelState
@@ -439,6 +440,8 @@ class Watcher(Values):
     def _before_write(self, module: torch.nn.Module, name: str, value: Any) -> None:
         if self._switching:
             return
+        if type(value) is FlowingDtype:
+            self.give_plain_dtypes()
         try:
             self.state.before_write(module, name, value, self)
         except TraceError as error:
