@@ -23,7 +23,7 @@ _INFORMATION: dict[str, Any] = {"finfo": torch.finfo, "iinfo": torch.iinfo}
 class FlowingDtype:
     """A dtype as the model sees it. torch takes it for one, because it has `__torch_function__`."""
 
-    __slots__ = ("_watcher", "node", "value")
+    __slots__ = ("__weakref__", "_watcher", "node", "value")
 
     def __init__(self, watcher: Reads, value: torch.dtype, node: Node) -> None:
         self._watcher = watcher
@@ -53,9 +53,8 @@ class FlowingDtype:
         return self.decide() is (other.decide() if type(other) is FlowingDtype else other)
 
     def __hash__(self) -> int:
-        # A table that has it for a key may outlive the run.
-        self._watcher.give_plain_dtypes()
-        return hash(self.value)
+        self._watcher.before_key(self)
+        return hash(self.decide())
 
     def __repr__(self) -> str:
         return repr(self.decide())

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from torchgraft.capturing.module_patches import TrainingFlag
+from torchgraft.capturing.module_patches import TrainingFlag, plain_mode
 from torchgraft.capturing.sizes import SymbolicNumber, unwrapped, wrapped
 from torchgraft.capturing.tracer_base import UNCHANGED_TYPES
 from torchgraft.ir.choices import add_if
@@ -78,10 +78,18 @@ def asked(flag: Any, value: Any) -> Any:
 
 
 def is_added(flag: Any, tensor: Any, amount: Any) -> bool:
-    """Have the program add to a tensor in place where the flag is set; whether it was possible."""
-    if type(tensor) is not torch.Tensor or type(amount) not in (int, float):
+    """Have the program add to a buffer of the model where the flag is set; whether that is what is to be added to. (`self.a += 1`
+    where `a` is computed is no addition in place.)"""
+    is_buffer = type(tensor) is torch.Tensor and id(tensor) in flag._tracer._names
+    if not is_buffer or type(amount) not in (int, float):
         return False
-    tracer = flag._tracer
-    tracer.unwatched(tracer._before_writing, "add_", (tensor,))
-    tracer.call_leaf(add_if, add_if, (flag, tensor, amount), {})
+    flag._tracer.unwatched(_add, flag._tracer, flag, tensor, amount)
     return True
+
+
+def _add(tracer: Any, flag: TrainingFlag, tensor: torch.Tensor, amount: float) -> None:
+    tracer._before_writing("add_", (tensor,))
+    arguments = (flag.__fx_create_arg__(tracer), tracer.node_of(tensor), amount)
+    node = tracer.create_node("call_function", add_if, arguments, {})
+    if plain_mode(flag):
+        tracer.register(tensor.add_(amount), node, {})

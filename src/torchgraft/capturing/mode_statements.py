@@ -84,12 +84,14 @@ class Choices(Identities):
     # ---- statements ----
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
-        """A function: its arguments have values."""
-        outer = self._bound
+        """A function: its arguments have values. Where it looks at all of its names, no others may be added."""
+        outer = self._bound, self._is_caught
+        names = {item.id for item in ast.walk(node) if isinstance(item, ast.Name)}
+        self._is_caught = self._is_caught or not names.isdisjoint(("locals", "vars", "dir", "eval", "exec"))
         arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
         self._bound = {item.arg for item in arguments}
         result = super().visit_FunctionDef(node)
-        self._bound = outer
+        self._bound, self._is_caught = outer
         return result
 
     def visit_Name(self, node: ast.Name) -> ast.AST:

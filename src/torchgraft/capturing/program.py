@@ -179,8 +179,9 @@ class _Capture:
         path = self.paths.get(module)
         return self.root.get_submodule(path.rpartition(".")[0]) if path else None
 
-    def _ask_plainly(self) -> None:
-        self.plain_flags = self.plain_dtypes = True
+    def _ask_plainly(self, flags: bool) -> None:
+        """Hand out plain dtypes in the next run, and plain flags, if those are not good either."""
+        self.plain_dtypes, self.plain_flags = True, self.plain_flags or flags
 
     def _ask_less(self, error: Exception, watcher: Watcher) -> str | None:
         """Hand out plain numbers and flags in the next run; a reason, if that is what was done already."""
@@ -295,7 +296,8 @@ def _compare_plainly(watcher: Watcher, changed: set[int]) -> None:
     functions = [item for item in watcher.outside.functions if id(item) not in changed]
     comparing = [item for item in functions if compares_identity(item.__code__)]
     if comparing:
-        raise RunAgain((lambda: None) if compare_ours(comparing) else watcher.ask_plainly)
+        is_mended = compare_ours(comparing)
+        raise RunAgain((lambda: None) if is_mended else functools.partial(watcher.ask_plainly, True))
 
 
 def _guard_modes(watcher: Watcher) -> None:

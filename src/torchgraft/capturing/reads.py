@@ -86,8 +86,8 @@ class Reads(TracerBase):
         self._guarded: set[Any] = set()
         self.dtypes_flow = True
         self._dtypes: dict[Node, FlowingDtype] = {}
-        # Called where what stands in for modes and dtypes will not do, before the run is made again.
-        self.ask_plainly: Callable[[], None] = lambda: None
+        # Called where what stands in for dtypes, and for modes (if true), will not do, before the run is made again.
+        self.ask_plainly: Callable[[bool], None] = lambda flags: None
         # Devices that were read: the device itself (so that its identity stays its own), its node, and the guard on it.
         self._devices: dict[int, tuple[torch.device, Node, Node]] = {}
 
@@ -149,10 +149,6 @@ class Reads(TracerBase):
             self.guard(part, value, f"{name} of '{node.name}'")
         return value
 
-    def give_plain_dtypes(self) -> None:
-        """Make the run again with plain dtypes."""
-        raise RunAgain(self.ask_plainly)
-
     # ---- numbers ----
 
     def number(self, node: Node, key: Any, value: Any, make: Callable[[], Any], description: str) -> Any:
@@ -213,6 +209,9 @@ class Reads(TracerBase):
         if unwrapped(number) is not None:
             self.before_plain("len")
         return int(number)
+
+    def before_key(self, value: Any) -> None:
+        """Called where a number or a dtype is about to be the key of a table."""
 
     def before_plain(self, name: str) -> None:
         """Called where a number is about to become a plain one, by Python's function of this name."""

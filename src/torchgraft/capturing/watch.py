@@ -4,6 +4,7 @@ Which node a value is, is known in `values.py`; what starts a run and what becom
 
 from __future__ import annotations
 
+import functools
 import operator
 import sys
 import weakref
@@ -24,7 +25,7 @@ from torchgraft.capturing.module_patches import ModuleForward, TrainingFlag
 from torchgraft.capturing.outside_state import OutsideState
 from torchgraft.capturing.parts import concrete, mutable_parts, parts_now, same_parts
 from torchgraft.capturing.plain_numbers import asking_code
-from torchgraft.capturing.reads import RESHAPING, KeepWhole, at_line
+from torchgraft.capturing.reads import RESHAPING, KeepWhole, RunAgain, at_line
 from torchgraft.capturing.refusals import UnsupportedArgument
 from torchgraft.capturing.sizes import SymbolicNumber, unwrapped, wrapped
 from torchgraft.capturing.spelling import Spelling, spelling_of
@@ -267,6 +268,8 @@ class Watcher(Values):
         number = unwrapped(value)
         if number is not None:
             return number.argument(), number.value
+        if kind is TrainingFlag or kind is FlowingDtype:
+            return value.__fx_create_arg__(self), concrete(value)
         given.update(versions_in(((value,), {})))
         return self.create_arg(value), concrete(value)
 
@@ -376,7 +379,7 @@ class Watcher(Values):
         self.ran_whole.add(m)
         if self.outside.recovers:
             self._refuse_recovery()
-        is_of_torch = type(m).__module__.startswith("torch.nn.")
+        is_of_torch = _is_of_torch(m)
         if not is_of_torch or getattr(m, "max_norm", None) is not None:
             self.unwatched(self._save_all, m)
         with torch._C.DisableTorchFunction():  # else each question about a tensor would come to us
@@ -440,8 +443,8 @@ class Watcher(Values):
     def _before_write(self, module: torch.nn.Module, name: str, value: Any) -> None:
         if self._switching:
             return
-        if type(value) is FlowingDtype:
-            self.give_plain_dtypes()
+        if type(value) is FlowingDtype:  # it may be read where nobody watches
+            raise RunAgain(functools.partial(self.ask_plainly, False))
         try:
             self.state.before_write(module, name, value, self)
         except TraceError as error:
@@ -471,11 +474,19 @@ class Watcher(Values):
 
     def _training_decides(self, module: torch.nn.Module) -> bool:
         value = module.__dict__["training"]
+        if self._modules[-1] is module and self._is_small(module):
+            raise KeepWhole(module, f"it does something else in the other mode{at_line()}")
         if (module, "training") not in self._guarded and not self._is_of_every_run(module):
             self._guarded.add((module, "training"))
             where = str(current_source_line() or type(module).__name__)
             self.create_node("call_function", check_training, (self._training_node(module), value, where), {})
         return value
+
+    def _is_small(self, module: torch.nn.Module) -> bool:
+        """Whether a module inside the model is one that a program may as well call, as it calls a dropout: without modules of its
+        own, and torch's or without tensors."""
+        is_one = not module._modules and (_is_of_torch(module) or not (module._parameters or module._buffers))
+        return is_one and bool(self.paths.get(module))
 
     def _is_of_every_run(self, module: torch.nn.Module) -> bool:
         """Whether a module is made by the model while it runs, so that its mode is the same each time."""
@@ -493,6 +504,10 @@ class Watcher(Values):
         if known is None:  # the same in all of a run: whoever sets a mode in between is kept whole
             known = self._modes[module] = self.create_node("get_attr", f"{path}.training" if path else "training", (), {})
         return known
+
+
+def _is_of_torch(module: torch.nn.Module) -> bool:
+    return type(module).__module__.startswith("torch.nn.")
 
 
 def _is_plain_leaf(module: torch.nn.Module) -> bool:
