@@ -50,7 +50,9 @@ class Choices(Identities):
 
     def __init__(self, line: int) -> None:
         super().__init__(line)
+        # Names that have values by now, and those whose values may be modes.
         self._bound: set[str] = set()
+        self._modes: set[str] = set()
         self._number = 0
         self._is_caught = False
 
@@ -75,24 +77,51 @@ class Choices(Identities):
 
     def _mode(self, node: ast.expr, is_test: bool = False) -> ast.expr | None:
         """An expression made of modes and of questions that may be asked in any order, with calls of ours; else None."""
-        if not self.is_within or not any(map(_is_mode, ast.walk(node))):
+        if not self.is_within or not any(map(self._is_mode, ast.walk(node))):
             return None
-        changed = _opened(node, is_test)
+        changed = self._opened(node, is_test)
         self.found = self.found or changed is not None
         return changed
+
+    def _is_mode(self, node: ast.AST) -> bool:
+        return _is_attribute(node) or (isinstance(node, ast.Name) and node.id in self._modes)
+
+    def _opened(self, node: ast.expr, is_test: bool) -> ast.expr | None:
+        if self._is_mode(node):
+            return node
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+            inner = self._opened(node.operand, is_test=True)
+            return None if inner is None else _call(_NEGATED, inner, at=node)
+        if isinstance(node, ast.BoolOp):
+            parts = [self._opened(item, is_test) for item in node.values]
+            result, *rest = parts
+            for part in rest:
+                if result is None or part is None:
+                    return None
+                result = _call(_BOTH if isinstance(node.op, ast.And) else _EITHER, result, part, at=node)
+            return result
+        if not _is_question(node):
+            return None
+        return _call(_TRUTH, node, at=node) if is_test else node
 
     # ---- statements ----
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
         """A function: its arguments have values. Where it looks at all of its names, no others may be added."""
-        outer = self._bound, self._is_caught
+        outer = self._bound, self._modes, self._is_caught
         names = {item.id for item in ast.walk(node) if isinstance(item, ast.Name)}
         self._is_caught = self._is_caught or not names.isdisjoint(("locals", "vars", "dir", "eval", "exec"))
         arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
-        self._bound = {item.arg for item in arguments}
+        self._bound, self._modes = {item.arg for item in arguments}, set()
         result = super().visit_FunctionDef(node)
-        self._bound, self._is_caught = outer
+        self._bound, self._modes, self._is_caught = outer
         return result
+
+    def visit_Assign(self, node: ast.Assign) -> ast.AST:
+        """Names for a value, which may be a mode."""
+        if self._mode(node.value) is not None:
+            self._modes.update([item.id for item in node.targets if isinstance(item, ast.Name)])
+        return self.generic_visit(node)
 
     def visit_Name(self, node: ast.Name) -> ast.AST:
         """A name that is given a value here."""
@@ -116,8 +145,10 @@ class Choices(Identities):
             sides = _Side(node.body, self._place("then")), _Side(node.orelse, self._place("else"))
             names = [name for side in sides for name in side.assigned]
             if all(_is_known(name, *sides) or name in self._bound for name in names):
+                known = self._bound.copy()
                 self._bound.update(names)
-                return self._both_ways(node, mode, *sides)
+                self._modes.update(names)
+                return self._both_ways(node, mode, known, *sides)
         node.test = mode
         return self.generic_visit(node)
 
@@ -125,13 +156,15 @@ class Choices(Identities):
         self._number += 1
         return f"_torchgraft_{side}_{self._number}"
 
-    def _both_ways(self, node: ast.If, mode: ast.expr, then: _Side, otherwise: _Side) -> list[ast.stmt]:
+    def _both_ways(
+        self, node: ast.If, mode: ast.expr, known: set[str], then: _Side, otherwise: _Side
+    ) -> list[ast.stmt]:
         flag, opposite = self._place("mode"), self._place("mode")
         names = dict.fromkeys([*then.assigned, *otherwise.assigned])
         both = [
-            *then.statements(flag),
+            *then.statements(flag, known),
             _assign(opposite, _call(_NEGATED, _name(flag), at=node)),
-            *otherwise.statements(opposite),
+            *otherwise.statements(opposite, known),
             *[_assign(name, _call(_CHOOSE, *map(_name, (flag, then[name], otherwise[name])), at=node)) for name in names],
         ]
         as_it_was = ast.If(_name(flag), node.body, node.orelse)
@@ -145,17 +178,18 @@ class _Side:
     def __init__(self, block: list[ast.stmt], prefix: str) -> None:
         self._block = block
         self._prefix = prefix
-        stored = [item for statement in block for item in ast.walk(statement) if isinstance(item, ast.Name)]
-        self.assigned = dict.fromkeys([item.id for item in stored if isinstance(item.ctx, ast.Store)])
+        names = [item for statement in block for item in ast.walk(statement) if isinstance(item, ast.Name)]
+        self.assigned = dict.fromkeys([item.id for item in names if isinstance(item.ctx, ast.Store)])
+        self._read = {item.id for item in names if isinstance(item.ctx, ast.Load)}
         self.certain = _certainly_assigned(block)
 
     def __getitem__(self, name: str) -> str:
         return f"{self._prefix}_{name}" if name in self.assigned else name
 
-    def statements(self, flag: str) -> list[ast.stmt]:
-        """The statements of the branch where its flag may or may not be set."""
-        before = [_assign(self[name], _name(name)) for name in self.assigned if name not in self.certain]
-        return [*before, *self._converted(self._block, flag)]
+    def statements(self, flag: str, known: set[str]) -> list[ast.stmt]:
+        """The statements of the branch where its flag may or may not be set; `known` names have values before it."""
+        kept = [name for name in self.assigned if name not in self.certain or (name in self._read and name in known)]
+        return [*[_assign(self[name], _name(name)) for name in kept], *self._converted(self._block, flag)]
 
     def _converted(self, block: list[ast.stmt], flag: str) -> list[ast.stmt]:
         return [converted for statement in block for converted in self._convert(statement, flag)]
@@ -190,26 +224,8 @@ class _Renaming(ast.NodeTransformer):
 # ---- what may be asked and done on both sides ----
 
 
-def _opened(node: ast.expr, is_test: bool) -> ast.expr | None:
-    if _is_mode(node):
-        return node
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
-        inner = _opened(node.operand, is_test=True)
-        return None if inner is None else _call(_NEGATED, inner, at=node)
-    if isinstance(node, ast.BoolOp):
-        parts = [_opened(item, is_test) for item in node.values]
-        result, *rest = parts
-        for part in rest:
-            if result is None or part is None:
-                return None
-            result = _call(_BOTH if isinstance(node.op, ast.And) else _EITHER, result, part, at=node)
-        return result
-    if not _is_question(node):
-        return None
-    return _call(_TRUTH, node, at=node) if is_test else node
-
-
-def _is_mode(node: ast.AST) -> bool:
+def _is_attribute(node: ast.AST) -> bool:
+    """Whether this is `self.training`, or the mode of another."""
     return isinstance(node, ast.Attribute) and node.attr == "training" and isinstance(node.value, ast.Name)
 
 
@@ -228,7 +244,7 @@ def _is_question(node: ast.expr) -> bool:
         return _is_question(node.operand)
     if isinstance(node, ast.BoolOp):
         return all(map(_is_question, node.values))
-    return _is_looked_up(node) and not _is_mode(node)
+    return _is_looked_up(node) and not _is_attribute(node)
 
 
 def _is_plain_block(block: list[ast.stmt]) -> bool:
