@@ -1,4 +1,5 @@
-"""Statements that choose by the mode, those of torch.nn's norms among them: both modes are right, however the model was captured."""
+"""Statements that choose by the mode, those of torch.nn's norms among them: both modes are right, in whichever the model was
+captured."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import torchgraft
-from torchgraft import GuardError, GraphModule, capture
+from torchgraft import GraphModule, GuardError, capture
 from torchgraft.ir.choices import add_if
 
 LEVELS = ["module", "function"]
@@ -170,9 +171,7 @@ class OwnNorm(nn.BatchNorm2d):
             by_batch = self.running_mean is None and self.running_var is None
         mean = self.running_mean if not self.training or self.track_running_stats else None
         variance = self.running_var if not self.training or self.track_running_stats else None
-        return self.activation(
-            F.batch_norm(x, mean, variance, self.weight, self.bias, by_batch, factor, self.eps)
-        )
+        return self.activation(F.batch_norm(x, mean, variance, self.weight, self.bias, by_batch, factor, self.eps))
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -210,7 +209,6 @@ class Counting(nn.Module):
         elif self.is_noted is False:
             rate = 0.7
         else:
-            pass
             rate = 0.0
             self.evaluated.add_(0.5)
         if not self.training:

@@ -18,8 +18,8 @@ from torchgraft.capturing.tracer import Tracer
 from torchgraft.capturing.tracer_base import assert_traced
 from torchgraft.errors import BridgeError
 from torchgraft.ir.arguments import immutable_dict, immutable_list
-from torchgraft.ir.contexts import enter_context, exit_context
 from torchgraft.ir.choices import add_if
+from torchgraft.ir.contexts import enter_context, exit_context
 from torchgraft.ir.guards import check_training
 
 

@@ -1,5 +1,6 @@
-"""Dtypes that are read of tensors during a watched run. One that only flows into calls (`y.to(x.dtype)`, `torch.finfo(x.dtype).min`)
-is read anew by the program, which so follows `.half()` and `.double()`; one that is compared becomes a guard.
+"""Dtypes that are read of tensors during a watched run. One that only flows into calls (`y.to(x.dtype)`,
+`torch.finfo(x.dtype).min`) is read anew by the program, which so follows `.half()` and `.double()`; one that is compared becomes
+a guard.
 """
 
 from __future__ import annotations

@@ -19,7 +19,6 @@ from torchgraft.capturing.dtypes import FlowingDtype
 from torchgraft.capturing.module_patches import TrainingFlag
 from torchgraft.capturing.sizes import unwrapped
 
-
 _STANDS_FOR: dict[type, type] = {TrainingFlag: bool, FlowingDtype: torch.dtype}
 
 

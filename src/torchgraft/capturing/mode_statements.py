@@ -165,7 +165,10 @@ class Choices(Identities):
             *then.statements(flag, known),
             _assign(opposite, _call(_NEGATED, _name(flag), at=node)),
             *otherwise.statements(opposite, known),
-            *[_assign(name, _call(_CHOOSE, *map(_name, (flag, then[name], otherwise[name])), at=node)) for name in names],
+            *[
+                _assign(name, _call(_CHOOSE, *map(_name, (flag, then[name], otherwise[name])), at=node))
+                for name in names
+            ],
         ]
         as_it_was = ast.If(_name(flag), node.body, node.orelse)
         choice = [_assign(flag, mode), ast.If(_call(_IS_OPEN, _name(flag), at=node), both, [as_it_was])]
@@ -200,8 +203,8 @@ class _Side:
         counted = _counted(statement)
         if counted is not None:
             is_added = _call(_IS_ADDED, _name(flag), *map(self._renamed, counted), at=statement)
-            test = ast.BoolOp(ast.And(), [ast.UnaryOp(ast.Not(), is_added), _name(flag)])
-            return [ast.If(test, [self._renamed(statement)], [])]
+            otherwise = ast.BoolOp(ast.And(), [ast.UnaryOp(ast.Not(), is_added), _name(flag)])
+            return [ast.If(otherwise, [self._renamed(statement)], [])]
         if isinstance(statement, ast.If) and _is_question(statement.test):
             test = _call(_ASKED, _name(flag), self._renamed(statement.test), at=statement)
             body = self._converted(statement.body, flag)
@@ -248,7 +251,7 @@ def _is_question(node: ast.expr) -> bool:
 
 
 def _is_plain_block(block: list[ast.stmt]) -> bool:
-    """Whether a branch only gives names to values and counts; where it asks further, the rest may be anything with plain names."""
+    """Whether a branch only gives names to values and counts; where it asks further, there may be anything with plain names."""
     return all(map(_is_plain_statement, block))
 
 
@@ -319,7 +322,6 @@ def _name(name: str) -> ast.expr:
 
 def _assign(name: str, value: ast.expr) -> ast.stmt:
     return ast.Assign([ast.Name(name, ast.Store())], value)
-
 
 
 # ---- the methods of a model that choose ----

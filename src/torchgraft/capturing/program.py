@@ -109,9 +109,13 @@ class _Capture:
         self.paths = paths_of_modules(self.root)
         self.kept: dict[type, str] = {}
         self.symbolic, self.plain_flags, self.plain_dtypes = True, False, False
-        self.choices = choice_patches(
-            {type(module) for module, path in self.paths.items() if not methods_of_torch(type(module)) or not rule(module, path)}
-        )
+        self.choices = choice_patches({cls for cls, path in self._classes() if path is None or not rule(*path)})
+
+    def _classes(self) -> Iterable[tuple[Any, tuple[torch.nn.Module, str] | None]]:
+        """The classes of the modules; with a module and its path, where torch's own code chooses, unless it is called whole."""
+        for module, path in self.paths.items():
+            cls: Any = type(module)
+            yield cls, (module, path) if methods_of_torch(cls) else None
 
     def run(self) -> GraphModule:
         reason = self._reason_for_one_call()

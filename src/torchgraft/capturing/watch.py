@@ -5,7 +5,6 @@ Which node a value is, is known in `values.py`; what starts a run and what becom
 from __future__ import annotations
 
 import functools
-import operator
 import sys
 import weakref
 from collections.abc import Callable
@@ -502,7 +501,9 @@ class Watcher(Values):
             )
         known = self._modes.get(module)
         if known is None:  # the same in all of a run: whoever sets a mode in between is kept whole
-            known = self._modes[module] = self.create_node("get_attr", f"{path}.training" if path else "training", (), {})
+            known = self._modes[module] = self.create_node(
+                "get_attr", f"{path}.training" if path else "training", (), {}
+            )
         return known
 
 

@@ -46,8 +46,8 @@ if TYPE_CHECKING:
 class FuseConvNorm(Pass):
     """Fuse batch norms into the layers before or after them; `notes` says for each one that stays why it does.
 
-    The program computes in evaluation mode from then on: a fused norm does not follow `.train()`, and a program that asked for its
-    mode raises GuardError there.
+    The program computes in evaluation mode from then on: a fused norm does not follow `.train()`, and a program that asked for
+    its mode raises GuardError there.
 
     >>> import torchgraft
     >>> program = torchgraft.symbolic_trace(nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU()).eval())
