@@ -18,7 +18,6 @@ from torchgraft.capturing.tracer import Tracer
 from torchgraft.capturing.tracer_base import assert_traced
 from torchgraft.errors import BridgeError
 from torchgraft.ir.arguments import immutable_dict, immutable_list
-from torchgraft.ir.choices import add_if
 from torchgraft.ir.contexts import enter_context, exit_context
 from torchgraft.ir.guards import check_training
 
@@ -56,8 +55,8 @@ _PAIRS: list[tuple[Any, Any]] = [
 _OURS = {theirs: ours for theirs, ours in _PAIRS if theirs is not None}
 _THEIRS = {ours: theirs for theirs, ours in _OURS.items()}
 
-# Regions, guards and what counts return nothing that is used, so torch.fx's dead code elimination would remove them.
-for _function in (enter_region, exit_context, check_training, add_if, assert_is_none, assert_traced):
+# Regions and guards return nothing that is used, so torch.fx's dead code elimination would remove them.
+for _function in (enter_region, exit_context, check_training, assert_is_none, assert_traced):
     torch.fx.node.has_side_effect(_function)
 
 
