@@ -18,6 +18,7 @@ from torch.nn import functional
 
 import torchgraft
 from torchgraft import GraphModule, GuardError, TraceError, capture
+from torchgraft.ir.choices import add_if
 
 
 def operations(program: GraphModule) -> list[str]:
@@ -543,7 +544,13 @@ def test_operations_of_resnet50_are_those_the_paper_counts() -> None:
     program = capture(model, (torch.randn(1, 3, 64, 64),), level="function")
     guarded = {input for guard in program.guards for input in guard.node.all_input_nodes}
     checks = [node for node in program.graph.nodes if getattr(node.target, "__name__", "").startswith("check_")]
-    assert len(program.graph.nodes) - len(checks) - len(guarded) == 444
+    modes = [node for node in program.graph.find_nodes(op="get_attr") if node.target.endswith(".training")]
+    counters = [
+        node for add in program.graph.find_nodes(op="call_function", target=add_if) for node in (add, add.args[1])
+    ]
+    assert (len(modes), len(counters)) == (53, 106)
+    rest = len(program.graph.nodes) - len(checks) - len(guarded) - len(modes) - len(counters)
+    assert rest == 444 and len(program.graph.nodes) == 710
     counts = collections.Counter(operations(program))
     wanted = {"conv2d": 53, "batch_norm": 53, "relu": 49, "add_": 16, "max_pool2d": 1, "flatten": 1, "linear": 1}
     assert {name: counts[name] for name in wanted} == wanted

@@ -19,6 +19,7 @@ _WRONG: dict[str, dict[str, str]] = {
     },
     "a proxy answers isinstance, hasattr and `is` for itself, not for its value": {
         "a dataclass in": "s",
+        "the mode compared elsewhere": "s",
     },
     "what torch or Python says about a proxy is no TraceError": {
         "a hooked module that fills a list": "s",

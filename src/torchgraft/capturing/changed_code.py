@@ -1,5 +1,5 @@
 """Functions with other code: compiled anew from their files with parts of the syntax tree replaced, for the time of a capture.
-What is replaced, and by what, is said in `mode_choices.py` and `plain_numbers.py`; lending the code is up to `CodePatch`.
+What is replaced, and by what, is said in `mode_statements.py` and `plain_numbers.py`; lending the code is up to `CodePatch`.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def _like(function: FunctionType, code: CodeType) -> FunctionType:
 def _changed(function: FunctionType, change: type[Change]) -> CodeType | None:
     """The code of a function with a change, or None where there is nothing to change, or its text is not what runs."""
     code = function.__code__
-    if not is_user_code(code):
+    if not is_user_code(code) and not function.__module__.startswith("torch.nn."):
         return None
     tree = _tree_of(code.co_filename, tuple(linecache.getlines(code.co_filename, function.__globals__)))
     statement = next((item for item in tree.body if _is_inside(code.co_firstlineno, item)), None) if tree else None

@@ -15,8 +15,11 @@ from typing import Any
 import torch
 
 from torchgraft.capturing.active import Patch, active
+from torchgraft.capturing.dtypes import FlowingDtype
 from torchgraft.capturing.module_patches import TrainingFlag
 from torchgraft.capturing.sizes import unwrapped
+
+_STANDS_FOR: dict[type, type] = {TrainingFlag: bool, FlowingDtype: torch.dtype}
 
 
 class _Asked(type):
@@ -32,7 +35,7 @@ class _Asked(type):
             return type(number.value)
         if type(args[0]) is torch.Tensor:
             _ask_class(args[0])
-        return bool if type(args[0]) is TrainingFlag else type(args[0])
+        return _STANDS_FOR.get(type(args[0])) or type(args[0])
 
     def __instancecheck__(cls, instance: Any) -> bool:
         return isinstance(instance, type) if cls is _Type else super().__instancecheck__(instance)

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from torchgraft.capturing.active import Patch, active
+from torchgraft.capturing.dtypes import FlowingDtype
 from torchgraft.capturing.questions import called_function
 from torchgraft.capturing.reads import KeepWhole, RunAgain, at_line
 from torchgraft.capturing.sizes import unwrapped
@@ -72,7 +73,7 @@ def _has_symbol(value: Any) -> bool:
         return any(map(_has_symbol, value.values()))
     if isinstance(value, (tuple, list)):
         return any(map(_has_symbol, value))
-    return unwrapped(value) is not None
+    return unwrapped(value) is not None or type(value) is FlowingDtype
 
 
 def _replaced(function: Any, replacement: Callable[..., Any], holders: list[Any]) -> Iterator[Any]:

@@ -1,102 +1,95 @@
-"""Expressions that choose a value by the mode, such as `0.0 if not self.training else self.dropout`, and stay a choice in the
-program. Python itself would take one branch and forget the other, so the methods that have such expressions run, for the time
-of a capture, with code in which they are calls. Other branches on the mode become guards (`Watcher._training_decides`).
+"""What a model chooses by its mode, such as `0.0 if not self.training else self.dropout`, and stays a choice in the program.
+Python itself would take one branch and forget the other, so the methods that choose run, for the time of a capture, with other
+code (`mode_statements.py`), which calls the functions here. Other branches on the mode become guards
+(`Watcher._training_decides`).
 """
 
 from __future__ import annotations
 
-import ast
-import threading
-from collections.abc import Iterable
-from types import CodeType, FunctionType
-from typing import Any, ClassVar
+import operator
+from typing import Any
 
-from torchgraft.capturing.active import CodePatch
-from torchgraft.capturing.changed_code import Change, changed_patch
-from torchgraft.capturing.mentions import reached
-from torchgraft.capturing.module_patches import TrainingFlag
+import torch
 
-_PLACE = "torchgraft chooses"
+from torchgraft.capturing.module_patches import TrainingFlag, plain_mode
+from torchgraft.capturing.sizes import SymbolicNumber, unwrapped, wrapped
+from torchgraft.capturing.tracer_base import UNCHANGED_TYPES
+from torchgraft.ir.choices import add_if
 
 
-def choose(flag: Any, in_training: Any, otherwise: Any) -> Any:
-    """`in_training if flag else otherwise`; for the flag of a model that is being captured, a value that stays a choice."""
-    if type(flag) is TrainingFlag and flag._tracer._runs_for_real:
-        return flag._tracer._choose(flag, in_training, otherwise)
-    return in_training if flag else otherwise
+def is_open(flag: Any) -> bool:
+    """Whether a value is the mode of a model that is being captured, and so may be either in the program."""
+    return type(flag) is TrainingFlag and flag._tracer._runs_for_real
 
 
-_patches: dict[int, tuple[CodePatch | None, FunctionType, CodeType]] = {}
-_lock = threading.Lock()
+def choose(flag: Any, chosen: Any, otherwise: Any) -> Any:
+    """`chosen if flag else otherwise`; for an open mode a value that stays a choice, if it is a number or a bool."""
+    if not is_open(flag):
+        return chosen if flag else otherwise
+    chosen, otherwise = _settled(chosen, flag, True), _settled(otherwise, flag, False)
+    kind = type(chosen)
+    is_plain = kind is type(otherwise) and kind in UNCHANGED_TYPES
+    if chosen is otherwise or (is_plain and repr(chosen) == repr(otherwise)):
+        return chosen
+    if is_plain and kind is bool:
+        return flag if chosen else negated(flag)
+    if not is_plain or kind not in (int, float):
+        return chosen if flag else otherwise
+    module, tracer = flag._module, flag._tracer
+    values = (chosen, otherwise) if flag._is_negated else (otherwise, chosen)
+
+    def make() -> Any:
+        return tracer.create_node("call_function", operator.getitem, (values, tracer._training_node(module)), {})
+
+    return wrapped(SymbolicNumber(tracer, values[bool(module.__dict__["training"])], make, "a choice by the mode"))
 
 
-def choice_patches(classes: Iterable[type]) -> list[CodePatch]:
-    """Patches of the methods of some module classes that choose by the mode; no others."""
-    found: dict[int, CodePatch] = {}
-    for cls in classes:
-        for function in reached(cls).functions:
-            patch = (
-                _patch_of(function) if "training" in function.__code__.co_names or id(function) in _patches else None
-            )
-            if patch is not None:
-                found[id(patch)] = patch
-    return list(found.values())
+def _settled(value: Any, flag: TrainingFlag, is_set: bool) -> Any:
+    """A value where the flag is set, or not: what the same mode says there is known."""
+    if is_open(value) and value._module is flag._module:
+        return is_set is (value._is_negated is flag._is_negated)
+    return value
 
 
-def _patch_of(function: FunctionType) -> CodePatch | None:
-    with _lock:
-        known = _patches.get(id(function))
-        if (
-            known is not None
-            and known[1] is function
-            and (known[2] is function.__code__ or (known[0] and known[0].users))
-        ):
-            return known[0]
-        patch = changed_patch(function, Choices)
-        _patches[id(function)] = patch, function, function.__code__
-        return patch
+def negated(flag: Any) -> Any:
+    """`not flag`."""
+    return TrainingFlag(flag._module, flag._tracer, not flag._is_negated) if is_open(flag) else not flag
 
 
-class Choices(Change):
-    """Turns `A if self.training else B` into a call where A and B are only looked up, and lets the mode be asked last in
-    `self.training and A`, where A may say that it does not matter."""
-
-    places: ClassVar = {_PLACE: choose}
-
-    def visit_IfExp(self, node: ast.IfExp) -> ast.AST:
-        """A conditional expression."""
-        self.generic_visit(node)
-        is_negated = isinstance(node.test, ast.UnaryOp) and isinstance(node.test.op, ast.Not)
-        test: ast.expr = node.test.operand if is_negated else node.test  # type: ignore[attr-defined]
-        if not (self.is_within and _is_mode(test) and _is_looked_up(node.body) and _is_looked_up(node.orelse)):
-            return node
-        self.found = True
-        values = [node.orelse, node.body] if is_negated else [node.body, node.orelse]
-        return ast.copy_location(ast.Call(ast.Constant(_PLACE), [test, *values], []), node)
-
-    def visit_If(self, node: ast.If) -> ast.AST:
-        """A statement; only what it asks may change."""
-        self.generic_visit(node)
-        test = node.test
-        is_and = self.is_within and isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And)
-        if is_and and _is_mode(test.values[0]) and all(map(_is_question, test.values[1:])):  # type: ignore[attr-defined]
-            self.found = True
-            test.values = [*test.values[1:], test.values[0]]  # type: ignore[attr-defined]
-        return node
+def both(first: Any, second: Any) -> Any:
+    """`first and second`."""
+    return choose(first, second, False) if is_open(first) else first and second
 
 
-def _is_mode(node: ast.expr) -> bool:
-    return isinstance(node, ast.Attribute) and node.attr == "training" and isinstance(node.value, ast.Name)
+def either(first: Any, second: Any) -> Any:
+    """`first or second`."""
+    return choose(first, True, second) if is_open(first) else first or second
 
 
-def _is_looked_up(node: ast.expr) -> bool:
-    """Whether looking at a value does nothing else."""
-    while isinstance(node, ast.Attribute):
-        node = node.value
-    return isinstance(node, (ast.Constant, ast.Name))
+def truth(value: Any) -> Any:
+    """A value of which only the truth matters: as a bool, if asking decides nothing."""
+    return bool(value) if type(value) in UNCHANGED_TYPES else value
 
 
-def _is_question(node: ast.expr) -> bool:
-    if isinstance(node, ast.Compare):
-        return _is_looked_up(node.left) and all(map(_is_looked_up, node.comparators))
-    return _is_looked_up(node)
+def asked(flag: Any, value: Any) -> Any:
+    """`value`, where it is asked only if the flag is set: if asking it decides something, the flag decides first."""
+    is_plain = not isinstance(value, torch.Tensor) and unwrapped(value) is None and not is_open(value)
+    return value if is_plain else flag and value
+
+
+def is_added(flag: Any, tensor: Any, amount: Any) -> bool:
+    """Have the program add to a buffer of the model where the flag is set; whether that is what is to be added to. (`self.a += 1`
+    where `a` is computed is no addition in place.)"""
+    is_buffer = type(tensor) is torch.Tensor and id(tensor) in flag._tracer._names
+    if not is_buffer or type(amount) not in (int, float):
+        return False
+    flag._tracer.unwatched(_add, flag._tracer, flag, tensor, amount)
+    return True
+
+
+def _add(tracer: Any, flag: TrainingFlag, tensor: torch.Tensor, amount: float) -> None:
+    arguments = (flag.__fx_create_arg__(tracer), tracer.node_of(tensor), amount)
+    node = tracer.create_node("call_function", add_if, arguments, {})
+    if plain_mode(flag):
+        tracer._before_writing("add_", (tensor,))
+        tracer.register(tensor.add_(amount), node, {})

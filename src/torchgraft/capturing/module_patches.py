@@ -96,19 +96,30 @@ _module_delattr.lend(_LentMethods.delete)  # type: ignore[arg-type]
 
 
 class TrainingFlag:
-    """`self.training` while tracing: handed on it stays a question asked when the program runs; branched on, a guard."""
+    """`self.training`, or `not self.training`, while tracing: handed on it stays a question asked when the program runs; branched
+    on, a guard."""
 
-    __slots__ = ("_module", "_tracer")
+    __slots__ = ("_is_negated", "_module", "_tracer")
 
-    def __init__(self, module: torch.nn.Module, tracer: Any) -> None:
+    def __init__(self, module: torch.nn.Module, tracer: Any, is_negated: bool = False) -> None:
         self._module = module
         self._tracer = tracer
+        self._is_negated = is_negated
 
     def __bool__(self) -> bool:
-        return self._tracer._training_decides(self._module)
+        return bool(self._tracer._training_decides(self._module)) is not self._is_negated
 
     def __fx_create_arg__(self, tracer: Any) -> Any:
-        return self._tracer._training_node(self._module)
+        mode = self._tracer._training_node(self._module)
+        if not self._is_negated:
+            return mode
+        return not mode if isinstance(mode, bool) else tracer.create_node("call_function", operator.not_, (mode,), {})
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        # Its presence lets torch's built-in functions take a flag for a bool. The mode at work has looked at the call by now.
+        plain = {name: plain_mode(value) for name, value in (kwargs or {}).items()}
+        return function(*[plain_mode(value) for value in args], **plain)
 
     def __eq__(self, other: object) -> bool:
         return bool(self) == other
@@ -134,7 +145,10 @@ class TrainingFlag:
 
 def plain_mode(value: Any) -> Any:
     """The mode that a flag stands for; any other value as it is. Nothing is decided by it."""
-    return value._module.__dict__["training"] if type(value) is TrainingFlag else value
+    if type(value) is not TrainingFlag:
+        return value
+    mode = value._module.__dict__["training"]
+    return not mode if value._is_negated else mode
 
 
 def _add_bool_operator(name: str) -> None:
@@ -171,6 +185,7 @@ def _read_training(module: torch.nn.Module) -> Any:
     # `self.training is True` can only be answered by the plain value.
     if tracer.flags_are_plain or _is_compared_by_identity(*user_instruction(2)):
         return tracer._training_decides(module)
+    tracer._has_stand_ins = True
     return TrainingFlag(module, tracer)
 
 

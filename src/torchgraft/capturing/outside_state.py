@@ -49,6 +49,8 @@ class OutsideState:
         # Tensors and modules among what the functions keep and mention.
         self.tensors: list[torch.Tensor] = []
         self.modules: list[torch.nn.Module] = []
+        # The functions that are watched, and those that they mention as parts of Python modules.
+        self.functions: list[FunctionType] = []
         self._seen: set[int] = set()
         # (what it is called, where it is mentioned, its picture)
         self._pictures: list[tuple[str, SourceLine | None, Picture]] = []
@@ -80,6 +82,7 @@ class OutsideState:
         if id(function.__code__) in self._seen:
             return
         self._seen.add(id(function.__code__))
+        self.functions.append(function)
         for cell in function.__closure__ or ():
             with contextlib.suppress(ValueError):  # a variable that has no value yet
                 if isinstance(cell.cell_contents, FunctionType):
@@ -106,6 +109,8 @@ class OutsideState:
             return
         for name in {mentioned for inner in codes_in(code) for mentioned in inner.co_names}:
             value = vars(module).get(name, _MISSING)
+            if isinstance(value, FunctionType):
+                self.functions.append(value)
             if value is not _MISSING and not isinstance(value, (type, ModuleType)) and not callable(value):
                 self._watch_binding(vars(module), name, value, line)
                 self._watch_value(name, value, line)

@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from torchgraft.capturing.module_patches import TrainingFlag
+from torchgraft.capturing.dtypes import FlowingDtype
+from torchgraft.capturing.module_patches import TrainingFlag, plain_mode
 from torchgraft.capturing.sizes import unwrapped
 from torchgraft.capturing.tracer_base import UNCHANGED_TYPES
 from torchgraft.ir.arguments import rebuild_tuple
@@ -77,8 +78,10 @@ def concrete(value: Any) -> Any:
     number = unwrapped(value)
     if number is not None:
         return number.value
-    if isinstance(value, TrainingFlag):
-        return value._module.__dict__["training"]
+    if cls is TrainingFlag:
+        return plain_mode(value)
+    if cls is FlowingDtype:
+        return value.value
     if isinstance(value, torch.Size):
         return torch.Size([concrete(item) for item in value])
     if cls is dict:

@@ -16,7 +16,7 @@ import torch
 
 from torchgraft.capturing.active import CodePatch, active
 from torchgraft.capturing.changed_code import changed_patch
-from torchgraft.capturing.mode_choices import Choices
+from torchgraft.capturing.mode_statements import Choices
 from torchgraft.capturing.sizes import combine, unwrapped, wrapped
 from torchgraft.ir.origin import is_user_code
 

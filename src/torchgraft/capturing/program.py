@@ -15,13 +15,15 @@ from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 
 from torchgraft.capturing.active import Beginning, CodePatch, acquire_all, active, paused_collection, release_all
+from torchgraft.capturing.dtypes import DTYPE_PATCHES
 from torchgraft.capturing.example import ExampleInputs, refuse_iterators
 from torchgraft.capturing.hooks import RunHooks
+from torchgraft.capturing.identities import compare_ours, compares_identity, identity_patches
 from torchgraft.capturing.kinds import PARAMETER_PATCH, type_patches
 from torchgraft.capturing.leftovers import Left, have_program_leave
 from torchgraft.capturing.memos import memo_patches
 from torchgraft.capturing.min_max import BUILTIN_PATCHES
-from torchgraft.capturing.mode_choices import choice_patches
+from torchgraft.capturing.mode_statements import choice_patches, methods_of_torch
 from torchgraft.capturing.mode_switches import has_own_train, only_switches
 from torchgraft.capturing.module_patches import MODULE_GETATTR, MODULE_PATCHES, TENSOR_ATTRIBUTE_PATCH
 from torchgraft.capturing.plain_numbers import call_ours, number_patches
@@ -107,11 +109,17 @@ class _Capture:
         self.root = modules_of(model) if self.owner is None else self.owner
         self.paths = paths_of_modules(self.root)
         self.kept: dict[type, str] = {}
-        self.symbolic, self.plain_flags = True, False
+        self.symbolic, self.plain_flags, self.plain_dtypes = True, False, False
         # Modules with hooks that cannot be looked into, and why.
         self.closed: dict[torch.nn.Module, str] = {}
         self._watchers: list[Watcher] = []
-        self.choices = choice_patches({type(module) for module in self.paths})
+        self.choices = choice_patches({cls for cls, path in self._classes() if path is None or not rule(*path)})
+
+    def _classes(self) -> Iterable[tuple[Any, tuple[torch.nn.Module, str] | None]]:
+        """The classes of the modules; with a module and its path, where torch's own code chooses, unless it is called whole."""
+        for module, path in self.paths.items():
+            cls: Any = type(module)
+            yield cls, (module, path) if methods_of_torch(cls) else None
 
     def run(self) -> GraphModule:
         reason = self._reason_for_one_call()
@@ -160,6 +168,7 @@ class _Capture:
 
     def _watched(self, hooks: RunHooks) -> _Run:
         watcher = Watcher(self.root, self.paths, self._is_leaf, self.symbolic, self.plain_flags, hooks)
+        watcher.dtypes_flow, watcher.ask_plainly = not self.plain_dtypes, self._ask_plainly
         self._watchers.append(watcher)
         return _watched_run(watcher, self.model, self.args, self.kwargs, self._whole_modules(), self.choices)
 
@@ -220,12 +229,18 @@ class _Capture:
         path = self.paths.get(module)
         return self.root.get_submodule(path.rpartition(".")[0]) if path else None
 
+    def _ask_plainly(self, flags: bool) -> None:
+        """Hand out plain dtypes in the next run, and plain flags, if those are not good either."""
+        self.plain_dtypes, self.plain_flags = True, self.plain_flags or flags
+
     def _ask_less(self, error: Exception, hooks: RunHooks) -> str | None:
         """Hand out plain numbers and flags in the next run; a reason, if that is what was done already."""
         if isinstance(error, TraceError) and not isinstance(error, UnsupportedArgument):
             raise error
         if not self.plain_flags and "TrainingFlag" in str(error):
             self.plain_flags = True
+        elif any(watcher._dtypes for watcher in self._watchers):
+            self.plain_dtypes = True
         elif self.choices:
             self.choices = []  # looking at both sides of one may have failed
         elif self.symbolic:
@@ -301,7 +316,7 @@ def _watched_run(
     watcher.beginning, watcher.boundary = Beginning(), _watched_run.__code__
     patches: list[Any] = [*_PATCHES, *wrapped_patches(), *_AUTOWRAP.library_patches()]
     patches += [*BUILTIN_PATCHES, SCRIPT_PATCH, PARAMETER_PATCH, *type_patches(function, watcher.paths)]
-    patches += [*choices, *memo_patches(), *number_patches()]
+    patches += [*DTYPE_PATCHES, *identity_patches(), *choices, *memo_patches(), *number_patches()]
     acquire_all(patches)
     previous, active.tracer = active.tracer, watcher
     try:
@@ -323,6 +338,8 @@ def _watched_run(
         raise TypeError("a table outside of the model has a size as its key")
     if watcher.asking and call_ours(watcher.asking.values()):
         raise RunAgain(lambda: None)
+    if watcher._has_stand_ins:
+        _compare_plainly(watcher, {id(patch.function) for patch in patches if isinstance(patch, CodePatch)})
     if unseen:
         whole = whole | inner_modules(watcher.ran_whole)
         watcher.hooks.refuse_left([item for item in watcher.state.left if item.module in whole])
@@ -340,6 +357,15 @@ def _watched_run(
     return _Run(program, left, functools.partial(_refuse_unseen, watcher, changed, unseen, whole))
 
 
+def _compare_plainly(watcher: Watcher, changed: set[int]) -> None:
+    """Make the run again if functions compare by identity what may have been modes and dtypes, and cannot be asked otherwise."""
+    functions = [item for item in watcher.outside.functions if id(item) not in changed]
+    comparing = [item for item in functions if compares_identity(item.__code__)]
+    if comparing:
+        is_mended = compare_ours(comparing)
+        raise RunAgain((lambda: None) if is_mended else functools.partial(watcher.ask_plainly, True))
+
+
 def _guard_modes(watcher: Watcher) -> None:
     """Have the program check, before anything else, the modes of what it calls in modules that have a `train` of their own."""
     graph = watcher.graph
@@ -352,6 +378,7 @@ def _guard_modes(watcher: Watcher) -> None:
         modes = [(module, path), *inside]
         start = next(node for node in graph.nodes if node._op != "placeholder")
         with graph.inserting_before(start):
+            watcher._modes.clear()  # those are further down
             found = tuple([watcher._training_node(item) for item, _ in modes])
             expected = tuple([bool(item.__dict__["training"]) for item, _ in modes])
             watcher.create_node("call_function", check_modes, (found, expected, str(_line_of(own))), {})

@@ -7,6 +7,7 @@ from __future__ import annotations
 import dis
 import functools
 import operator
+import os
 import sys
 from collections.abc import Callable
 from types import CodeType
@@ -14,6 +15,7 @@ from typing import Any
 
 import torch
 
+from torchgraft.capturing.dtypes import FlowingDtype
 from torchgraft.capturing.sizes import SymbolicNumber, unwrapped, wrapped
 from torchgraft.capturing.tracer_base import TracerBase
 from torchgraft.ir.guards import check_value
@@ -82,6 +84,10 @@ class Reads(TracerBase):
         self._numbers: dict[Node, dict[Any, SymbolicNumber]] = {}
         self._sizes: dict[Node, torch.Size] = {}
         self._guarded: set[Any] = set()
+        self.dtypes_flow = True
+        self._dtypes: dict[Node, FlowingDtype] = {}
+        # Called where what stands in for dtypes, and for modes (if true), will not do, before the run is made again.
+        self.ask_plainly: Callable[[bool], None] = lambda flags: None
         # Devices that were read: the device itself (so that its identity stays its own), its node, and the guard on it.
         self._devices: dict[int, tuple[torch.device, Node, Node]] = {}
 
@@ -127,6 +133,22 @@ class Reads(TracerBase):
             self._guarded.add((node, "value"))
             self.guard(node, number.value, str(number))
 
+    def guard_dtype(self, dtype: FlowingDtype) -> None:
+        """Python asked for the plain dtype."""
+        if (dtype.node, "value") not in self._guarded:
+            self._guarded.add((dtype.node, "value"))
+            source = dtype.node._args[0]
+            what = f"dtype of '{source.name}'" if dtype.node._target is getattr else f"'{dtype.node.name}'"
+            self.guard(dtype.node, dtype.value, what)
+
+    def guarded_part(self, node: Node, name: str, value: Any) -> Any:
+        """An attribute of a plain value, which the program checks, once."""
+        if (node, name) not in self._guarded:
+            self._guarded.add((node, name))
+            part = self.create_node("call_function", getattr, (node, name), {})
+            self.guard(part, value, f"{name} of '{node.name}'")
+        return value
+
     # ---- numbers ----
 
     def number(self, node: Node, key: Any, value: Any, make: Callable[[], Any], description: str) -> Any:
@@ -148,6 +170,7 @@ class Reads(TracerBase):
         """Compute the sizes that were read of a tensor, because it is about to change its shape."""
         node = self.node_of(tensor)
         self._sizes.pop(node, None)
+        self._dtypes.pop(node, None)
         for number in self._numbers.pop(node, {}).values():
             number.argument()
 
@@ -186,6 +209,9 @@ class Reads(TracerBase):
         if unwrapped(number) is not None:
             self.before_plain("len")
         return int(number)
+
+    def before_key(self, value: Any) -> None:
+        """Called where a number or a dtype is about to be the key of a table."""
 
     def before_plain(self, name: str) -> None:
         """Called where a number is about to become a plain one, by Python's function of this name."""
@@ -240,6 +266,8 @@ class Reads(TracerBase):
             return self.register(result, node, {})
         if name == "device":
             self._read_device(tensor, result)
+        elif name == "dtype" and self.dtypes_flow and _may_flow(sys._getframe(4).f_code):
+            return self._flowing(tensor, result)
         elif name == "ndim" and self.is_static(tensor):
             return result
         elif name not in _UNGUARDED and name not in _PRESENT_OR_ABSENT:
@@ -260,6 +288,15 @@ class Reads(TracerBase):
         fact = self.create_node("call_function", getattr, (node, "device"), {})
         self._devices[id(device)] = (device, fact, self.guard(fact, device, f"device of '{node.name}'"))
 
+    def _flowing(self, tensor: torch.Tensor, dtype: torch.dtype) -> FlowingDtype:
+        node = self.node_of(tensor)
+        known = self._dtypes.get(node)
+        if known is None:
+            self._has_stand_ins = True
+            fact = self.create_node("call_function", getattr, (node, "dtype"), {})
+            known = self._dtypes[node] = FlowingDtype(self, dtype, fact)
+        return known
+
     def device_node(self, device: torch.device) -> Node | None:
         """The node of a device that was read of a tensor and is now handed to a torch call."""
         known = self._devices.get(id(device))
@@ -268,6 +305,15 @@ class Reads(TracerBase):
         if not known[2]._erased:
             self.graph.erase_node(known[2])
         return known[1]
+
+
+@asked_once
+def _may_flow(code: CodeType) -> bool:
+    """Whether a function that reads a dtype may be given what stands in for it: the rest of torch compares by identity."""
+    return is_user_code(code) or code.co_filename.startswith(_LAYERS)
+
+
+_LAYERS = os.path.dirname(torch.nn.__file__) + os.sep
 
 
 @asked_once

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from torchgraft.capturing.dtypes import FlowingDtype
 from torchgraft.capturing.reads import KeepWhole
 from torchgraft.capturing.sizes import unwrapped
 from torchgraft.capturing.watch import Watcher
@@ -21,6 +22,8 @@ def result_argument(watcher: Watcher, value: Any) -> Any:
     """A part of the result; objects of their own kind are put together anew by every run."""
     if isinstance(value, torch.Tensor) and id(value) in watcher.with_attributes:
         raise KeepWhole(None, "it writes an attribute onto a tensor that it returns")
+    if type(value) is FlowingDtype:
+        return value.node
     if type(value) in (tuple, list):
         return type(value)([result_argument(watcher, item) for item in value])
     if type(value) is dict and all(isinstance(key, str) for key in value):

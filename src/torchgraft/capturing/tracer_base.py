@@ -78,6 +78,8 @@ class TracerBase:
     _runs_for_real = False
     # Whether `self.training` is handed out as a plain bool, with a guard.
     flags_are_plain = False
+    # Whether something was handed out that stands in for a mode or a dtype.
+    _has_stand_ins = False
     # Whether a user's subclass has a say in how a call becomes a node; create_proxy is three times as fast where not.
     _is_overridden = False
 

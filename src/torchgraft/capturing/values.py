@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from torchgraft.capturing.active import Beginning, active
+from torchgraft.capturing.dtypes import FlowingDtype
 from torchgraft.capturing.parts import closed_over, parts_now, same_parts, with_parts
 from torchgraft.capturing.reads import KeepWhole, Reads, at_line
 from torchgraft.capturing.sizes import SymbolicNumber, unwrapped, wrapped
@@ -210,6 +211,9 @@ class Values(Reads):
         make = node if not isinstance(node, Node) else lambda: node
         if type(result) in (int, float) and self.sizes_are_symbolic:
             return wrapped(SymbolicNumber(self, result, make, f"the result of {what}"))
+        if type(result) is torch.dtype and self.dtypes_flow:
+            self._has_stand_ins = True
+            return FlowingDtype(self, result, make())
         if result is None or type(result) in UNCHANGED_TYPES:
             if result is not None:
                 self.guard(make(), result, f"the result of {what}")
@@ -284,7 +288,7 @@ class Values(Reads):
 
     def is_of_this_run(self, value: Any) -> bool:
         """Whether a value was computed by this run."""
-        return isinstance(value, torch.Tensor) or unwrapped(value) is not None
+        return isinstance(value, torch.Tensor) or unwrapped(value) is not None or type(value) is FlowingDtype
 
     def closes_over(self, function: Any) -> bool:
         """Whether a callable has values of this run with it: in its closure, its defaults, its attributes, or what it is bound

@@ -4,7 +4,7 @@ Which node a value is, is known in `values.py`; what starts a run and what becom
 
 from __future__ import annotations
 
-import operator
+import functools
 import sys
 import weakref
 from collections.abc import Callable
@@ -16,6 +16,7 @@ from torch.nn.utils import parametrize
 from torch.overrides import TorchFunctionMode
 
 from torchgraft.capturing.active import active
+from torchgraft.capturing.dtypes import FlowingDtype
 from torchgraft.capturing.handlers import is_handled, recovering_frame
 from torchgraft.capturing.hooks import RunHooks
 from torchgraft.capturing.memos import before_remembering, forget
@@ -24,7 +25,7 @@ from torchgraft.capturing.module_patches import ModuleForward, TrainingFlag
 from torchgraft.capturing.outside_state import OutsideState
 from torchgraft.capturing.parts import concrete, mutable_parts, parts_now, same_parts
 from torchgraft.capturing.plain_numbers import asking_code
-from torchgraft.capturing.reads import RESHAPING, KeepWhole, at_line
+from torchgraft.capturing.reads import RESHAPING, KeepWhole, RunAgain, at_line
 from torchgraft.capturing.refusals import UnsupportedArgument
 from torchgraft.capturing.sizes import SymbolicNumber, unwrapped, wrapped
 from torchgraft.capturing.spelling import Spelling, spelling_of
@@ -85,6 +86,7 @@ class Watcher(Values):
         self.flags_are_plain = flags_are_plain
         self._is_leaf = is_leaf
         self._whole: dict[torch.nn.Module, bool] = {}
+        self._modes: dict[torch.nn.Module, Node] = {}
         # Modules that ran as one call; what they change of themselves, each run of the program changes.
         self.ran_whole: set[torch.nn.Module] = set()
         # Where capture was called: what is around that is no business of the model's.
@@ -268,6 +270,8 @@ class Watcher(Values):
         number = unwrapped(value)
         if number is not None:
             return number.argument(), number.value
+        if kind is TrainingFlag or kind is FlowingDtype:
+            return value.__fx_create_arg__(self), concrete(value)
         given.update(versions_in(((value,), {})))
         return self.create_arg(value), concrete(value)
 
@@ -377,7 +381,7 @@ class Watcher(Values):
         self.ran_whole.add(m)
         if self.outside.recovers:
             self._refuse_recovery()
-        is_of_torch = type(m).__module__.startswith("torch.nn.")
+        is_of_torch = _is_of_torch(m)
         if not is_of_torch:
             forward = self.hooks.around(self, m, forward)
         if not is_of_torch or getattr(m, "max_norm", None) is not None:
@@ -446,6 +450,8 @@ class Watcher(Values):
         if module not in self.paths and not self.is_young(module):
             what = f"it writes {name} of a {type(module).__name__}, which is no part of the model"
             raise KeepWhole(self._modules[-1], f"{what}{at_line()}")
+        if type(value) is FlowingDtype:  # it may be read where nobody watches
+            raise RunAgain(functools.partial(self.ask_plainly, False))
         try:
             self.state.before_write(module, name, value, self)
         except TraceError as error:
@@ -475,28 +481,19 @@ class Watcher(Values):
 
     def _training_decides(self, module: torch.nn.Module) -> bool:
         value = module.__dict__["training"]
+        if self._modules[-1] is module and self._is_small(module):
+            raise KeepWhole(module, f"it does something else in the other mode{at_line()}")
         if (module, "training") not in self._guarded and not self._is_of_every_run(module):
             self._guarded.add((module, "training"))
             where = str(current_source_line() or type(module).__name__)
             self.create_node("call_function", check_training, (self._training_node(module), value, where), {})
         return value
 
-    def _choose(self, flag: TrainingFlag, in_training: Any, otherwise: Any) -> Any:
-        """A number that is one or the other, by the mode in which the program runs."""
-        kind = type(in_training)
-        if kind is type(otherwise) and kind in _SIMPLE and repr(in_training) == repr(otherwise):
-            return in_training
-        if kind not in (int, float) or kind is not type(otherwise) or self.flags_are_plain:
-            return in_training if flag else otherwise
-        module = flag._module
-
-        def make() -> Node:
-            return self.create_node(
-                "call_function", operator.getitem, ((otherwise, in_training), self._training_node(module)), {}
-            )
-
-        value = in_training if module.__dict__["training"] else otherwise
-        return wrapped(SymbolicNumber(self, value, make, "a choice by the mode"))
+    def _is_small(self, module: torch.nn.Module) -> bool:
+        """Whether a module inside the model is one that a program may as well call, as it calls a dropout: without modules of its
+        own, and torch's or without tensors."""
+        is_one = not module._modules and (_is_of_torch(module) or not (module._parameters or module._buffers))
+        return is_one and bool(self.paths.get(module))
 
     def _is_of_every_run(self, module: torch.nn.Module) -> bool:
         """Whether a module is made by the model while it runs, so that its mode is the same each time."""
@@ -510,7 +507,16 @@ class Watcher(Values):
             raise KeepWhole(
                 self._modules[-1], f"{type(module).__name__} is no submodule, and asks for its mode{at_line()}"
             )
-        return self.create_node("get_attr", f"{path}.training" if path else "training", (), {})
+        known = self._modes.get(module)
+        if known is None:  # the same in all of a run: whoever sets a mode in between is kept whole
+            known = self._modes[module] = self.create_node(
+                "get_attr", f"{path}.training" if path else "training", (), {}
+            )
+        return known
+
+
+def _is_of_torch(module: torch.nn.Module) -> bool:
+    return type(module).__module__.startswith("torch.nn.")
 
 
 def _is_plain_leaf(module: torch.nn.Module) -> bool:

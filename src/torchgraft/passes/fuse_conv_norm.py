@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from torchgraft.ir.guards import check_value
+from torchgraft.ir.choices import add_if
+from torchgraft.ir.guards import check_training, check_value
 from torchgraft.ir.node import Node
 from torchgraft.ir.origin import source_of
 from torchgraft.ir.printing import known_value
@@ -29,6 +30,7 @@ from torchgraft.passes.layer_calls import (
     is_metadata_read,
     is_norm,
     layer_arguments,
+    norm_arguments,
     read_layer,
     read_norm,
     uses_of_values,
@@ -44,7 +46,8 @@ if TYPE_CHECKING:
 class FuseConvNorm(Pass):
     """Fuse batch norms into the layers before or after them; `notes` says for each one that stays why it does.
 
-    The program computes in evaluation mode from then on: a fused norm does not follow `.train()`.
+    The program computes in evaluation mode from then on: a fused norm does not follow `.train()`, and a program that asked for
+    its mode raises GuardError there.
 
     >>> import torchgraft
     >>> program = torchgraft.symbolic_trace(nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU()).eval())
@@ -182,6 +185,7 @@ def _fuse(references: References, layer: Layer, norm: Norm, after: bool) -> None
         _replace_module(references, layer, weight, bias)
     else:
         _replace_tensors(references, layer, weight, bias)
+    _settle_mode(references, norm.node)
     norm.node.replace_all_uses_with(layer.node if after else norm.source)
     _erase(references, norm.node)
 
@@ -263,6 +267,20 @@ def _erase(references: References, node: Node) -> None:
     for source in inputs:
         if source._op == "get_attr" and not source.users:
             _erase(references, source)
+
+
+def _settle_mode(references: References, node: Node) -> None:
+    """Where the program asks for the mode of a norm, have it refuse to train, and no longer count the batches."""
+    mode = bound(node, norm_arguments(node)).get("training") if node._op == "call_function" else None
+    if not isinstance(mode, Node):
+        return
+    graph = node.graph
+    with graph.inserting_before(node):
+        guard = graph.call_function(check_training, (mode, False, _at(node).strip(" ()") or "a norm that was fused"))
+    guard._origin = node._origin
+    for user in list(mode.users):
+        if user._target is add_if and not user.users:
+            _erase(references, user)
 
 
 def _guard_dimensions(layer: Layer, norm: Norm) -> None:

@@ -191,7 +191,7 @@ def read_norm(node: Node, root: nn.Module) -> Norm | str:
             return "it keeps no running statistics and normalises by those of the batch"
         state = (module.running_mean, module.running_var, module.weight, module.bias)
         return Norm(node, node._inputs[0], *state, module.eps, (node._target,), module)
-    arguments = bound(node, _NORM_FUNCTIONS[node._target])
+    arguments = bound(node, norm_arguments(node))
     training = arguments.get("training", False)
     if isinstance(training, Node):
         training = find_attribute(root, training._target)[0] if training._op == "get_attr" else None
@@ -222,6 +222,11 @@ def layer_arguments(node: Node) -> tuple[str, ...]:
     """The names of the arguments of a convolution or linear function, in order."""
     dimensions, transposed = _FUNCTIONS[node._target]
     return ("input", "weight", "bias") if dimensions == 0 else _TRANSPOSED if transposed else _CONVOLUTION
+
+
+def norm_arguments(node: Node) -> tuple[str, ...]:
+    """The names of the arguments of a batch norm function, in order."""
+    return _NORM_FUNCTIONS[node._target]
 
 
 def uses_of_values(node: Node) -> list[Node]:

@@ -1,0 +1,113 @@
+"""Comparisons by identity with modes and dtypes are answered as in eager, wherever the model makes them."""
+
+from __future__ import annotations
+
+import copy
+import types
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from torchgraft import GuardError, capture
+from torchgraft.capturing.identities import compares_identity
+
+
+def scaled(x: torch.Tensor, training: bool) -> torch.Tensor:
+    return x * 2 if training is True else x
+
+
+def widened(x: torch.Tensor, kind: torch.dtype) -> torch.Tensor:
+    return x * 3 if kind is torch.float32 else x
+
+
+tools = types.ModuleType("tools")
+exec("def doubled(x, training):\n    return x if training is False else x * 2", vars(tools))
+
+
+class ByName(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        mode = self.training
+        return x * 2 if mode is True else x
+
+
+class ByFunction(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return scaled(x, self.training)
+
+
+class ByModule(nn.Module):
+    """The text of the function is nowhere to be found, so it gets plain modes."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return tools.doubled(x, self.training)  # type: ignore[no-any-return]
+
+
+class ByChoice(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        doubled = True if self.training else False
+        return x * 2 if doubled is not False else x
+
+
+@pytest.mark.parametrize("kind", [ByName, ByFunction, ByModule, ByChoice])
+def test_modes(kind: type[nn.Module]) -> None:
+    x = torch.randn(3)
+    for training in (False, True):
+        model = kind().train(training)
+        program = capture(model, (x,))
+        assert torch.equal(program(x), model(x)) and program.meta["kept_whole"] == {}
+        with pytest.raises(GuardError, match=r"self\.training"):
+            program.train(not training)(x)
+
+
+class DtypeByName(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        kind = x.dtype
+        return x * 3 if kind is torch.float32 else x
+
+
+class DtypeByFunction(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return widened(x, x.dtype)
+
+
+class DtypesOfTwo(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        one, other = x.dtype, torch.ones(1).dtype
+        return x * 3 if one is other else x
+
+
+@pytest.mark.parametrize("kind", [DtypeByName, DtypeByFunction, DtypesOfTwo])
+def test_dtypes(kind: type[nn.Module]) -> None:
+    for x in (torch.randn(3), torch.randn(3).double()):
+        model = kind()
+        program = capture(model, (x,))
+        assert torch.equal(program(x), model(x)) and program.meta["kept_whole"] == {}
+        other = x.float() if x.dtype is torch.float64 else x.double()
+        with pytest.raises(GuardError, match="dtype"):
+            program(other)
+
+
+def test_what_is_looked_at() -> None:
+    def with_none(x: Any) -> bool:
+        return x is None or x is not None
+
+    def with_class(x: Any) -> bool:
+        return type(x) is torch.Tensor
+
+    def with_bool(x: Any) -> bool:
+        return x is True
+
+    def with_dtype(x: Any) -> bool:
+        return x.dtype is torch.half
+
+    found = [compares_identity(item.__code__) for item in (with_none, with_class, with_bool, with_dtype)]
+    assert found == [False, False, True, True]
+
+
+def test_functions_are_left_as_they_were() -> None:
+    before = copy.copy([scaled.__code__, widened.__code__])
+    capture(ByFunction(), (torch.ones(2),))
+    capture(DtypeByFunction(), (torch.ones(2),))
+    assert [scaled.__code__, widened.__code__] == before
