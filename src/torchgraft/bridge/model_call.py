@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 from torchgraft.bridge.checked_calls import refuse_mode
 from torchgraft.bridge.model_tensors import ModelTensors
 from torchgraft.bridge.model_watch import reads_training
+from torchgraft.bridge.program_calls import signature_of
 from torchgraft.bridge.refusals import title
 from torchgraft.errors import BridgeError, GuardError
 
@@ -36,7 +37,7 @@ class ModelCall:
     ) -> None:
         self.tensors = ModelTensors(model, more)
         self._model = title(model)
-        self._signature = _bare(inspect.signature(model.forward))
+        self._signature = _bare(signature_of(model.forward))
         try:
             leaves, self._spec = self._leaves(args, kwargs)
         except TypeError as error:

@@ -43,6 +43,14 @@ def refuse_inputs(module: torch.nn.Module, inputs: Any) -> None:
             )
 
 
+def refuse_call(module: torch.nn.Module, what: str) -> None:
+    """Raise because a model does something that is no operator."""
+    raise BridgeError(
+        f"cannot capture {title(module)}: it {what}, which an ATen program does not do; do it outside of the model, or capture at "
+        "level 'function'"
+    )
+
+
 def refuse_random(module: torch.nn.Module, what: str) -> None:
     """Raise because a model does something to random numbers that operators do not say."""
     raise BridgeError(

@@ -5,13 +5,14 @@ Other inputs are the business of the conditions in `input_guards.py`.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
-from torchgraft.bridge.model_watch import OutsideWatch
+from torchgraft.bridge.model_watch import OutsideWatch, PlainTensors
 from torchgraft.bridge.refusals import title
 from torchgraft.capturing.example import copied_input
 from torchgraft.capturing.model_state import ModelState
@@ -68,35 +69,62 @@ def _draws(program: GraphModule) -> bool:
 def _result(
     callee: Callable[..., Any], module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Any, Exception | None]:
-    """What a model or its program gives, or raises, with everything put back that it changed."""
+    """What a model or its program gives in two calls one after the other, what it leaves in inputs and buffers, or what it raises;
+    with everything put back that it changed."""
     paths = paths_of_modules(module)
     state, surroundings = ModelState(paths), Surroundings(paths)
-    outside = OutsideWatch(module, vars(module).get("forward") or type(module).forward)
+    outside, plain = OutsideWatch(module, vars(module).get("forward") or type(module).forward), PlainTensors(module)
     for inner in paths:
         state.watch(inner)
     for parameter in module.parameters():
         surroundings.save(parameter)
-    copies: dict[int, Any] = {}
+    gradients = [(parameter, parameter.grad) for parameter in module.parameters()]
+    found: dict[str, Any] = {}
     try:
-        return callee(*copied_input(args, copies), **copied_input(kwargs, copies)), None
+        for number in ("", " of a second call"):
+            copies: dict[int, Any] = {}
+            given = pytree.tree_map(functools.partial(copied_input, copies=copies), (args, kwargs))
+            found[f"result{number}"] = _taken(callee(*given[0], **given[1]))
+            found[f"input{number}"] = _taken(given)
+        found["tensor of the model"] = _taken([*module.parameters(), *module.buffers()])
+        return found, None
     except Exception as error:
         return None, error
     finally:
+        plain.restore()
         state.restore()
         surroundings.restore()
         outside.restore()
+        for parameter, gradient in gradients:
+            parameter.grad = gradient
 
 
-def _difference(expected: Any, found: Any) -> str | None:
-    """The first thing in which two results differ, in words."""
-    first, second = pytree.tree_leaves(expected), pytree.tree_leaves(found)
-    if len(first) != len(second):
-        return f"it gives {len(second)} values instead of {len(first)}"
-    for number, (one, other) in enumerate(zip(first, second, strict=True), 1):
-        if isinstance(one, torch.Tensor) != isinstance(other, torch.Tensor):
-            return f"result {number} is a {type(other).__name__} instead of a {type(one).__name__}"
-        if isinstance(one, torch.Tensor) and not _same(one, other):
-            return f"result {number} is {_short(other)} instead of {_short(one)}"
+def _taken(tree: Any) -> list[Any]:
+    """The leaves as they are now: later calls may write into them."""
+    return [_copy(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in pytree.tree_leaves(tree)]
+
+
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
+    result = tensor.detach().clone() if _has_data(tensor) else tensor
+    if result is not tensor:
+        result.requires_grad_(tensor.requires_grad)
+        result.__dict__.update(tensor_attributes(tensor))
+    return result
+
+
+def _difference(expected: dict[str, list[Any]], found: dict[str, list[Any]]) -> str | None:
+    """The first thing in which two runs differ, in words."""
+    for kind, first in expected.items():
+        second = found[kind]
+        name, _, call = kind.partition(" of a second")
+        if len(first) != len(second):
+            return f"it gives {len(second)} values instead of {len(first)}"
+        for number, (one, other) in enumerate(zip(first, second, strict=True), 1):
+            text = f"{name} {number}{' of a second' if call else ''}{call}"
+            if isinstance(one, torch.Tensor) != isinstance(other, torch.Tensor):
+                return f"{text} is a {type(other).__name__} instead of a {type(one).__name__}"
+            if isinstance(one, torch.Tensor) and not _same(one, other):
+                return f"{text} is {_short(other)} instead of {_short(one)}"
     return None
 
 
@@ -117,9 +145,8 @@ def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def _short(tensor: torch.Tensor) -> str:
-    numbers = ", ".join(
-        [f"{value:.4g}" for value in tensor.detach().flatten()[:3].tolist() if not isinstance(value, complex)]
-    )
+    values = tensor.detach().flatten()[:3].tolist() if _has_data(tensor) else []
+    numbers = ", ".join([f"{value:.4g}" for value in values if not isinstance(value, complex)])
     kind = f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
     return (
         f"{kind} [{numbers}{', ...' if tensor.numel() > 3 else ''}]{' with a gradient' if tensor.requires_grad else ''}"

@@ -47,6 +47,8 @@ class OutsideState:
         # Tensors and modules among what the functions keep and mention.
         self.tensors: list[torch.Tensor] = []
         self.modules: list[torch.nn.Module] = []
+        # Functions that remember their results (`functools.lru_cache`).
+        self.memos: list[Any] = []
         self._seen: set[int] = set()
         # (what it is called, where it is mentioned, its picture)
         self._pictures: list[tuple[str, SourceLine | None, Picture]] = []
@@ -67,6 +69,8 @@ class OutsideState:
     def watch_function(self, function: Any) -> None:
         """Watch what a function, a method or a callable object keeps, the global variables that it mentions, and those that
         functions it mentions do."""
+        if callable(getattr(function, "cache_info", None)):
+            self.memos.append(function)
         if not isinstance(function, FunctionType):
             self._watch_object("what it is called on", function, None, 0)
             function = inspect.unwrap(getattr(function, "__func__", function))
@@ -89,6 +93,8 @@ class OutsideState:
             if is_assigned:
                 self._watch_binding(scope, name, value, line)
             wrapped = getattr(value, "__wrapped__", value) if callable(value) else value
+            if callable(getattr(value, "cache_info", None)):
+                self.memos.append(value)
             if isinstance(wrapped, FunctionType) and _home(wrapped.__module__) not in _NOT_USERS:
                 self.watch_function(wrapped)
             elif isinstance(value, ModuleType):
