@@ -171,18 +171,30 @@ def facts_of_inputs(program: ExportedProgram, inputs: list[Any], asked: set[str]
     if not asked or not program.example_inputs:
         return []
     conditions = []
-    asked = asked | {"requires_grad"} if asked & _HISTORY.keys() - {"device", "class"} else asked
     for node, value in zip(inputs, pytree.tree_leaves(program.example_inputs), strict=False):
-        if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
-            continue
-        is_fixed = all(type(size) is int for size in node.meta["val"].shape)
-        if asked & _LAYOUT and is_fixed:
-            conditions.append(f"{node._name}.stride() == {tuple(value.stride())}")
-        elif asked & _LAYOUT:
-            conditions.append(f"{node._name}.is_contiguous() == {value.is_contiguous()}")
-        for fact in sorted(asked & _HISTORY.keys()):
-            text = _HISTORY[fact].format(node._name)
-            conditions.append(f"{text} == {eval(text, {node._name: value, 'torch': torch})!r}")
+        if isinstance(value, torch.Tensor):
+            is_fixed = all(type(size) is int for size in node.meta["val"].shape)
+            conditions += facts_of_tensor(node._name, value, asked, is_fixed)
+    return conditions
+
+
+def facts_of_tensor(name: str, value: torch.Tensor, asked: set[str], is_fixed: bool = True) -> list[str]:
+    """What is asked about a tensor, as conditions with the answers of an example; `is_fixed` says that its sizes are.
+
+    >>> facts_of_tensor("x", torch.ones(2, 3), {"stride", "is_leaf"})
+    ['x.stride() == (3, 1)', 'x.is_leaf == True', 'x.requires_grad == False']
+    """
+    if value.layout is not torch.strided:
+        return []
+    asked = asked | {"requires_grad"} if asked & _HISTORY.keys() - {"device", "class"} else asked
+    conditions = []
+    if asked & _LAYOUT and is_fixed:
+        conditions.append(f"{name}.stride() == {tuple(value.stride())}")
+    elif asked & _LAYOUT:
+        conditions.append(f"{name}.is_contiguous() == {value.is_contiguous()}")
+    for fact in sorted(asked & _HISTORY.keys()):
+        text = _HISTORY[fact].format(name)
+        conditions.append(f"{text} == {eval(text, {name: value, 'torch': torch})!r}")
     return conditions
 
 

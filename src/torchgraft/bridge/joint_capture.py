@@ -9,12 +9,15 @@ from typing import Any
 
 import torch
 
+from torchgraft.bridge.joint_check import check_joint
 from torchgraft.bridge.joint_trace import JointTrace, Role, SourceLines, trace_joint
+from torchgraft.bridge.input_guards import facts_of_tensor
 from torchgraft.bridge.levels import EXPORTING, Model, as_module, model_name, outside_watch
 from torchgraft.bridge.model_call import ModelCall
-from torchgraft.bridge.model_watch import AttributeWatch, PlainTensors, loses_dropout
+from torchgraft.bridge.model_watch import PlainTensors, loses_dropout
 from torchgraft.bridge.partition import OutputEntry, finish_program
 from torchgraft.bridge.refusals import export_error, refuse_attributes, refuse_dropout, title
+from torchgraft.bridge.run_watch import Asked, RunWatch
 from torchgraft.bridge.torch_fx import from_fx
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import BridgeError, GraftError
@@ -38,9 +41,16 @@ class JointCapture:
         self._result_names: list[str] = []
         self._differentiable: set[int] = set()
         self._assigned: list[str] = []
+        self._asked = Asked()
         self._row = self.call.row(self._args, self._kwargs)
         with EXPORTING:
             self.joint = self._program(self._trace(), f"{model_name(model)}Joint")
+        self.call.check_facts(self._row, self._asked)
+        check_joint(self.joint, self.call, self._modules, (self._args, self._kwargs), self._eager)
+
+    def _eager(self, *args: Any, **kwargs: Any) -> Any:
+        result = self._module(*args, **kwargs)
+        return result if self._loss is None else self._loss(result)
 
     # ---- tracing ----
 
@@ -80,16 +90,15 @@ class JointCapture:
             held, inputs = row[: len(tensors.held)], row[len(tensors.held) :]
             args, kwargs = self.call.with_inputs(self._args, self._kwargs, list(inputs))
             with tensors.replaced(held):
-                watches = [AttributeWatch(module) for module in self._modules]
+                run = RunWatch(self._modules, args, kwargs, self._asked)
                 try:
-                    with SourceLines(self._module, self._refuse_call):
+                    with run, SourceLines(self._module, self._refuse_call):
                         result = self._module(*args, **kwargs)
                         result = result if self._loss is None else self._scalar(self._loss(result))
                 finally:
                     assigned = tensors.take_assigned(held)
-                    changed = [name for watch in watches for name in watch.restore()]
-            if changed:
-                refuse_attributes(self._module, changed)
+                    # Also where that raised: what was noted is why, or was lost on the way.
+                    run.refuse_found(self._module)
             results = self._note_results(result)
             results = [value.clone() if index in copied else value for index, value in enumerate(results)]
             return [*results, *self._new_values(assigned, held)]
@@ -138,6 +147,9 @@ class JointCapture:
         for node, role in zip(graph.find_nodes(op="placeholder"), trace.inputs, strict=True):
             node.meta["origin_kind"] = self.call.kinds[role.number] if role.kind == "primal" else "tangent"
             node.meta["origin_name"] = self._input_name(role)
+            if node.meta["origin_kind"] == "input":
+                facts = self._asked.facts & {"stride", "device"}
+                node.meta["conditions"] = facts_of_tensor(node.name, self._row[role.number], facts)
         output = graph.output_node()
         values = output.args[0]
         graph.erase_node(output)

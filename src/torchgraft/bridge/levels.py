@@ -90,6 +90,7 @@ def aten_program(
     if core:
         cut_at_marks(result.graph)
         _keep_old_values(result)
+    _drop_own_copies(result)
     complete_values(result)
     check_calls(result, exported, module, asked)
     check_on_example(module, result, values, keywords)
@@ -146,6 +147,8 @@ def _exported(
     except Exception as error:  # torch.export raises anything
         raise export_error(module, error) from error
     finally:
+        if isinstance(watched, GraphModule):
+            watched.graph._remove_owner(watched)
         plain.restore()
         changed = outside.restore()
         changed += [_attribute(state, part, name) for part, name in state.restore() if not keeps_notes(part)]
@@ -295,6 +298,26 @@ def _keep_old_values(result: GraphModule) -> None:
         old.meta = {key: entry for key, entry in written.meta.items() if key in ("val", "tensor_meta")}
         for user in others:
             user.replace_input_with(written, old)
+
+
+def _drop_own_copies(result: GraphModule) -> None:
+    """Take out copies of a tensor into itself, which torch.export adds for buffers that were written in place: they change
+    nothing, but autograd takes them for changes."""
+    for write in result.graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default):
+        held, value = write.args[:2]
+        while isinstance(value, Node) and value is not held and _writes_first(value.target):
+            value = value.args[0]
+        if value is held and not write.users:
+            result.graph.erase_node(write)
+
+
+def _writes_first(target: Any) -> bool:
+    """Whether an operator writes its first argument and returns it."""
+    schema = getattr(target, "_schema", None)
+    if schema is None or not schema.arguments or len(schema.returns) != 1:
+        return False
+    written, returned = schema.arguments[0].alias_info, schema.returns[0].alias_info
+    return written is not None and written.is_write and returned is not None and returned.is_write
 
 
 def complete_values(result: GraphModule) -> None:

@@ -10,11 +10,13 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from torchgraft.bridge.checked_calls import refuse_mode
+from torchgraft.bridge.checked_calls import InputCheck, refuse_mode
+from torchgraft.bridge.input_guards import facts_of_tensor
 from torchgraft.bridge.model_tensors import ModelTensors
 from torchgraft.bridge.model_watch import reads_training
 from torchgraft.bridge.program_calls import signature_of
 from torchgraft.bridge.refusals import title
+from torchgraft.bridge.run_watch import Asked
 from torchgraft.errors import BridgeError, GuardError
 
 
@@ -53,6 +55,21 @@ class ModelCall:
         ]
         self._results: list[Any] = []
         self._results_spec: Any = None
+        self._facts = InputCheck([], [])
+
+    def check_facts(self, row: list[torch.Tensor], asked: Asked) -> None:
+        """Have calls to come checked for what the model asked about the inputs of the example, and about torch. That gradients
+        are on is taken for granted: they are what is asked for."""
+        names = {f"input_{index}": name for index, name in enumerate(self.names) if self.kinds[index] == "input"}
+        tensors = row[len(self.tensors.held) :]
+        conditions = [
+            text
+            for name, tensor in zip(names, tensors, strict=True)
+            for text in facts_of_tensor(name, tensor, asked.facts)
+        ]
+        conditions += [text for text in asked.situation if "is_grad_enabled" not in text]
+        self._facts = InputCheck(names, conditions, titles={name: repr(title) for name, title in names.items()})
+        self._facts.reasons = asked.situation
 
     def row(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
         """The tensors of the model as they are now, and those among inputs that are like the ones at the capture."""
@@ -75,7 +92,10 @@ class ModelCall:
                     f"the program was captured for {name} = {expected!r}, and now it is {found!r}; "
                     "capture the model again with inputs like these"
                 )
-        return [held.value for held in self.tensors.held] + self._input_tensors(leaves)
+        inputs = self._input_tensors(leaves)
+        if self._facts.names:
+            self._facts.inputs(*inputs)
+        return [held.value for held in self.tensors.held] + inputs
 
     def _input_tensors(self, leaves: dict[str, Any]) -> list[torch.Tensor]:
         return [leaf for name, leaf in leaves.items() if name not in self._plain]

@@ -190,18 +190,37 @@ def custom_gradient(result: Any) -> str | None:
     >>> custom_gradient({"y": Scale.apply(x) + 1}), custom_gradient(x + 1)
     ('Scale', None)
     """
+    for function in _history(result):
+        if isinstance(function, torch.autograd.function.BackwardCFunction) and not _is_operator(function):
+            return type(function).__name__.removesuffix("Backward")
+    return None
+
+
+def unknown_leaf(result: Any, known: list[torch.Tensor]) -> bool:
+    """Whether the gradient of `result` goes to a tensor that is none of those known: one that the model made on its way.
+
+    >>> x, made = torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True)
+    >>> unknown_leaf([x * 2], [x]), unknown_leaf([x * made], [x])
+    (False, True)
+    """
+    places = {id(tensor) for tensor in known}
+    leaves = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+    targets = [function.variable for function in _history(result) if hasattr(function, "variable")]
+    made = [leaf for leaf in leaves if leaf.requires_grad and leaf.is_leaf]
+    return any(id(tensor) not in places for tensor in (*targets, *made))
+
+
+def _history(result: Any) -> Iterator[Any]:
+    """The functions that the gradient of `result` goes through."""
     leaves = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
     waiting: list[Any] = [leaf.grad_fn for leaf in leaves]
     seen: set[Any] = set()
     while waiting:
         function = waiting.pop()
-        if function is None or function in seen:
-            continue
-        seen.add(function)
-        if isinstance(function, torch.autograd.function.BackwardCFunction) and not _is_operator(function):
-            return type(function).__name__.removesuffix("Backward")
-        waiting += [source for source, _ in function.next_functions]
-    return None
+        if function is not None and function not in seen:
+            seen.add(function)
+            yield function
+            waiting += [source for source, _ in function.next_functions]
 
 
 def _is_operator(function: Any) -> bool:

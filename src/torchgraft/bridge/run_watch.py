@@ -18,12 +18,13 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from torchgraft.bridge.input_guards import FACTS
-from torchgraft.bridge.model_watch import AttributeWatch, custom_gradient
+from torchgraft.bridge.model_watch import AttributeWatch, custom_gradient, unknown_leaf
 from torchgraft.bridge.refusals import (
     refuse_attributes,
     refuse_call,
     refuse_custom_gradient,
     refuse_gradient,
+    refuse_hidden_parameter,
     refuse_random,
 )
 from torchgraft.capturing.active import Patch, acquire_all, active, release_all
@@ -63,7 +64,7 @@ class RunWatch:
         self._attributes = [AttributeWatch(module) for module in modules]
         self._inputs = InputWatch(args, kwargs)
         self._tensors = TensorWatch(modules, (args, kwargs))
-        self._calls = CallWatch(asked)
+        self._calls = CallWatch(asked, [part for module in modules for part in module.parameters()])
         self._seeds = SeedWatch()
         self._listener = Listener(asked)
         self._changed: list[str] = []
@@ -111,6 +112,8 @@ class RunWatch:
         name = custom_gradient(result)
         if name is not None:
             refuse_custom_gradient(model, name)
+        if unknown_leaf(result, self._tensors.tensors):
+            refuse_hidden_parameter(model)
 
 
 class Listener:
@@ -152,6 +155,7 @@ class Listener:
         """An optimizer is about to change parameters."""
         if threading.get_ident() == self._owner and self.what is None:
             self.what = f"calls {type(optimizer).__name__}.step(){at(current_source_line())}"
+            raise _Refused(self.what)
 
 
 class _Refused(RuntimeError):
@@ -179,8 +183,10 @@ _DEVICE_PATCH = Patch(FakeTensor, "device", property(_device))  # type: ignore[a
 class CallWatch(TorchFunctionMode):
     """Notes what a forward asks about tensors, and the first thing that it does to gradients by hand, in `gradient`."""
 
-    def __init__(self, asked: Asked) -> None:
+    def __init__(self, asked: Asked, parameters: list[torch.Tensor]) -> None:
         super().__init__()
+        # They need not be of the class while a tracer runs.
+        self._parameters = {id(parameter) for parameter in parameters}
         self.what: str | None = None
         self.gradient: tuple[str | None, SourceLine | None] = (None, None)
         self.random: str | None = None
@@ -207,20 +213,20 @@ class CallWatch(TorchFunctionMode):
         if func is torch._C._set_grad_enabled and args[0] and torch.is_grad_enabled():
             # A tracer drops what switches nothing; while gradients are off, it does.
             self._asked.situation.setdefault("torch.is_grad_enabled() == True", at(current_source_line()))
-        if name == "grad" and self.what is None and _is_parameter(args[0]):
+        if name == "grad" and self.what is None and self._is_parameter(args[0]):
             self.what = f"reads or writes the .grad of a parameter{at(current_source_line())}"
         if self.gradient[0] is not None:
             return
         if func in _HOOKS:
             self.gradient = ("puts a hook on a tensor", current_source_line())
-        elif func in _SWITCHES and _is_parameter(args[0]):
+        elif func in _SWITCHES and self._is_parameter(args[0]):
             self.gradient = ("switches the gradient of a parameter", current_source_line())
         elif torch.is_inference_mode_enabled() != self._inference:
             self.gradient = ("switches torch.inference_mode()", current_source_line())
 
 
-def _is_parameter(value: Any) -> bool:
-    return isinstance(value, torch.nn.Parameter)
+    def _is_parameter(self, value: Any) -> bool:
+        return id(value) in self._parameters or isinstance(value, torch.nn.Parameter)
 
 
 _HOOKS = frozenset({torch.Tensor.register_hook, torch.Tensor.register_post_accumulate_grad_hook})
@@ -297,6 +303,7 @@ class TensorWatch:
         for module in modules:
             named += [(f"self.{name}", tensor) for name, tensor in (*module.named_parameters(), *module.named_buffers())]
         self._before = [(name, tensor, frozenset(vars(tensor))) for name, tensor in named]
+        self.tensors = [tensor for _, tensor in named]
 
     def changed(self) -> list[str]:
         """The attributes that were added; those with an underscore are notes of libraries."""

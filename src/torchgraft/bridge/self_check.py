@@ -6,7 +6,8 @@ Other inputs are the business of the conditions in `input_guards.py`.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -35,10 +36,7 @@ def check_on_example(
     Programs that draw random numbers are not run, nor are those of tensors without data, nor those of very large models: what
     a run changes is put back from copies.
     """
-    held = [*module.parameters(), *module.buffers()]
-    tensors = [value for value in (*held, *pytree.tree_leaves((args, kwargs))) if isinstance(value, torch.Tensor)]
-    is_large = sum(tensor.nbytes for tensor in held) > _MOST_BYTES
-    if is_large or not all(map(_has_data, tensors)) or _draws(program):
+    if not can_be_tried(module, program, (args, kwargs)):
         return
     expected, error = _result(module, module, args, kwargs)
     if error is not None:
@@ -51,6 +49,14 @@ def check_on_example(
             "the model looks at something that is different while torch.export runs it (the class of a tensor, an error that it "
             "recovers from, torch.compiler.is_compiling()); capture it at level 'function', which runs the model as it is"
         )
+
+
+def can_be_tried(module: torch.nn.Module, program: GraphModule, inputs: Any) -> bool:
+    """Whether a model and its program can be run beside one another."""
+    held = [*module.parameters(), *module.buffers()]
+    tensors = [value for value in (*held, *pytree.tree_leaves(inputs)) if isinstance(value, torch.Tensor)]
+    is_large = sum(tensor.nbytes for tensor in held) > _MOST_BYTES
+    return not is_large and all(map(_has_data, tensors)) and not _draws(program)
 
 
 def _has_data(tensor: torch.Tensor) -> bool:
@@ -71,6 +77,22 @@ def _result(
 ) -> tuple[Any, Exception | None]:
     """What a model or its program gives in two calls one after the other, what it leaves in inputs and buffers, or what it raises;
     with everything put back that it changed."""
+    found: dict[str, Any] = {}
+    with put_back(module):
+        try:
+            for number in ("", " of a second call"):
+                given = copied_inputs((args, kwargs))
+                found[f"result{number}"] = _taken(callee(*given[0], **given[1]))
+                found[f"input{number}"] = _taken(given)
+            found["tensor of the model"] = _taken([*module.parameters(), *module.buffers()])
+            return found, None
+        except Exception as error:
+            return None, error
+
+
+@contextmanager
+def put_back(module: torch.nn.Module) -> Iterator[None]:
+    """Undo afterwards what is done to a model and to what it keeps outside."""
     paths = paths_of_modules(module)
     state, surroundings = ModelState(paths), Surroundings(paths)
     outside, plain = OutsideWatch(module, vars(module).get("forward") or type(module).forward), PlainTensors(module)
@@ -79,17 +101,8 @@ def _result(
     for parameter in module.parameters():
         surroundings.save(parameter)
     gradients = [(parameter, parameter.grad) for parameter in module.parameters()]
-    found: dict[str, Any] = {}
     try:
-        for number in ("", " of a second call"):
-            copies: dict[int, Any] = {}
-            given = pytree.tree_map(functools.partial(copied_input, copies=copies), (args, kwargs))
-            found[f"result{number}"] = _taken(callee(*given[0], **given[1]))
-            found[f"input{number}"] = _taken(given)
-        found["tensor of the model"] = _taken([*module.parameters(), *module.buffers()])
-        return found, None
-    except Exception as error:
-        return None, error
+        yield
     finally:
         plain.restore()
         state.restore()
@@ -97,6 +110,12 @@ def _result(
         outside.restore()
         for parameter, gradient in gradients:
             parameter.grad = gradient
+
+
+def copied_inputs(inputs: Any) -> Any:
+    """Inputs with copies of the tensors in them; a tensor that is given twice stays one."""
+    copies: dict[int, Any] = {}
+    return pytree.tree_map(functools.partial(copied_input, copies=copies), inputs)
 
 
 def _taken(tree: Any) -> list[Any]:
@@ -123,12 +142,13 @@ def _difference(expected: dict[str, list[Any]], found: dict[str, list[Any]]) -> 
             text = f"{name} {number}{' of a second' if call else ''}{call}"
             if isinstance(one, torch.Tensor) != isinstance(other, torch.Tensor):
                 return f"{text} is a {type(other).__name__} instead of a {type(one).__name__}"
-            if isinstance(one, torch.Tensor) and not _same(one, other):
-                return f"{text} is {_short(other)} instead of {_short(one)}"
+            if isinstance(one, torch.Tensor) and not is_same(one, other):
+                return f"{text} is {in_short(other)} instead of {in_short(one)}"
     return None
 
 
-def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
+def is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors are the same, up to the precision of their numbers."""
     if (one.shape, one.dtype, one.requires_grad) != (other.shape, other.dtype, other.requires_grad):
         return False
     if tensor_attributes(one).keys() != tensor_attributes(other).keys():
@@ -144,7 +164,8 @@ def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
     return torch.allclose(one, other, rtol=tolerance, atol=tolerance * max(scale, 1e-6), equal_nan=True)
 
 
-def _short(tensor: torch.Tensor) -> str:
+def in_short(tensor: torch.Tensor) -> str:
+    """A tensor in a few words."""
     values = tensor.detach().flatten()[:3].tolist() if _has_data(tensor) else []
     numbers = ", ".join([f"{value:.4g}" for value in values if not isinstance(value, complex)])
     kind = f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
