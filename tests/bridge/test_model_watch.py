@@ -90,12 +90,12 @@ def test_custom_gradients():
 
 def test_hooks_on_tensors():
     x = torch.ones(2, requires_grad=True)
-    with CallWatch(Asked()) as watch:
+    with CallWatch(Asked(), []) as watch:
         x.add(1)
         assert watch.gradient == (None, None)
         x.add(1).register_hook(lambda gradient: gradient)
     assert watch.gradient[0] == "puts a hook on a tensor" and "test_model_watch.py" in str(watch.gradient[1])
-    with CallWatch(Asked()) as watch, torch.inference_mode():
+    with CallWatch(Asked(), []) as watch, torch.inference_mode():
         torch.ones(2)
     assert watch.gradient[0] == "switches torch.inference_mode()"
 

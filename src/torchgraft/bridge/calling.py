@@ -31,6 +31,9 @@ class CallTreeCodeGen(PyTreeCodeGen):
         x, y, scale, = fx_pytree.tree_flatten_spec([(x, y,), {'scale': scale}], self._in_spec)
     """
 
+    # What takes the arguments apart in generated code.
+    _flatten = "fx_pytree.tree_flatten_spec"
+
     @property
     def _takes_self(self) -> bool:
         return bool(self.parameters) and self.parameters[0] == "self"
@@ -58,7 +61,7 @@ class CallTreeCodeGen(PyTreeCodeGen):
             return head
         if self._takes_self:
             leaves.insert(0, "self")
-        return f"{head}\n    {', '.join(leaves)}, = fx_pytree.tree_flatten_spec({self._values()}, self._in_spec)"
+        return f"{head}\n    {', '.join(leaves)}, = {self._flatten}({self._values()}, self._in_spec)"
 
     def _heading(self, annotation: str) -> str:
         return CodeGen.gen_fn_def(self, list(self.parameters), annotation)

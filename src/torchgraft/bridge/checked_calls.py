@@ -13,14 +13,16 @@ from typing import Any
 
 import torch
 from torch.fx.experimental.symbolic_shapes import SYMPY_INTERP
+from torch.utils import _pytree as pytree
 
 from torchgraft.bridge.calling import CallTreeCodeGen
 from torchgraft.bridge.input_guards import CHECKS
 from torchgraft.codegen.source import CodeGen
-from torchgraft.errors import GuardError
+from torchgraft.errors import GuardError, StructureError
 
 CHECK = "_check_inputs"
 LOOSE = "_loose_keywords"
+LEAVES = "_exact_leaves"
 
 
 class InputCheck:
@@ -200,6 +202,7 @@ class CheckedCallCodeGen(_Checked, CallTreeCodeGen):
         CallTreeCodeGen.__init__(self, parameters, in_spec, out_spec)
         self.check = check
         self.keyword_only = False
+        self._flatten = LEAVES
         self.loose: list[str] = []
         self.rest = ""
 
@@ -214,8 +217,9 @@ class CheckedCallCodeGen(_Checked, CallTreeCodeGen):
         return f"{head}\n    {', '.join(self.loose)}, = {LOOSE}({self.rest}, {self.loose!r})"
 
     def additional_globals(self) -> list[tuple[str, Any]]:
-        """Also what takes the keywords apart, where it is used."""
-        return super().additional_globals() + ([(LOOSE, loose_keywords)] if self.loose else [])
+        """Also what takes the arguments apart."""
+        own = [(LEAVES, exact_leaves), *([(LOOSE, loose_keywords)] if self.loose else [])]
+        return [*super().additional_globals(), *own]
 
     def error_of_call(self, error: Exception, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A GuardError, where the program fails because it is called in another way than the model was."""
@@ -232,6 +236,21 @@ class CheckedCallCodeGen(_Checked, CallTreeCodeGen):
         values = {**bound.arguments, **{name: kwargs[name] for name in self.loose if name in kwargs}}
         leaves = CallTreeCodeGen.process_inputs(self, *[values[name] for name in names if name in self.parameters])
         return self.check.error_of_run(error, leaves)
+
+
+def exact_leaves(values: list[Any], spec: Any) -> list[Any]:
+    """The leaves of arguments in exactly the containers of the capture: their classes and the order in dicts may tell."""
+    leaves, found = pytree.tree_flatten(tuple(values))
+    if found != spec:
+        raise StructureError(
+            f"the program was captured for arguments with the structure {_in_line(spec)}, and these have {_in_line(found)}; "
+            "capture the model again with arguments like these"
+        )
+    return leaves
+
+
+def _in_line(spec: Any) -> str:
+    return " ".join(str(spec).split())
 
 
 def loose_keywords(given: dict[str, Any], names: list[str]) -> list[Any]:

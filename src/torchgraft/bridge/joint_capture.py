@@ -45,6 +45,8 @@ class JointCapture:
         self._row = self.call.row(self._args, self._kwargs)
         with EXPORTING:
             self.joint = self._program(self._trace(), f"{model_name(model)}Joint")
+        if "memory" in self._asked.facts:  # what is a view and what a copy is decided
+            self._asked.facts.add("stride")
         self.call.check_facts(self._row, self._asked)
         check_joint(self.joint, self.call, self._modules, (self._args, self._kwargs), self._eager)
 

@@ -40,7 +40,9 @@ def check_joint(
             return
     try:
         with torch.inference_mode(False), torch.enable_grad():
-            found = dict(zip(entries, joint(*before, *_tangents(joint)), strict=True))
+            found: dict[Any, Any] = {("update", name): value for name, value in zip(call.names, before, strict=True)}
+            values = joint(*[value.clone() for value in before], *_tangents(joint))
+            found.update(zip(entries, values, strict=True))
         problem = _difference(expected, found)
     except Exception as error:
         problem = f"it raises {type(error).__name__}: {error}"
@@ -83,7 +85,7 @@ def _tangents(joint: GraphModule) -> list[torch.Tensor]:
 
 def _difference(expected: Values, found: dict[Any, torch.Tensor | None]) -> str | None:
     """The first thing in which the two differ, in words."""
-    numbers = iter(range(len(found)))
+    numbers = iter(range(len(found)))  # results come in their order
     for (kind, name), other in found.items():
         one = expected.get((kind, str(next(numbers)) if kind == "result" else name))
         if (one is None) != (other is None) and not _is_zero(one, other):

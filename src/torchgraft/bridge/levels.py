@@ -88,6 +88,8 @@ def aten_program(
     type(result).__name__ = type(result).__qualname__ = model_name(model)
     _restore_modes(result, module)
     if core:
+        if "memory" in asked.facts:  # what is a view and what a copy is decided here, and not when the program runs
+            asked.facts.add("stride")
         cut_at_marks(result.graph)
         _keep_old_values(result)
     _drop_own_copies(result)

@@ -64,7 +64,7 @@ class RunWatch:
         self._attributes = [AttributeWatch(module) for module in modules]
         self._inputs = InputWatch(args, kwargs)
         self._tensors = TensorWatch(modules, (args, kwargs))
-        self._calls = CallWatch(asked, [part for module in modules for part in module.parameters()])
+        self._calls = CallWatch(asked, [part for module in modules for part in module.parameters()], (args, kwargs))
         self._seeds = SeedWatch()
         self._listener = Listener(asked)
         self._changed: list[str] = []
@@ -183,8 +183,12 @@ _DEVICE_PATCH = Patch(FakeTensor, "device", property(_device))  # type: ignore[a
 class CallWatch(TorchFunctionMode):
     """Notes what a forward asks about tensors, and the first thing that it does to gradients by hand, in `gradient`."""
 
-    def __init__(self, asked: Asked, parameters: list[torch.Tensor]) -> None:
+    def __init__(self, asked: Asked, parameters: list[torch.Tensor], inputs: Any = ()) -> None:
         super().__init__()
+        tensors = [leaf for leaf in pytree.tree_leaves(inputs) if isinstance(leaf, torch.Tensor)]
+        self._given = {_place(tensor) for tensor in tensors if tensor.layout is torch.strided}
+        # The memory of which it is not said in the program whether it is that of another tensor.
+        self._undecided: set[int] = set()
         # They need not be of the class while a tracer runs.
         self._parameters = {id(parameter) for parameter in parameters}
         self.what: str | None = None
@@ -205,9 +209,23 @@ class CallWatch(TorchFunctionMode):
         if not torch.compiler.is_dynamo_compiling():
             self._note(func, name, args)
         result = func(*args, **(kwargs or {}))
-        if name == "contiguous" and result is args[0]:
-            self._asked.facts.add("stride")  # of another layout it would have made a copy
+        self._note_memory(name, args, result)
         return result
+
+    def _note_memory(self, name: str, args: tuple[Any, ...], result: Any) -> None:
+        """Whether a tensor is a view or a copy may depend on how it lies in memory, which tells where it is written or given."""
+        source = args[0] if args else None
+        if not isinstance(source, torch.Tensor) or source.layout is not torch.strided:
+            return
+        if name in _MAY_COPY and isinstance(result, torch.Tensor):
+            if name == "contiguous" and result is source:
+                self._asked.facts.add("stride")  # a tracer drops what makes no copy
+            self._undecided |= {_place(source), _place(result)}
+            if _place(source) in self._given:
+                self._asked.facts.add("memory")
+        elif (name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))) and self._undecided:
+            if _place(source) in self._undecided:
+                self._asked.facts.add("memory")
 
     def _note(self, func: Any, name: str, args: tuple[Any, ...]) -> None:
         if func is torch._C._set_grad_enabled and args[0] and torch.is_grad_enabled():
@@ -229,6 +247,11 @@ class CallWatch(TorchFunctionMode):
         return id(value) in self._parameters or isinstance(value, torch.nn.Parameter)
 
 
+def _place(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage()._cdata
+
+
+_MAY_COPY = frozenset({"contiguous", "flatten", "ravel", "reshape", "reshape_as", "to"})
 _HOOKS = frozenset({torch.Tensor.register_hook, torch.Tensor.register_post_accumulate_grad_hook})
 _SWITCHES = frozenset({torch.Tensor.requires_grad_, torch.Tensor.requires_grad.__set__})  # type: ignore[attr-defined]
 

@@ -101,9 +101,13 @@ def put_back(module: torch.nn.Module) -> Iterator[None]:
     for parameter in module.parameters():
         surroundings.save(parameter)
     gradients = [(parameter, parameter.grad) for parameter in module.parameters()]
+    places = [(tensor, tensor.data) for tensor in (*module.parameters(), *module.buffers()) if _has_data(tensor)]
     try:
         yield
     finally:
+        for tensor, place in places:
+            if tensor.shape != place.shape or tensor.data_ptr() != place.data_ptr():
+                tensor.data = place
         plain.restore()
         state.restore()
         surroundings.restore()
