@@ -182,6 +182,22 @@ class _Checked(CodeGen):
         """The check, under the name the head calls it by."""
         return [*super().additional_globals(), (CHECK, self.check)]
 
+    def error_of_call(
+        self, error: Exception, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Exception | None:
+        """A GuardError, where the program fails because it is called in another way than the model was."""
+        if isinstance(error, GuardError):
+            return None
+        try:
+            inspect.signature(module.forward).bind(*args, **kwargs)
+        except TypeError as problem:
+            names = self.parameters if isinstance(self, CallTreeCodeGen) else self.check.names
+            return GuardError(
+                f"the program was captured for a call with {_listed(names)}, and not for this one: {problem}; capture the model "
+                "again with a call like this"
+            )
+        return self.check.error_of_run(error, pytree.tree_leaves((args, kwargs)))
+
 
 class CheckedCodeGen(_Checked):
     """For programs that take their inputs one by one."""
@@ -220,22 +236,6 @@ class CheckedCallCodeGen(_Checked, CallTreeCodeGen):
         """Also what takes the arguments apart."""
         own = [(LEAVES, exact_leaves), *([(LOOSE, loose_keywords)] if self.loose else [])]
         return [*super().additional_globals(), *own]
-
-    def error_of_call(self, error: Exception, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A GuardError, where the program fails because it is called in another way than the model was."""
-        if isinstance(error, GuardError):
-            return None
-        try:
-            bound = inspect.signature(module.forward).bind(*args, **kwargs)
-        except TypeError as problem:
-            return GuardError(
-                f"the program was captured for a call with {_listed(self.parameters)}, and not for this one: {problem}; capture "
-                "the model again with a call like this"
-            )
-        names = [*bound.arguments, *[name for name in self.loose if name in kwargs]]
-        values = {**bound.arguments, **{name: kwargs[name] for name in self.loose if name in kwargs}}
-        leaves = CallTreeCodeGen.process_inputs(self, *[values[name] for name in names if name in self.parameters])
-        return self.check.error_of_run(error, leaves)
 
 
 def exact_leaves(values: list[Any], spec: Any) -> list[Any]:

@@ -16,9 +16,10 @@ from torchgraft.bridge.levels import EXPORTING, Model, as_module, model_name, ou
 from torchgraft.bridge.model_call import ModelCall
 from torchgraft.bridge.model_watch import PlainTensors, loses_dropout
 from torchgraft.bridge.partition import OutputEntry, finish_program
-from torchgraft.bridge.refusals import export_error, refuse_attributes, refuse_dropout, title
+from torchgraft.bridge.refusals import export_error, refuse_attributes, refuse_dropout, refuse_random, title
 from torchgraft.bridge.run_watch import Asked, RunWatch
 from torchgraft.bridge.torch_fx import from_fx
+from torchgraft.capturing.surroundings import Surroundings
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import BridgeError, GraftError
 
@@ -59,7 +60,7 @@ class JointCapture:
     def _trace(self) -> JointTrace:
         plain = [PlainTensors(module) for module in self._modules]
         outside = outside_watch(self._module)
-        random_state = torch.get_rng_state()
+        surroundings = Surroundings(())
         try:
             trace = trace_joint(self._traced_call(frozenset()), self._row)
             without = self._differentiable - {role.number for role in trace.inputs if role.kind == "tangent"}
@@ -71,10 +72,12 @@ class JointCapture:
         except Exception as error:  # the model may raise anything
             raise export_error(self._module, error) from error
         finally:
-            torch.set_rng_state(random_state)
             for tensors in plain:
                 tensors.restore()
             changed = outside.restore()
+            drawn = surroundings.restore()
+        if drawn:
+            refuse_random(self._module, f"draws {drawn[0][1]}")
         if changed:
             refuse_attributes(self._module, changed)
         if not any(role.kind == "tangent" for role in trace.inputs):
@@ -94,7 +97,7 @@ class JointCapture:
             with tensors.replaced(held):
                 run = RunWatch(self._modules, args, kwargs, self._asked)
                 try:
-                    with run, SourceLines(self._module, self._refuse_call):
+                    with SourceLines(self._module, self._refuse_call), run:
                         result = self._module(*args, **kwargs)
                         result = result if self._loss is None else self._scalar(self._loss(result))
                 finally:

@@ -18,6 +18,7 @@ from torchgraft.bridge.program_calls import signature_of
 from torchgraft.bridge.refusals import title
 from torchgraft.bridge.run_watch import Asked
 from torchgraft.errors import BridgeError, GuardError
+from torchgraft.ir.guards import misfit_of_tensor
 
 
 class ModelCall:
@@ -56,10 +57,12 @@ class ModelCall:
         self._results: list[Any] = []
         self._results_spec: Any = None
         self._facts = InputCheck([], [])
+        self._needed = [True] * len(self.names)
 
     def check_facts(self, row: list[torch.Tensor], asked: Asked) -> None:
         """Have calls to come checked for what the model asked about the inputs of the example, and about torch. That gradients
         are on is taken for granted: they are what is asked for."""
+        self._needed = [tensor.requires_grad for tensor in row]
         names = {f"input_{index}": name for index, name in enumerate(self.names) if self.kinds[index] == "input"}
         tensors = row[len(self.tensors.held) :]
         conditions = [
@@ -92,10 +95,24 @@ class ModelCall:
                     f"the program was captured for {name} = {expected!r}, and now it is {found!r}; "
                     "capture the model again with inputs like these"
                 )
+        for name, leaf in leaves.items():
+            problem = misfit_of_tensor(leaf, name) if name not in self._plain else None
+            if problem is not None:
+                raise GuardError(
+                    f"the program takes {problem[1]} for {name}, and this is {problem[2]}; capture the model again with inputs like "
+                    "these, or at level 'function'"
+                )
         inputs = self._input_tensors(leaves)
         if self._facts.names:
             self._facts.inputs(*inputs)
-        return [held.value for held in self.tensors.held] + inputs
+        row = [held.value for held in self.tensors.held] + inputs
+        for name, tensor, was_needed in zip(self.names, row, self._needed, strict=True):
+            if tensor.requires_grad and not was_needed:
+                raise GuardError(
+                    f"the program was captured while {name!r} required no gradient, and now it does; capture the model again, or "
+                    f"give it detached"
+                )
+        return row
 
     def _input_tensors(self, leaves: dict[str, Any]) -> list[torch.Tensor]:
         return [leaf for name, leaf in leaves.items() if name not in self._plain]

@@ -34,7 +34,7 @@ def check_calls(result: GraphModule, exported: ExportedProgram, module: torch.nn
     check = InputCheck([node.name for node in inputs], list(dict.fromkeys(conditions)), _modes(result, module))
     check.reasons = asked.situation
     check.gradients = torch.is_grad_enabled()
-    check.layouts = {node.name: _layout(node.meta.get("val")) for node in inputs}
+    check.layouts = {node.name: layout_of(node.meta.get("val")) for node in inputs}
     check.recovers = asked.recovers
     codegen = graph._codegen
     assert isinstance(codegen, PyTreeCodeGen)
@@ -85,7 +85,7 @@ def _apart(inputs: list[Node], exported: ExportedProgram) -> list[str]:
     ]
 
 
-def _layout(value: Any) -> tuple[int, ...] | None:
+def layout_of(value: Any) -> tuple[int, ...] | None:
     """How a tensor lies in memory, where all its sizes are known."""
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
         return None
