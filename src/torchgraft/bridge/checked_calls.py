@@ -113,8 +113,8 @@ class InputCheck:
         """The error to raise for one of an operator, where the model itself might have gone on."""
         if self.recovers:
             return GuardError(
-                f"the program was captured where nothing failed, and now it raises {type(error).__name__}: {error}; the model goes "
-                "on after errors (try, except), which an ATen program does not do: capture the model at level 'function'"
+                f"the program was captured where nothing failed, and now it raises {type(error).__name__}: {error}; the model "
+                "goes on after errors (try, except), which an ATen program does not do: capture the model at level 'function'"
             )
         for name, value in zip(self.names, values, strict=False):
             expected = self.layouts.get(name)

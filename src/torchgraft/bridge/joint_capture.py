@@ -9,14 +9,21 @@ from typing import Any
 
 import torch
 
+from torchgraft.bridge.input_guards import facts_of_tensor
 from torchgraft.bridge.joint_check import check_joint
 from torchgraft.bridge.joint_trace import JointTrace, Role, SourceLines, trace_joint
-from torchgraft.bridge.input_guards import facts_of_tensor
 from torchgraft.bridge.levels import EXPORTING, Model, as_module, model_name, outside_watch
 from torchgraft.bridge.model_call import ModelCall
 from torchgraft.bridge.model_watch import PlainTensors, loses_dropout
 from torchgraft.bridge.partition import OutputEntry, finish_program
-from torchgraft.bridge.refusals import export_error, refuse_attributes, refuse_dropout, refuse_random, title
+from torchgraft.bridge.refusals import (
+    export_error,
+    refuse_attributes,
+    refuse_dropout,
+    refuse_inputs,
+    refuse_random,
+    title,
+)
 from torchgraft.bridge.run_watch import Asked, RunWatch
 from torchgraft.bridge.torch_fx import from_fx
 from torchgraft.capturing.surroundings import Surroundings
@@ -36,6 +43,7 @@ class JointCapture:
         self._loss = loss
         self._args = tuple(args) if isinstance(args, (tuple, list)) else (args,)
         self._kwargs = dict(kwargs or {})
+        refuse_inputs(self._module, (self._args, self._kwargs))
         more = {"loss": loss} if isinstance(loss, torch.nn.Module) else {}
         self._modules = [self._module, *more.values()]
         self.call = ModelCall(self._module, self._args, self._kwargs, more)
@@ -48,7 +56,7 @@ class JointCapture:
             self.joint = self._program(self._trace(), f"{model_name(model)}Joint")
         if "memory" in self._asked.facts:  # what is a view and what a copy is decided
             self._asked.facts.add("stride")
-        self.call.check_facts(self._row, self._asked)
+        self.call.check_facts(self._module, self._row, self._asked)
         check_joint(self.joint, self.call, self._modules, (self._args, self._kwargs), self._eager)
 
     def _eager(self, *args: Any, **kwargs: Any) -> Any:

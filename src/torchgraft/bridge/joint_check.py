@@ -36,8 +36,11 @@ def check_joint(
         before = [tensor.detach().clone() for tensor in call.row(args, kwargs)]
         try:
             expected = _expected(call, args, kwargs, eager)
-        except Exception:  # then there is nothing to compare with
-            return
+        except Exception as error:
+            raise BridgeError(
+                f"cannot capture the backward of {title(modules[0])}: the model itself raises {type(error).__name__}: {error}; "
+                "give inputs that it can be trained with"
+            ) from error
     try:
         with torch.inference_mode(False), torch.enable_grad():
             found: dict[Any, Any] = {("update", name): value for name, value in zip(call.names, before, strict=True)}
@@ -49,9 +52,9 @@ def check_joint(
     if problem is not None:
         raise BridgeError(
             f"cannot capture the backward of {title(modules[0])}: on the example the program does not do what the model does: "
-            f"{problem}; the model looks at something that is different while torch traces it (the class of a tensor, an error that "
-            "it recovers from, torch.compiler.is_compiling()), or keeps something that is no tensor of its own; capture it at level "
-            "'function', which runs the model as it is"
+            f"{problem}; the model looks at something that is different while torch traces it (the class of a tensor, an error "
+            "that it recovers from, torch.compiler.is_compiling()), or keeps something that is no tensor of its own; capture it at "
+            "level 'function', which runs the model as it is"
         )
 
 
@@ -92,9 +95,9 @@ def _difference(expected: Values, found: dict[Any, torch.Tensor | None]) -> str 
             return f"there is {'a' if one is None else 'no'} {kind} {name!r}"
         if one is not None and other is not None and not is_same(one.detach(), other.detach()):
             return f"the {kind} {name!r} is {in_short(other)} instead of {in_short(one)}"
-    missing = [entry for entry, one in expected.items() if entry[0] == "gradient" and one is not None]
-    missing = [name for kind, name in missing if (kind, name) not in found]
-    return f"there is no gradient {missing[0]!r}" if missing else None
+    missing = [entry for entry, one in expected.items() if entry not in found and one is not None]
+    names = [name for kind, name in missing if kind == "gradient"]
+    return f"there is no gradient {names[0]!r}" if names else None
 
 
 def _is_zero(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:

@@ -13,8 +13,7 @@ from torch.utils import _pytree as pytree
 from torchgraft.bridge.checked_calls import InputCheck, refuse_mode
 from torchgraft.bridge.input_guards import facts_of_tensor
 from torchgraft.bridge.model_tensors import ModelTensors
-from torchgraft.bridge.model_watch import reads_training
-from torchgraft.bridge.program_calls import signature_of
+from torchgraft.bridge.program_calls import depends_on_mode, identities, signature_of
 from torchgraft.bridge.refusals import title
 from torchgraft.bridge.run_watch import Asked
 from torchgraft.errors import BridgeError, GuardError
@@ -52,14 +51,14 @@ class ModelCall:
         self.names += [f"input {name}" if name in self.names else name for name in inputs]
         self.kinds = [held.kind for held in self.tensors.held] + ["input"] * len(inputs)
         self._modes = [
-            (module, path, module.training) for path, module in model.named_modules() if reads_training(module)
+            (module, path, module.training) for path, module in model.named_modules() if depends_on_mode(module)
         ]
         self._results: list[Any] = []
         self._results_spec: Any = None
         self._facts = InputCheck([], [])
         self._needed = [True] * len(self.names)
 
-    def check_facts(self, row: list[torch.Tensor], asked: Asked) -> None:
+    def check_facts(self, model: torch.nn.Module, row: list[torch.Tensor], asked: Asked) -> None:
         """Have calls to come checked for what the model asked about the inputs of the example, and about torch. That gradients
         are on is taken for granted: they are what is asked for."""
         self._needed = [tensor.requires_grad for tensor in row]
@@ -70,6 +69,7 @@ class ModelCall:
             for name, tensor in zip(names, tensors, strict=True)
             for text in facts_of_tensor(name, tensor, asked.facts)
         ]
+        conditions += identities(model, zip(names, tensors, strict=True))
         conditions += [text for text in asked.situation if "is_grad_enabled" not in text]
         self._facts = InputCheck(names, conditions, titles={name: repr(title) for name, title in names.items()})
         self._facts.reasons = asked.situation
@@ -99,8 +99,8 @@ class ModelCall:
             problem = misfit_of_tensor(leaf, name) if name not in self._plain else None
             if problem is not None:
                 raise GuardError(
-                    f"the program takes {problem[1]} for {name}, and this is {problem[2]}; capture the model again with inputs like "
-                    "these, or at level 'function'"
+                    f"the program takes {problem[1]} for {name}, and this is {problem[2]}; capture the model again with inputs "
+                    "like these, or at level 'function'"
                 )
         inputs = self._input_tensors(leaves)
         if self._facts.names:
@@ -110,7 +110,7 @@ class ModelCall:
             if tensor.requires_grad and not was_needed:
                 raise GuardError(
                     f"the program was captured while {name!r} required no gradient, and now it does; capture the model again, or "
-                    f"give it detached"
+                    "give it detached"
                 )
         return row
 

@@ -1,5 +1,5 @@
 """What torch's own tracers lose without a word: attributes that a forward writes, gradients of functions with a backward of their
-own, and reads of the mode. Found here by looking at the model before and after its run; what it does meanwhile is in `run_watch.py`.
+own, and reads of the mode. Found by looking at the model before and after its run; what it does meanwhile is in `run_watch.py`.
 """
 
 from __future__ import annotations

@@ -4,8 +4,11 @@ The conditions on inputs that torch.export knows of are found in `input_guards.p
 
 from __future__ import annotations
 
+import dis
+import functools
 import inspect
 from collections.abc import Callable, Iterable
+from types import CodeType, FunctionType
 from typing import Any
 
 import torch
@@ -18,6 +21,7 @@ from torchgraft.bridge.input_guards import facts_of_inputs, input_conditions, ki
 from torchgraft.bridge.model_watch import reads_training
 from torchgraft.bridge.run_watch import Asked
 from torchgraft.capturing.mode_switches import has_own_train
+from torchgraft.capturing.outside_state import codes_in, reached
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.codegen.source import PyTreeCodeGen
 from torchgraft.ir.node import Node
@@ -29,6 +33,8 @@ def check_calls(result: GraphModule, exported: ExportedProgram, module: torch.nn
     inputs = graph.find_nodes(op="placeholder")
     conditions = [*kinds_of_inputs(inputs), *_types(inputs, graph), *_apart(inputs, exported)]
     conditions += [*input_conditions(exported, inputs), *facts_of_inputs(exported, inputs, asked.facts)]
+    leaves = pytree.tree_leaves(exported.example_inputs)
+    conditions += identities(module, zip([node.name for node in inputs], leaves, strict=False))
     values = [node.meta.get("val") for node in graph.nodes]
     conditions += [*asked.situation, *situation(value for value in values if isinstance(value, torch.Tensor))]
     check = InputCheck([node.name for node in inputs], list(dict.fromkeys(conditions)), _modes(result, module))
@@ -47,9 +53,14 @@ def _modes(result: GraphModule, module: torch.nn.Module) -> dict[str, bool]:
     paths = dict(result.named_modules())
     modes: dict[str, bool] = {}
     for path, child in module.named_modules():
-        if reads_training(child) or has_own_train([child]):
+        if depends_on_mode(child):
             modes[path if path in paths else ""] = child.training if path in paths else module.training
     return modes
+
+
+def depends_on_mode(module: torch.nn.Module) -> bool:
+    """Whether a module may do something else in the other mode: it asks for it, or is switched in a way of its own."""
+    return reads_training(module) or has_own_train([module])
 
 
 def situation(tensors: Iterable[torch.Tensor]) -> list[str]:
@@ -83,6 +94,31 @@ def _apart(inputs: list[Node], exported: ExportedProgram) -> list[str]:
         for other in tensors
         if one.target in written and other is not one and not (other.target in written and other < one)
     ]
+
+
+def identities(module: torch.nn.Module, pairs: Iterable[tuple[str, Any]]) -> list[str]:
+    """Which inputs, given as names and values of the example, are one tensor; where the model may ask for that. `x is y` is no
+    operation, so its code is looked at."""
+    functions = [function for part in module.modules() for function in reached(type(part))[0]]
+    own = inspect.unwrap(getattr(module.forward, "__func__", module.forward))
+    codes = [function.__code__ for function in [*functions, own] if isinstance(function, FunctionType)]
+    if not any(_compares_variables(inner) for code in codes for inner in codes_in(code)):
+        return []
+    tensors = [pair for pair in pairs if isinstance(pair[1], torch.Tensor)]
+    return [
+        f"({one} is {other}) == {first is second}"
+        for place, (one, first) in enumerate(tensors)
+        for other, second in tensors[place + 1 :]
+    ]
+
+
+@functools.cache
+def _compares_variables(code: CodeType) -> bool:
+    """Whether a function asks if two of its variables are the same object."""
+    loads = ("LOAD_FAST", "LOAD_DEREF", "LOAD_FAST_BORROW", "LOAD_FAST_LOAD_FAST", "LOAD_FAST_BORROW_LOAD_FAST_BORROW")
+    names = [item.opname for item in dis.get_instructions(code) if item.opname != "CACHE"]
+    pairs = [names[max(place - 2, 0) : place] for place, name in enumerate(names) if name == "IS_OP"]
+    return any(pair and pair[-1] in loads and (pair[0] in loads or pair[-1].count("FAST") > 1) for pair in pairs)
 
 
 def layout_of(value: Any) -> tuple[int, ...] | None:

@@ -1,5 +1,5 @@
-"""A run of a model under one of torch's own tracers, watched: what it asks about tensors and about torch, which becomes conditions
-of its program, and what it does that no operator says, which is refused. What is left behind in the model is in `model_watch.py`.
+"""A run of a model under one of torch's own tracers, watched: what it asks about tensors and torch, which becomes conditions of
+its program, and what it does that no operator says, which is refused. What is left behind in the model is in `model_watch.py`.
 """
 
 from __future__ import annotations
@@ -7,7 +7,9 @@ from __future__ import annotations
 import functools
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable
+from operator import is_
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -242,7 +244,6 @@ class CallWatch(TorchFunctionMode):
         elif torch.is_inference_mode_enabled() != self._inference:
             self.gradient = ("switches torch.inference_mode()", current_source_line())
 
-
     def _is_parameter(self, value: Any) -> bool:
         return id(value) in self._parameters or isinstance(value, torch.nn.Parameter)
 
@@ -300,14 +301,16 @@ class InputWatch:
 
     def __init__(self, args: Any, kwargs: Any) -> None:
         self._before = mutable_parts((list(args), dict(kwargs)))
+        leaves = pytree.tree_leaves((args, kwargs), is_leaf=lambda value: isinstance(value, deque))
+        self._queues = [(leaf, list(leaf)) for leaf in leaves if isinstance(leaf, deque)]
 
     def changed(self) -> list[str]:
         """The kinds of those that were changed."""
-        return [
-            f"a {type(value).__name__} that it is given"
-            for value, parts in self._before
-            if not same_parts(parts_now(value), parts)
+        changed = [value for value, parts in self._before if not same_parts(parts_now(value), parts)]
+        changed += [
+            queue for queue, items in self._queues if len(queue) != len(items) or not all(map(is_, queue, items))
         ]
+        return [f"a {type(value).__name__} that it is given" for value in changed]
 
 
 class TensorWatch:
@@ -324,7 +327,9 @@ class TensorWatch:
         given = [leaf for leaf in pytree.tree_leaves(inputs) if isinstance(leaf, torch.Tensor)]
         named = [("a tensor that it is given", tensor) for tensor in given]
         for module in modules:
-            named += [(f"self.{name}", tensor) for name, tensor in (*module.named_parameters(), *module.named_buffers())]
+            named += [
+                (f"self.{name}", tensor) for name, tensor in (*module.named_parameters(), *module.named_buffers())
+            ]
         self._before = [(name, tensor, frozenset(vars(tensor))) for name, tensor in named]
         self.tensors = [tensor for _, tensor in named]
 

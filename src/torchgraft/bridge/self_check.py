@@ -75,8 +75,8 @@ def _draws(program: GraphModule) -> bool:
 def _result(
     callee: Callable[..., Any], module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Any, Exception | None]:
-    """What a model or its program gives in two calls one after the other, what it leaves in inputs and buffers, or what it raises;
-    with everything put back that it changed."""
+    """What a model or its program gives in two calls one after the other, what it leaves in inputs and buffers, or what it
+    raises; with everything put back that it changed."""
     found: dict[str, Any] = {}
     with put_back(module):
         try:

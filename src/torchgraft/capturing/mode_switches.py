@@ -29,10 +29,18 @@ def only_switches(root: torch.nn.Module) -> bool:
         for mode in (not root.training, bool(root.training)):
             with _NoCalls():
                 copy.train(mode)
-            if any(stand_in.__dict__["training"] is not mode for stand_in in copies.values()):
+            # Also on the way: what it sets in one mode it may set back in the other.
+            if any(stand_in.__dict__["training"] is not mode for stand_in in copies.values()) or not _unchanged(
+                copies, inside
+            ):
                 return False
     except Exception:
         return False  # it wants to compute, or the stand-in is not enough for it
+    return True
+
+
+def _unchanged(copies: dict[torch.nn.Module, torch.nn.Module], inside: dict[torch.nn.Module, dict[str, Any]]) -> bool:
+    """Whether stand-ins have what the modules have, and the stand-ins inside that they had."""
     return all(
         _same(stand_in.__dict__, module.__dict__, _NOT_SHARED)
         and _same(stand_in._parameters, module._parameters)
