@@ -181,7 +181,7 @@ def set_by_input(x: torch.Tensor) -> torch.Tensor:
         return x * 2
 
 
-@TRAPS.function("autocast asked")
+@TRAPS.function("autocast on a CPU asked")
 def autocast_asked(x: torch.Tensor) -> torch.Tensor:
     return x * 2 if torch.is_autocast_enabled("cpu") else x + 1
 
@@ -446,7 +446,7 @@ def checkpointed(x: torch.Tensor) -> torch.Tensor:
     return checkpoint(lambda y: y.sin().exp(), x, use_reentrant=False)
 
 
-@TRAPS.model("tied weights")
+@TRAPS.model("two layers with one weight")
 class Tied(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -483,7 +483,7 @@ class ParametrisedCached(Parametrised):
 # ---- results ----
 
 
-@TRAPS.function("the input returned")
+@TRAPS.function("nothing but the input returned")
 def input_returned(x: torch.Tensor) -> torch.Tensor:
     return x
 

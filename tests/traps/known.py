@@ -20,6 +20,9 @@ _WRONG: dict[str, dict[str, str]] = {
         "an error of an operator survived": "s",
         "an error of values survived": "s",
     },
+    "what a train() of the model's own does is not done by the program, without a guard": {
+        "a mode of its own making": "s",
+    },
     "which inputs are one tensor decides without a guard": {
         "the same tensor twice": "smf",
     },

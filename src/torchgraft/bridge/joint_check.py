@@ -53,8 +53,8 @@ def check_joint(
         raise BridgeError(
             f"cannot capture the backward of {title(modules[0])}: on the example the program does not do what the model does: "
             f"{problem}; the model looks at something that is different while torch traces it (the class of a tensor, an error "
-            "that it recovers from, torch.compiler.is_compiling()), or keeps something that is no tensor of its own; capture it at "
-            "level 'function', which runs the model as it is"
+            "that it recovers from, torch.compiler.is_compiling()), or keeps something that is no tensor of its own; capture it "
+            "at level 'function', which runs the model as it is"
         )
 
 
