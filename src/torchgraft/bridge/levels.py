@@ -134,6 +134,7 @@ def model_name(model: Model) -> str:
 def _exported(
     module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic: Dynamic, asked: Asked
 ) -> ExportedProgram:
+    hooks = module.graph._hooks if isinstance(module, GraphModule) else None
     watched = copy.copy(module)
     vars(watched)["forward"] = _watched_forward(module, watched, kwargs, asked)
     shapes = _dynamic_shapes(watched, title(module), args, kwargs, dynamic)
@@ -151,6 +152,7 @@ def _exported(
     finally:
         if isinstance(watched, GraphModule):
             watched.graph._remove_owner(watched)
+            watched.graph._hooks = hooks
         plain.restore()
         changed = outside.restore()
         changed += [_attribute(state, part, name) for part, name in state.restore() if not keeps_notes(part)]
