@@ -43,6 +43,10 @@ class GuardError(GraftError, RuntimeError):
     """A captured program was asked to run in a situation it was not captured for."""
 
 
+class StructureError(GuardError, ValueError):
+    """A program was called with containers of another structure than it was captured with (torch.fx raises ValueError)."""
+
+
 class RunError(GraftError, RuntimeError):
     """A model or program raised while it was being watched; `partial` is what was written down until then."""
 

@@ -9,12 +9,12 @@ from torch import nn
 from torchgraft.bridge.model_tensors import ModelTensors
 from torchgraft.bridge.model_watch import (
     AttributeWatch,
-    GradientWatch,
     PlainTensors,
     custom_gradient,
     loses_dropout,
     reads_training,
 )
+from torchgraft.bridge.run_watch import Asked, CallWatch
 
 
 class Model(nn.Module):
@@ -90,14 +90,14 @@ def test_custom_gradients():
 
 def test_hooks_on_tensors():
     x = torch.ones(2, requires_grad=True)
-    with GradientWatch() as watch:
+    with CallWatch(Asked(), []) as watch:
         x.add(1)
-        assert watch.what is None
+        assert watch.gradient == (None, None)
         x.add(1).register_hook(lambda gradient: gradient)
-    assert watch.what == "puts a hook on a tensor" and "test_model_watch.py" in str(watch.line)
-    with GradientWatch() as watch, torch.inference_mode():
+    assert watch.gradient[0] == "puts a hook on a tensor" and "test_model_watch.py" in str(watch.gradient[1])
+    with CallWatch(Asked(), []) as watch, torch.inference_mode():
         torch.ones(2)
-    assert watch.what == "switches torch.inference_mode()"
+    assert watch.gradient[0] == "switches torch.inference_mode()"
 
 
 def helper(module, x):

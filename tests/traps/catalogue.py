@@ -9,6 +9,7 @@ from tests.traps import (
     branches,
     containers,
     differentiation,
+    exported,
     flow,
     functions,
     hooks,
@@ -40,7 +41,7 @@ GROUPS: dict[str, list[Trap]] = {
     ],
     "hostile": [
         trap
-        for file in (outside, asked, numbers_read, differentiation, surroundings, containers, flow, libraries)
+        for file in (outside, asked, numbers_read, differentiation, surroundings, containers, flow, libraries, exported)
         for trap in file.TRAPS
     ],
 }  # fmt: skip

@@ -1,4 +1,4 @@
-"""Tries a trap: captures it in one of three ways, runs model and program in every variation, and gives a verdict on each.
+"""Tries a trap: captures it in one of four ways, runs model and program in every variation, and gives a verdict on each.
 What is compared is said in `observation.py`; the traps are data, in the files named after what they trap.
 """
 
@@ -58,6 +58,7 @@ WAYS: dict[str, Callable[[Any, Call], GraphModule]] = {
     "symbolic": _symbolic,
     "module": _watched("module"),
     "function": _watched("function"),
+    "aten": _watched("aten"),
 }
 
 

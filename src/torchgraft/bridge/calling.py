@@ -31,6 +31,9 @@ class CallTreeCodeGen(PyTreeCodeGen):
         x, y, scale, = fx_pytree.tree_flatten_spec([(x, y,), {'scale': scale}], self._in_spec)
     """
 
+    # What takes the arguments apart in generated code.
+    _flatten = "fx_pytree.tree_flatten_spec"
+
     @property
     def _takes_self(self) -> bool:
         return bool(self.parameters) and self.parameters[0] == "self"
@@ -53,12 +56,15 @@ class CallTreeCodeGen(PyTreeCodeGen):
     def gen_fn_def(self, free_vars: list[str], maybe_return_annotation: str) -> str:
         """The user's own parameters, then one line that takes them apart."""
         leaves = [text.split("=")[0].split(":")[0].strip().lstrip("*") for text in free_vars]
-        head = CodeGen.gen_fn_def(self, list(self.parameters), maybe_return_annotation)
+        head = self._heading(maybe_return_annotation)
         if not leaves:
             return head
         if self._takes_self:
             leaves.insert(0, "self")
-        return f"{head}\n    {', '.join(leaves)}, = fx_pytree.tree_flatten_spec({self._values()}, self._in_spec)"
+        return f"{head}\n    {', '.join(leaves)}, = {self._flatten}({self._values()}, self._in_spec)"
+
+    def _heading(self, annotation: str) -> str:
+        return CodeGen.gen_fn_def(self, list(self.parameters), annotation)
 
     def _values(self) -> str:
         names = [name.lstrip("*") for name in self.parameters]

@@ -5,6 +5,7 @@ So the operations of the program stay exactly those of the level it was captured
 from __future__ import annotations
 
 import ast
+import inspect
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -17,10 +18,11 @@ from torch.utils import _pytree as pytree
 from torchgraft.bridge.calling import CallTreeCodeGen
 from torchgraft.bridge.input_guards import CHECKS
 from torchgraft.codegen.source import CodeGen
-from torchgraft.errors import GuardError
+from torchgraft.errors import GuardError, StructureError
 
 CHECK = "_check_inputs"
-DETACHED = "_detached"
+LOOSE = "_loose_keywords"
+LEAVES = "_exact_leaves"
 
 
 class InputCheck:
@@ -47,10 +49,18 @@ class InputCheck:
         self.conditions = list(conditions)
         self.modes = dict(modes or {})
         self.titles = dict(titles or {})
+        # Where the model asks about torch, by condition; whether gradients were on; how inputs lay in memory, by name; and
+        # whether the model goes on after errors.
+        self.reasons: dict[str, str] = {}
+        self.gradients = True
+        self.layouts: dict[str, tuple[int, ...] | None] = {}
+        self.recovers = False
         self._function = self._compiled()
 
     def __call__(self, program: torch.nn.Module, *values: Any) -> None:
         """Check the modes of a program and the values of its inputs, in the order of `names`."""
+        if not self.gradients and torch.is_grad_enabled():
+            _refuse_gradients([*values, *program.parameters()])
         for path, expected in self.modes.items():
             found = program.get_submodule(path).training
             if found != expected:
@@ -91,10 +101,38 @@ class InputCheck:
                 f"{name} is {title}" for name, title in self.titles.items() if re.search(rf"\b{name}\b", condition)
             ]
             advice = "" if self.titles else ", or name the dimensions that must stay free (dynamic=)"
+            advice = "in this situation" if condition.startswith("torch.") else f"with inputs like these{advice}"
+            reason = self.reasons.get(condition, "")
             raise GuardError(
                 f"the program was captured for {condition}, and now {left} is {_short(found())}"
-                f"{' (' + ', '.join(titles) + ')' if titles else ''}; capture the model again with inputs like these{advice}"
+                f"{' (' + ', '.join(titles) + ')' if titles else ''}{reason and f': the model asks for it{reason}'}; "
+                f"capture the model again {advice}"
             )
+
+    def error_of_run(self, error: Exception, values: Iterable[Any]) -> GuardError | None:
+        """The error to raise for one of an operator, where the model itself might have gone on."""
+        if self.recovers:
+            return GuardError(
+                f"the program was captured where nothing failed, and now it raises {type(error).__name__}: {error}; the model "
+                "goes on after errors (try, except), which an ATen program does not do: capture the model at level 'function'"
+            )
+        for name, value in zip(self.names, values, strict=False):
+            expected = self.layouts.get(name)
+            if expected is not None and isinstance(value, torch.Tensor) and value.stride() != expected:
+                return GuardError(
+                    f"the program was captured for {name}.stride() == {expected}, and now it is {value.stride()}, with which it "
+                    f"raises {type(error).__name__}: {error}; give {name}.contiguous(), or capture the model again with inputs "
+                    "like these"
+                )
+        return None
+
+
+def _refuse_gradients(values: list[Any]) -> None:
+    if any(isinstance(value, torch.Tensor) and value.requires_grad for value in values):
+        raise GuardError(
+            "the program was captured while gradients were off and computes none, and now they are on and its inputs or "
+            "parameters require them; run it under torch.no_grad(), or capture the model again with gradients on"
+        )
 
 
 def _short(value: Any) -> str:
@@ -144,6 +182,22 @@ class _Checked(CodeGen):
         """The check, under the name the head calls it by."""
         return [*super().additional_globals(), (CHECK, self.check)]
 
+    def error_of_call(
+        self, error: Exception, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Exception | None:
+        """A GuardError, where the program fails because it is called in another way than the model was."""
+        if isinstance(error, GuardError):
+            return None
+        try:
+            inspect.signature(module.forward).bind(*args, **kwargs)
+        except TypeError as problem:
+            names = self.parameters if isinstance(self, CallTreeCodeGen) else self.check.names
+            return GuardError(
+                f"the program was captured for a call with {_listed(names)}, and not for this one: {problem}; capture the model "
+                "again with a call like this"
+            )
+        return self.check.error_of_run(error, pytree.tree_leaves((args, kwargs)))
+
 
 class CheckedCodeGen(_Checked):
     """For programs that take their inputs one by one."""
@@ -156,29 +210,58 @@ class CheckedCodeGen(_Checked):
 class CheckedCallCodeGen(_Checked, CallTreeCodeGen):
     """For programs that take their inputs in the containers of the model.
 
-    Without `gradients`, what is returned is detached: a model that was captured while gradients were off has none.
+    With `keyword_only`, keywords are not taken by position; those in `loose`, which the model takes in its `**rest`, must come
+    in the order of the capture.
     """
 
-    def __init__(self, parameters: list[str], in_spec: Any, out_spec: Any, check: InputCheck, gradients: bool) -> None:
+    def __init__(self, parameters: list[str], in_spec: Any, out_spec: Any, check: InputCheck) -> None:
         CallTreeCodeGen.__init__(self, parameters, in_spec, out_spec)
         self.check = check
-        self.gradients = gradients
+        self.keyword_only = False
+        self._flatten = LEAVES
+        self.loose: list[str] = []
+        self.rest = ""
 
-    def generate_output(self, output_args: Any, *, repr_fn: Callable[[Any], str] = repr) -> str:
-        """The results in the structure that the model returned."""
-        line = super().generate_output(output_args, repr_fn=repr_fn)
-        return line if self.gradients else f"return {DETACHED}({line.removeprefix('return ')})"
-
-    def process_outputs(self, outputs: Any) -> Any:
-        """The same for interpreters."""
-        result = super().process_outputs(outputs)
-        return result if self.gradients else detached(result)
+    def _heading(self, annotation: str) -> str:
+        names = [name for name in self.parameters if name not in self.loose]
+        count = len(self.parameters) - len(self._keywords or ())
+        star = ["*"] if self.keyword_only and len(names) > count else []
+        rest = [f"**{self.rest}"] if self.loose else []
+        head = CodeGen.gen_fn_def(self, [*names[:count], *star, *names[count:], *rest], annotation)
+        if not self.loose:
+            return head
+        return f"{head}\n    {', '.join(self.loose)}, = {LOOSE}({self.rest}, {self.loose!r})"
 
     def additional_globals(self) -> list[tuple[str, Any]]:
-        """Also what detaches results, where it is used."""
-        return super().additional_globals() + ([] if self.gradients else [(DETACHED, detached)])
+        """Also what takes the arguments apart."""
+        own = [(LEAVES, exact_leaves), *([(LOOSE, loose_keywords)] if self.loose else [])]
+        return [*super().additional_globals(), *own]
 
 
-def detached(result: Any) -> Any:
-    """The same tree with its tensors cut off from what they were computed from."""
-    return pytree.tree_map(lambda leaf: leaf.detach() if isinstance(leaf, torch.Tensor) else leaf, result)
+def exact_leaves(values: list[Any], spec: Any) -> list[Any]:
+    """The leaves of arguments in exactly the containers of the capture: their classes and the order in dicts may tell."""
+    leaves, found = pytree.tree_flatten(tuple(values))
+    if found != spec:
+        raise StructureError(
+            f"the program was captured for arguments with the structure {_in_line(spec)}, and these have {_in_line(found)}; "
+            "capture the model again with arguments like these"
+        )
+    return leaves
+
+
+def _in_line(spec: Any) -> str:
+    return " ".join(str(spec).split())
+
+
+def loose_keywords(given: dict[str, Any], names: list[str]) -> list[Any]:
+    """The values of the keywords that a model takes in its `**rest`; their order tells, if the model walks over them."""
+    if list(given) != names:
+        raise GuardError(
+            f"the program was captured for the further keywords {_listed(names)}, in this order, and now they are "
+            f"{_listed(list(given))}; capture the model again with a call like this"
+        )
+    return list(given.values())
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(map(repr, names)) or "none"

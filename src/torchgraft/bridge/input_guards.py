@@ -142,7 +142,7 @@ def _is_traced(value: Any) -> bool:
 
 CHECKS: dict[str, Callable[..., bool]] = {"is_plain_tensor": is_plain_tensor, "is_exactly": is_exactly}
 # What a model may ask of a tensor, and how that is said of an input; torch.export takes the example's answer without a word.
-_LAYOUT = frozenset({"stride", "is_contiguous", "storage_offset"})
+_LAYOUT = frozenset({"stride", "storage_offset"})
 _HISTORY: dict[str, str] = {
     "requires_grad": "{}.requires_grad",
     "is_leaf": "{}.is_leaf",
@@ -154,8 +154,16 @@ _HISTORY: dict[str, str] = {
     "is_inference": "{}.is_inference()",
     "_version": "{}._version",
     "storage_offset": "{}.storage_offset()",
+    "device": "str({}.device)",
+    "class": "isinstance({}, torch.nn.Parameter)",
 }
-FACTS = frozenset({*_LAYOUT, *_HISTORY})
+_DEVICES = ("device", "get_device", "is_cpu", "is_cuda", "is_meta", "is_mps", "is_xpu")
+# By what they are asked for: the names of facts above.
+FACTS: dict[str, str] = {
+    **{name: name for name in (*_LAYOUT, *_HISTORY) if name != "class"},
+    **dict.fromkeys(("is_contiguous", "untyped_storage", "data_ptr"), "stride"),
+    **dict.fromkeys(_DEVICES, "device"),
+}
 
 
 def facts_of_inputs(program: ExportedProgram, inputs: list[Any], asked: set[str]) -> list[str]:
@@ -163,18 +171,30 @@ def facts_of_inputs(program: ExportedProgram, inputs: list[Any], asked: set[str]
     if not asked or not program.example_inputs:
         return []
     conditions = []
-    asked = asked | {"requires_grad"} if asked & _HISTORY.keys() else asked
     for node, value in zip(inputs, pytree.tree_leaves(program.example_inputs), strict=False):
-        if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
-            continue
-        is_fixed = all(type(size) is int for size in node.meta["val"].shape)
-        if asked & _LAYOUT and is_fixed:
-            conditions.append(f"{node._name}.stride() == {tuple(value.stride())}")
-        elif asked & _LAYOUT:
-            conditions.append(f"{node._name}.is_contiguous() == {value.is_contiguous()}")
-        for fact in sorted(asked & _HISTORY.keys()):
-            text = _HISTORY[fact].format(node._name)
-            conditions.append(f"{text} == {eval(text, {node._name: value})!r}")
+        if isinstance(value, torch.Tensor):
+            is_fixed = all(type(size) is int for size in node.meta["val"].shape)
+            conditions += facts_of_tensor(node._name, value, asked, is_fixed)
+    return conditions
+
+
+def facts_of_tensor(name: str, value: torch.Tensor, asked: set[str], is_fixed: bool = True) -> list[str]:
+    """What is asked about a tensor, as conditions with the answers of an example; `is_fixed` says that its sizes are.
+
+    >>> facts_of_tensor("x", torch.ones(2, 3), {"stride", "is_leaf"})
+    ['x.stride() == (3, 1)', 'x.is_leaf == True', 'x.requires_grad == False']
+    """
+    if value.layout is not torch.strided:
+        return []
+    asked = asked | {"requires_grad"} if asked & _HISTORY.keys() - {"device", "class"} else asked
+    conditions = []
+    if asked & _LAYOUT and is_fixed:
+        conditions.append(f"{name}.stride() == {tuple(value.stride())}")
+    elif asked & _LAYOUT:
+        conditions.append(f"{name}.is_contiguous() == {value.is_contiguous()}")
+    for fact in sorted(asked & _HISTORY.keys()):
+        text = _HISTORY[fact].format(name)
+        conditions.append(f"{text} == {eval(text, {name: value, 'torch': torch})!r}")
     return conditions
 
 

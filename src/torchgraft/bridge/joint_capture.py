@@ -9,13 +9,24 @@ from typing import Any
 
 import torch
 
+from torchgraft.bridge.input_guards import facts_of_tensor
+from torchgraft.bridge.joint_check import check_joint
 from torchgraft.bridge.joint_trace import JointTrace, Role, SourceLines, trace_joint
 from torchgraft.bridge.levels import EXPORTING, Model, as_module, model_name, outside_watch
 from torchgraft.bridge.model_call import ModelCall
-from torchgraft.bridge.model_watch import AttributeWatch, PlainTensors, loses_dropout
+from torchgraft.bridge.model_watch import PlainTensors, loses_dropout
 from torchgraft.bridge.partition import OutputEntry, finish_program
-from torchgraft.bridge.refusals import export_error, refuse_attributes, refuse_dropout, title
+from torchgraft.bridge.refusals import (
+    export_error,
+    refuse_attributes,
+    refuse_dropout,
+    refuse_inputs,
+    refuse_random,
+    title,
+)
+from torchgraft.bridge.run_watch import Asked, RunWatch
 from torchgraft.bridge.torch_fx import from_fx
+from torchgraft.capturing.surroundings import Surroundings
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import BridgeError, GraftError
 
@@ -32,22 +43,32 @@ class JointCapture:
         self._loss = loss
         self._args = tuple(args) if isinstance(args, (tuple, list)) else (args,)
         self._kwargs = dict(kwargs or {})
+        refuse_inputs(self._module, (self._args, self._kwargs))
         more = {"loss": loss} if isinstance(loss, torch.nn.Module) else {}
         self._modules = [self._module, *more.values()]
         self.call = ModelCall(self._module, self._args, self._kwargs, more)
         self._result_names: list[str] = []
         self._differentiable: set[int] = set()
         self._assigned: list[str] = []
+        self._asked = Asked()
         self._row = self.call.row(self._args, self._kwargs)
         with EXPORTING:
             self.joint = self._program(self._trace(), f"{model_name(model)}Joint")
+        if "memory" in self._asked.facts:  # what is a view and what a copy is decided
+            self._asked.facts.add("stride")
+        self.call.check_facts(self._module, self._row, self._asked)
+        check_joint(self.joint, self.call, self._modules, (self._args, self._kwargs), self._eager)
+
+    def _eager(self, *args: Any, **kwargs: Any) -> Any:
+        result = self._module(*args, **kwargs)
+        return result if self._loss is None else self._loss(result)
 
     # ---- tracing ----
 
     def _trace(self) -> JointTrace:
         plain = [PlainTensors(module) for module in self._modules]
         outside = outside_watch(self._module)
-        random_state = torch.get_rng_state()
+        surroundings = Surroundings(())
         try:
             trace = trace_joint(self._traced_call(frozenset()), self._row)
             without = self._differentiable - {role.number for role in trace.inputs if role.kind == "tangent"}
@@ -59,10 +80,12 @@ class JointCapture:
         except Exception as error:  # the model may raise anything
             raise export_error(self._module, error) from error
         finally:
-            torch.set_rng_state(random_state)
             for tensors in plain:
                 tensors.restore()
             changed = outside.restore()
+            drawn = surroundings.restore()
+        if drawn:
+            refuse_random(self._module, f"draws {drawn[0][1]}")
         if changed:
             refuse_attributes(self._module, changed)
         if not any(role.kind == "tangent" for role in trace.inputs):
@@ -80,16 +103,15 @@ class JointCapture:
             held, inputs = row[: len(tensors.held)], row[len(tensors.held) :]
             args, kwargs = self.call.with_inputs(self._args, self._kwargs, list(inputs))
             with tensors.replaced(held):
-                watches = [AttributeWatch(module) for module in self._modules]
+                run = RunWatch(self._modules, args, kwargs, self._asked)
                 try:
-                    with SourceLines(self._module, self._refuse_call):
+                    with SourceLines(self._module, self._refuse_call), run:
                         result = self._module(*args, **kwargs)
                         result = result if self._loss is None else self._scalar(self._loss(result))
                 finally:
                     assigned = tensors.take_assigned(held)
-                    changed = [name for watch in watches for name in watch.restore()]
-            if changed:
-                refuse_attributes(self._module, changed)
+                    # Also where that raised: what was noted is why, or was lost on the way.
+                    run.refuse_found(self._module)
             results = self._note_results(result)
             results = [value.clone() if index in copied else value for index, value in enumerate(results)]
             return [*results, *self._new_values(assigned, held)]
@@ -138,6 +160,9 @@ class JointCapture:
         for node, role in zip(graph.find_nodes(op="placeholder"), trace.inputs, strict=True):
             node.meta["origin_kind"] = self.call.kinds[role.number] if role.kind == "primal" else "tangent"
             node.meta["origin_name"] = self._input_name(role)
+            if node.meta["origin_kind"] == "input":
+                facts = self._asked.facts & {"stride", "device"}
+                node.meta["conditions"] = facts_of_tensor(node.name, self._row[role.number], facts)
         output = graph.output_node()
         values = output.args[0]
         graph.erase_node(output)

@@ -17,39 +17,27 @@ import torch
 from torch.export import Dim, ExportedProgram, export
 from torch.utils import _pytree as pytree
 
-from torchgraft.bridge.checked_calls import CheckedCallCodeGen, InputCheck
 from torchgraft.bridge.gradient_cuts import cut_at_marks, mark_cuts
-from torchgraft.bridge.input_guards import facts_of_inputs, input_conditions, kinds_of_inputs
-from torchgraft.bridge.model_watch import (
-    AttributeWatch,
-    FunctionWatch,
-    GradientWatch,
-    InputWatch,
-    OutsideWatch,
-    PlainTensors,
-    SeedWatch,
-    custom_gradient,
-    loses_dropout,
-    reads_training,
-)
+from torchgraft.bridge.model_watch import OutsideWatch, PlainTensors, keeps_notes, loses_dropout
+from torchgraft.bridge.program_calls import check_calls, signature_of
 from torchgraft.bridge.refusals import (
     export_error,
     refuse_attributes,
-    refuse_custom_gradient,
     refuse_dropout,
-    refuse_gradient,
     refuse_hidden_parameter,
     refuse_inputs,
     refuse_random,
     title,
 )
+from torchgraft.bridge.run_watch import Asked, RunWatch
 from torchgraft.bridge.self_check import check_on_example
 from torchgraft.bridge.torch_export import from_export
+from torchgraft.capturing.model_state import ModelState
 from torchgraft.capturing.surroundings import Surroundings
 from torchgraft.capturing.whole import modules_of
 from torchgraft.codegen.graph_module import GraphModule
-from torchgraft.codegen.source import PyTreeCodeGen
 from torchgraft.errors import BridgeError, GraftError
+from torchgraft.ir.modules import paths_of_modules
 from torchgraft.ir.node import Node, map_arg
 
 # torch.export patches torch while it runs, so two exports in two threads break each other.
@@ -91,7 +79,7 @@ def aten_program(
     keywords = dict(kwargs or {})
     module = as_module(model)
     refuse_inputs(module, (values, keywords))
-    asked: set[str] = set()
+    asked = Asked()
     with EXPORTING:
         exported = _exported(module, values, keywords, dynamic, asked)
         if core:
@@ -100,10 +88,13 @@ def aten_program(
     type(result).__name__ = type(result).__qualname__ = model_name(model)
     _restore_modes(result, module)
     if core:
+        if "memory" in asked.facts:  # what is a view and what a copy is decided here, and not when the program runs
+            asked.facts.add("stride")
         cut_at_marks(result.graph)
         _keep_old_values(result)
+    _drop_own_copies(result)
     complete_values(result)
-    _check_calls(result, exported, module, asked)
+    check_calls(result, exported, module, asked)
     check_on_example(module, result, values, keywords)
     return result
 
@@ -141,12 +132,17 @@ def model_name(model: Model) -> str:
 
 
 def _exported(
-    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic: Dynamic, asked: set[str]
+    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic: Dynamic, asked: Asked
 ) -> ExportedProgram:
+    hooks = module.graph._hooks if isinstance(module, GraphModule) else None
     watched = copy.copy(module)
     vars(watched)["forward"] = _watched_forward(module, watched, kwargs, asked)
     shapes = _dynamic_shapes(watched, title(module), args, kwargs, dynamic)
     surroundings, plain, outside = Surroundings(()), PlainTensors(module), outside_watch(module)
+    asked.recovers = outside.recovers
+    state = ModelState(paths_of_modules(module))
+    for part in state.paths:
+        state.watch(part)
     try:
         exported = export(watched, args, kwargs, dynamic_shapes=shapes, strict=False)
     except GraftError:
@@ -154,14 +150,22 @@ def _exported(
     except Exception as error:  # torch.export raises anything
         raise export_error(module, error) from error
     finally:
+        if isinstance(watched, GraphModule):
+            watched.graph._remove_owner(watched)
+            watched.graph._hooks = hooks
         plain.restore()
         changed = outside.restore()
+        changed += [_attribute(state, part, name) for part, name in state.restore() if not keeps_notes(part)]
         drawn = surroundings.restore()
     if drawn:
         refuse_random(module, f"draws {drawn[0][1]}")
     if changed:
         refuse_attributes(module, changed)
     return exported
+
+
+def _attribute(state: ModelState, part: torch.nn.Module, name: str) -> str:
+    return ".".join(filter(None, ["self", state.paths[part], name]))
 
 
 def outside_watch(module: torch.nn.Module) -> OutsideWatch:
@@ -187,39 +191,31 @@ def _decomposed(module: torch.nn.Module, exported: ExportedProgram) -> ExportedP
 
 
 def _watched_forward(
-    module: torch.nn.Module, watched: torch.nn.Module, kwargs: dict[str, Any], asked: set[str]
+    module: torch.nn.Module, watched: torch.nn.Module, kwargs: dict[str, Any], asked: Asked
 ) -> Callable[..., Any]:
     """The forward of the model, called with these keywords, refusing what torch.export would lose; `asked` gets what the model
-    asks about tensors that no guard of torch.export speaks of."""
+    asks that no guard of torch.export speaks of."""
     original = vars(module).get("forward") or types.MethodType(type(module).forward, watched)
 
-    @functools.wraps(original)
     def forward(*args: Any, **kwargs: Any) -> Any:
-        attributes, inputs = AttributeWatch(watched), InputWatch(args, kwargs)
-        with GradientWatch() as gradients, FunctionWatch() as functions, SeedWatch() as seeds:
-            try:
+        run = RunWatch([watched], args, kwargs, asked)
+        try:
+            with run:
                 result = original(*args, **kwargs)
-            finally:
-                changed = [*attributes.restore(), *inputs.changed()]
-                asked.update(gradients.asked, {"requires_grad"} if functions.is_used else ())
-        if changed:
-            refuse_attributes(module, changed)
-        if seeds.what is not None or gradients.random is not None:
-            refuse_random(module, seeds.what or gradients.random or "")
-        if gradients.what is not None:
-            refuse_gradient(module, gradients.what, gradients.line)
-        name = custom_gradient(result)
-        if name is not None:
-            refuse_custom_gradient(module, name)
+        finally:
+            # Also where that raised: what was noted is why, or was lost on the way.
+            run.refuse_found(module)
+        run.refuse_gradients(module, result)
         return result
 
+    functools.update_wrapper(forward, original)
     forward.__signature__ = _signature(original, kwargs)  # type: ignore[attr-defined]
     return forward
 
 
 def _signature(function: Callable[..., Any], kwargs: dict[str, Any]) -> inspect.Signature:
     """The signature with names for what goes into **kwargs, of whose dimensions torch.export cannot speak otherwise."""
-    signature = inspect.signature(function)
+    signature = signature_of(function)
     parameters = [item for item in signature.parameters.values() if item.kind is not inspect.Parameter.VAR_KEYWORD]
     if len(parameters) < len(signature.parameters):
         known = {item.name for item in parameters}
@@ -308,6 +304,26 @@ def _keep_old_values(result: GraphModule) -> None:
             user.replace_input_with(written, old)
 
 
+def _drop_own_copies(result: GraphModule) -> None:
+    """Take out copies of a tensor into itself, which torch.export adds for buffers that were written in place: they change
+    nothing, but autograd takes them for changes."""
+    for write in result.graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default):
+        held, value = write.args[:2]
+        while isinstance(value, Node) and value is not held and _writes_first(value.target):
+            value = value.args[0]
+        if value is held and not write.users:
+            result.graph.erase_node(write)
+
+
+def _writes_first(target: Any) -> bool:
+    """Whether an operator writes its first argument and returns it."""
+    schema = getattr(target, "_schema", None)
+    if schema is None or not schema.arguments or len(schema.returns) != 1:
+        return False
+    written, returned = schema.arguments[0].alias_info, schema.returns[0].alias_info
+    return written is not None and written.is_write and returned is not None and returned.is_write
+
+
 def complete_values(result: GraphModule) -> None:
     """Note values where the tracer notes none: on writes to buffers and on the output. Drop lines of generated code."""
     for node in result.graph.nodes:
@@ -329,42 +345,3 @@ def _value(node: Node) -> Any:
 
 def _returns_first(target: Any) -> bool:
     return target is torch.ops.aten.copy_.default
-
-
-def _check_calls(result: GraphModule, exported: ExportedProgram, module: torch.nn.Module, asked: set[str]) -> None:
-    graph = result.graph
-    inputs = graph.find_nodes(op="placeholder")
-    conditions = [*kinds_of_inputs(inputs), *_types(inputs, graph), *_apart(inputs, exported)]
-    conditions += [*input_conditions(exported, inputs), *facts_of_inputs(exported, inputs, asked)]
-    paths = dict(result.named_modules())
-    modes: dict[str, bool] = {}
-    for path, child in module.named_modules():
-        if reads_training(child):
-            modes[path if path in paths else ""] = child.training if path in paths else module.training
-    check = InputCheck([node.name for node in inputs], conditions, modes)
-    codegen = graph._codegen
-    assert isinstance(codegen, PyTreeCodeGen)
-    gradients = torch.is_grad_enabled()
-    graph.set_codegen(CheckedCallCodeGen(codegen.parameters, codegen.in_spec, codegen.out_spec, check, gradients))
-
-
-def _types(inputs: list[Node], graph: Any) -> list[str]:
-    """The dtypes of the inputs, and their devices where the program names one: a branch on either leaves no trace."""
-    values = [(node.name, node.meta.get("val")) for node in inputs]
-    tensors = [(name, value) for name, value in values if isinstance(value, torch.Tensor)]
-    leaves = [leaf for node in graph.nodes for leaf in pytree.tree_leaves((node.args, dict(node.kwargs)))]
-    named = any(isinstance(leaf, torch.device) for leaf in leaves)
-    result = [f"{name}.dtype == {value.dtype}" for name, value in tensors]
-    return [*result, *[f"{name}.device.type == {value.device.type!r}" for name, value in tensors if named]]
-
-
-def _apart(inputs: list[Node], exported: ExportedProgram) -> list[str]:
-    """That inputs written at the end of a program share no memory with others, which the model would have seen change."""
-    written = set(exported.graph_signature.user_inputs_to_mutate.values())
-    tensors = [node for node in inputs if isinstance(node.meta.get("val"), torch.Tensor)]
-    return [
-        f"not torch._C._is_alias_of({one.name}, {other.name})"
-        for one in tensors
-        for other in tensors
-        if one.target in written and other is not one and not (other.target in written and other < one)
-    ]

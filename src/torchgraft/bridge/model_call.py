@@ -10,11 +10,14 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from torchgraft.bridge.checked_calls import refuse_mode
+from torchgraft.bridge.checked_calls import InputCheck, refuse_mode
+from torchgraft.bridge.input_guards import facts_of_tensor
 from torchgraft.bridge.model_tensors import ModelTensors
-from torchgraft.bridge.model_watch import reads_training
+from torchgraft.bridge.program_calls import depends_on_mode, identities, signature_of
 from torchgraft.bridge.refusals import title
+from torchgraft.bridge.run_watch import Asked
 from torchgraft.errors import BridgeError, GuardError
+from torchgraft.ir.guards import misfit_of_tensor
 
 
 class ModelCall:
@@ -36,7 +39,7 @@ class ModelCall:
     ) -> None:
         self.tensors = ModelTensors(model, more)
         self._model = title(model)
-        self._signature = _bare(inspect.signature(model.forward))
+        self._signature = _bare(signature_of(model.forward))
         try:
             leaves, self._spec = self._leaves(args, kwargs)
         except TypeError as error:
@@ -48,10 +51,28 @@ class ModelCall:
         self.names += [f"input {name}" if name in self.names else name for name in inputs]
         self.kinds = [held.kind for held in self.tensors.held] + ["input"] * len(inputs)
         self._modes = [
-            (module, path, module.training) for path, module in model.named_modules() if reads_training(module)
+            (module, path, module.training) for path, module in model.named_modules() if depends_on_mode(module)
         ]
         self._results: list[Any] = []
         self._results_spec: Any = None
+        self._facts = InputCheck([], [])
+        self._needed = [True] * len(self.names)
+
+    def check_facts(self, model: torch.nn.Module, row: list[torch.Tensor], asked: Asked) -> None:
+        """Have calls to come checked for what the model asked about the inputs of the example, and about torch. That gradients
+        are on is taken for granted: they are what is asked for."""
+        self._needed = [tensor.requires_grad for tensor in row]
+        names = {f"input_{index}": name for index, name in enumerate(self.names) if self.kinds[index] == "input"}
+        tensors = row[len(self.tensors.held) :]
+        conditions = [
+            text
+            for name, tensor in zip(names, tensors, strict=True)
+            for text in facts_of_tensor(name, tensor, asked.facts)
+        ]
+        conditions += identities(model, zip(names, tensors, strict=True))
+        conditions += [text for text in asked.situation if "is_grad_enabled" not in text]
+        self._facts = InputCheck(names, conditions, titles={name: repr(title) for name, title in names.items()})
+        self._facts.reasons = asked.situation
 
     def row(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
         """The tensors of the model as they are now, and those among inputs that are like the ones at the capture."""
@@ -74,7 +95,24 @@ class ModelCall:
                     f"the program was captured for {name} = {expected!r}, and now it is {found!r}; "
                     "capture the model again with inputs like these"
                 )
-        return [held.value for held in self.tensors.held] + self._input_tensors(leaves)
+        for name, leaf in leaves.items():
+            problem = misfit_of_tensor(leaf, name) if name not in self._plain else None
+            if problem is not None:
+                raise GuardError(
+                    f"the program takes {problem[1]} for {name}, and this is {problem[2]}; capture the model again with inputs "
+                    "like these, or at level 'function'"
+                )
+        inputs = self._input_tensors(leaves)
+        if self._facts.names:
+            self._facts.inputs(*inputs)
+        row = [held.value for held in self.tensors.held] + inputs
+        for name, tensor, was_needed in zip(self.names, row, self._needed, strict=True):
+            if tensor.requires_grad and not was_needed:
+                raise GuardError(
+                    f"the program was captured while {name!r} required no gradient, and now it does; capture the model again, or "
+                    "give it detached"
+                )
+        return row
 
     def _input_tensors(self, leaves: dict[str, Any]) -> list[torch.Tensor]:
         return [leaf for name, leaf in leaves.items() if name not in self._plain]

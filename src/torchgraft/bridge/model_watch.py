@@ -1,25 +1,18 @@
-"""What torch's own tracers lose without a word: attributes that a forward writes, gradients that were rewritten by hand, and
-reads of the mode. Found here by looking at the model before, during and after its run; refusing is up to the caller.
+"""What torch's own tracers lose without a word: attributes that a forward writes, gradients of functions with a backward of their
+own, and reads of the mode. Found by looking at the model before and after its run; what it does meanwhile is in `run_watch.py`.
 """
 
 from __future__ import annotations
 
-import functools
 import inspect
-import sys
-import threading
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from torchgraft.bridge.input_guards import FACTS
 from torchgraft.capturing.outside_state import OutsideState
-from torchgraft.capturing.parts import mutable_parts, parts_now, same_parts
-from torchgraft.ir.origin import SourceLine, at, current_source_line, is_user_code
 
 _CONTAINERS = (list, dict, set)
 # The tables that every module has: hooks, parameters, buffers, submodules. Tracers look after those themselves.
@@ -43,7 +36,7 @@ class AttributeWatch:
             (_dotted(path, name), value, value.copy())
             for path, module, before in self._attributes
             for name, value in before.items()
-            if type(value) in _CONTAINERS and name not in _TABLES and not _keeps_notes(module)
+            if type(value) in _CONTAINERS and name not in _TABLES and not keeps_notes(module)
         ]
         self._children = [(path, module._modules, dict(module._modules)) for path, module in model.named_modules()]
 
@@ -55,7 +48,7 @@ class AttributeWatch:
         changed = []
         for path, module, before in self._attributes:
             now = vars(module)
-            own = _keeps_notes(module)
+            own = keeps_notes(module)
             for name in (now.keys() | before.keys()) - _TABLES:
                 if name not in now or name not in before or not _is_equal(now[name], before[name]):
                     if not own or (isinstance(now.get(name), _SETTINGS) and name != "training"):
@@ -94,7 +87,7 @@ class OutsideWatch:
         known = {id(tensor) for tensor in [*model.parameters(), *model.buffers()]}
         for module in model.modules():
             self._outside.watch_class(type(module))
-            if not _keeps_notes(module):
+            if not keeps_notes(module):
                 own = {name: value for name, value in vars(module).items() if name not in _TABLES and name != "forward"}
                 known |= {id(tensor) for tensor in _tensors(own)}
                 for name, value in own.items():
@@ -102,6 +95,12 @@ class OutsideWatch:
         hidden = [tensor for module in self._outside.modules for tensor in module.parameters()]
         self._tensors = [tensor for tensor in (*self._outside.tensors, *hidden) if id(tensor) not in known]
         self._copies = [(tensor, tensor._version, tensor.detach().clone()) for tensor in self._tensors]
+        self._memos = [(function, function.cache_info().misses) for function in self._outside.memos]
+
+    @property
+    def recovers(self) -> bool:
+        """Whether the model goes on after some error of torch's."""
+        return self._outside.recovers
 
     def hidden_parameter(self) -> torch.Tensor | None:
         """A tensor that wants a gradient and is none of the model's parameters: it would be a constant."""
@@ -109,6 +108,9 @@ class OutsideWatch:
 
     def restore(self) -> list[str]:
         """Put everything back and name what had changed."""
+        for function, misses in self._memos:
+            if function.cache_info().misses != misses:
+                function.cache_clear()  # what was remembered may be a tensor of the tracer's
         changed = self._outside.restore()
         names = [] if changed is None else [changed[0]]
         for tensor, version, saved in self._copies:
@@ -122,7 +124,8 @@ class OutsideWatch:
 _SETTINGS = (int, float, bool, str)
 
 
-def _keeps_notes(module: torch.nn.Module) -> bool:
+def keeps_notes(module: torch.nn.Module) -> bool:
+    """Whether a module is torch's own, whose attributes mean nothing to the model."""
     return type(module).__module__.startswith("torch.nn.") and type(module) is not torch.nn.Module
 
 
@@ -177,113 +180,6 @@ def _tensors(attributes: dict[str, Any]) -> Iterator[torch.Tensor]:
 # ---- gradients ----
 
 
-class GradientWatch(TorchFunctionMode):
-    """Notes the first thing that a forward does to gradients by hand, in `what`, and its line; and what it asks about tensors."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.what: str | None = None
-        self.line: SourceLine | None = None
-        self.asked: set[str] = set()
-        self.random: str | None = None
-        self._inference = torch.is_inference_mode_enabled()
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        name = getattr(func, "__name__", "")
-        name = func.__self__.__name__ if name == "__get__" else name
-        if name in FACTS and is_user_code(sys._getframe(1).f_code):
-            self.asked.add(name)
-        if self.random is None and kwargs and isinstance(kwargs.get("generator"), torch.Generator):
-            self.random = f"draws from a torch.Generator{at(current_source_line())}"
-        if self.what is None and not torch.compiler.is_dynamo_compiling():
-            if func in _HOOKS:
-                self.what, self.line = "puts a hook on a tensor", current_source_line()
-            elif func in _SWITCHES and isinstance(args[0], torch.nn.Parameter):
-                self.what, self.line = "switches the gradient of a parameter", current_source_line()
-            elif torch.is_inference_mode_enabled() != self._inference:
-                self.what, self.line = "switches torch.inference_mode()", current_source_line()
-        return func(*args, **(kwargs or {}))
-
-
-_HOOKS = frozenset({torch.Tensor.register_hook, torch.Tensor.register_post_accumulate_grad_hook})
-_SWITCHES = frozenset({torch.Tensor.requires_grad_, torch.Tensor.requires_grad.__set__})  # type: ignore[attr-defined]
-
-
-class FunctionWatch:
-    """Notes in `is_used` whether this thread calls a torch.autograd.Function, whose backward somebody may need."""
-
-    def __init__(self) -> None:
-        self.is_used = False
-        self._owner = threading.get_ident()
-
-    def __enter__(self) -> FunctionWatch:
-        original = vars(torch.autograd.Function)["apply"]
-
-        def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
-            is_users = not cls.__module__.startswith("torch.")
-            self.is_used = self.is_used or (is_users and threading.get_ident() == self._owner)
-            return original.__get__(None, cls)(*args, **kwargs)
-
-        self._original = original
-        torch.autograd.Function.apply = classmethod(apply)  # type: ignore[assignment, method-assign]
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        torch.autograd.Function.apply = self._original  # type: ignore[method-assign]
-
-
-class SeedWatch:
-    """Notes in `what` that this thread seeds torch's random numbers, or sets their state."""
-
-    def __init__(self) -> None:
-        self.what: str | None = None
-        self._owner = threading.get_ident()
-        self._originals = [(home, name, getattr(home, name)) for home in (torch, torch.random) for name in _SEEDS]
-
-    def __enter__(self) -> SeedWatch:
-        for home, name, original in self._originals:
-            setattr(home, name, functools.partial(self._noted, original))
-        return self
-
-    def _noted(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        if self.what is None and threading.get_ident() == self._owner and not _is_compiling(sys._getframe(1)):
-            self.what = f"calls torch.{original.__name__}(){at(current_source_line())}"
-        return original(*args, **kwargs)
-
-    def __exit__(self, *error: Any) -> None:
-        for home, name, original in self._originals:
-            setattr(home, name, original)
-
-
-_SEEDS = ("manual_seed", "set_rng_state", "seed")
-
-
-def _is_compiling(frame: types.FrameType | None) -> bool:
-    """Whether torch's compiler is at work, for `torch.cond` say: it saves the state of random numbers, and puts it back."""
-    while frame is not None and not is_user_code(frame.f_code):
-        if frame.f_globals.get("__name__", "").startswith("torch._dynamo."):
-            return True
-        frame = frame.f_back
-    return False
-
-
-class InputWatch:
-    """The containers and objects among the inputs of a call, to be compared."""
-
-    def __init__(self, args: Any, kwargs: Any) -> None:
-        self._before = mutable_parts((list(args), dict(kwargs)))
-
-    def changed(self) -> list[str]:
-        """The kinds of those that were changed."""
-        return [
-            f"a {type(value).__name__} that it is given"
-            for value, parts in self._before
-            if not same_parts(parts_now(value), parts)
-        ]
-
-
 def custom_gradient(result: Any) -> str | None:
     """The name of a torch.autograd.Function (or of a module's backward hook) that the gradient of `result` goes through.
 
@@ -294,18 +190,37 @@ def custom_gradient(result: Any) -> str | None:
     >>> custom_gradient({"y": Scale.apply(x) + 1}), custom_gradient(x + 1)
     ('Scale', None)
     """
+    for function in _history(result):
+        if isinstance(function, torch.autograd.function.BackwardCFunction) and not _is_operator(function):
+            return type(function).__name__.removesuffix("Backward")
+    return None
+
+
+def unknown_leaf(result: Any, known: list[torch.Tensor]) -> bool:
+    """Whether the gradient of `result` goes to a tensor that is none of those known: one that the model made on its way.
+
+    >>> x, made = torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True)
+    >>> unknown_leaf([x * 2], [x]), unknown_leaf([x * made], [x])
+    (False, True)
+    """
+    places = {id(tensor) for tensor in known}
+    leaves = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+    targets = [function.variable for function in _history(result) if hasattr(function, "variable")]
+    made = [leaf for leaf in leaves if leaf.requires_grad and leaf.is_leaf]
+    return any(id(tensor) not in places for tensor in (*targets, *made))
+
+
+def _history(result: Any) -> Iterator[Any]:
+    """The functions that the gradient of `result` goes through."""
     leaves = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
     waiting: list[Any] = [leaf.grad_fn for leaf in leaves]
     seen: set[Any] = set()
     while waiting:
         function = waiting.pop()
-        if function is None or function in seen:
-            continue
-        seen.add(function)
-        if isinstance(function, torch.autograd.function.BackwardCFunction) and not _is_operator(function):
-            return type(function).__name__.removesuffix("Backward")
-        waiting += [source for source, _ in function.next_functions]
-    return None
+        if function is not None and function not in seen:
+            seen.add(function)
+            yield function
+            waiting += [source for source, _ in function.next_functions]
 
 
 def _is_operator(function: Any) -> bool:

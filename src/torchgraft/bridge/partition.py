@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 
 from torchgraft.bridge.checked_calls import CheckedCodeGen, InputCheck, tensor_conditions
+from torchgraft.bridge.program_calls import layout_of, situation
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.ir.graph import Graph
 from torchgraft.ir.node import Node, map_arg
@@ -129,5 +130,9 @@ def _check(graph: Graph) -> InputCheck:
     # Saved values come from the forward as they are; kernels may keep notes in them whose size the tracer does not know.
     known = [node for node in nodes if node.meta["origin_kind"] != "saved"]
     conditions = [text for node in known for text in tensor_conditions(node.name, node.meta["val"])]
+    conditions += [text for node in known for text in node.meta.get("conditions", ())]
+    conditions += situation(node.meta["val"] for node in known)
     titles = {node.name: f"the {node.meta['origin_kind']} {node.meta['origin_name']!r}" for node in known}
-    return InputCheck([node.name for node in nodes], conditions, titles=titles)
+    check = InputCheck([node.name for node in nodes], conditions, titles=titles)
+    check.layouts = {node.name: layout_of(node.meta["val"]) for node in known}
+    return check

@@ -36,11 +36,20 @@ def refuse_attributes(module: torch.nn.Module, changed: list[str]) -> None:
 def refuse_inputs(module: torch.nn.Module, inputs: Any) -> None:
     """Raise if there are inputs that no ATen program takes."""
     for leaf in pytree.tree_leaves(inputs):
-        if isinstance(leaf, (torch.nn.Module, torch.Generator)):
+        is_array = hasattr(leaf, "__array__") and not isinstance(leaf, (torch.Tensor, int, float))
+        if is_array or isinstance(leaf, (torch.nn.Module, torch.Generator)):
             raise BridgeError(
                 f"cannot capture {title(module)} with a {type(leaf).__name__} as an input: an ATen program takes tensors, "
                 "numbers and texts; make it an attribute of the model, or capture at level 'function'"
             )
+
+
+def refuse_call(module: torch.nn.Module, what: str) -> None:
+    """Raise because a model does something that is no operator."""
+    raise BridgeError(
+        f"cannot capture {title(module)}: it {what}, which an ATen program does not do; do it outside of the model, or capture "
+        "at level 'function'"
+    )
 
 
 def refuse_random(module: torch.nn.Module, what: str) -> None:

@@ -5,13 +5,15 @@ Other inputs are the business of the conditions in `input_guards.py`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
-from torchgraft.bridge.model_watch import OutsideWatch
+from torchgraft.bridge.model_watch import OutsideWatch, PlainTensors
 from torchgraft.bridge.refusals import title
 from torchgraft.capturing.example import copied_input
 from torchgraft.capturing.model_state import ModelState
@@ -34,10 +36,7 @@ def check_on_example(
     Programs that draw random numbers are not run, nor are those of tensors without data, nor those of very large models: what
     a run changes is put back from copies.
     """
-    held = [*module.parameters(), *module.buffers()]
-    tensors = [value for value in (*held, *pytree.tree_leaves((args, kwargs))) if isinstance(value, torch.Tensor)]
-    is_large = sum(tensor.nbytes for tensor in held) > _MOST_BYTES
-    if is_large or not all(map(_has_data, tensors)) or _draws(program):
+    if not can_be_tried(module, program, (args, kwargs)):
         return
     expected, error = _result(module, module, args, kwargs)
     if error is not None:
@@ -50,6 +49,14 @@ def check_on_example(
             "the model looks at something that is different while torch.export runs it (the class of a tensor, an error that it "
             "recovers from, torch.compiler.is_compiling()); capture it at level 'function', which runs the model as it is"
         )
+
+
+def can_be_tried(module: torch.nn.Module, program: GraphModule, inputs: Any) -> bool:
+    """Whether a model and its program can be run beside one another."""
+    held = [*module.parameters(), *module.buffers()]
+    tensors = [value for value in (*held, *pytree.tree_leaves(inputs)) if isinstance(value, torch.Tensor)]
+    is_large = sum(tensor.nbytes for tensor in held) > _MOST_BYTES
+    return not is_large and all(map(_has_data, tensors)) and not _draws(program)
 
 
 def _has_data(tensor: torch.Tensor) -> bool:
@@ -68,39 +75,84 @@ def _draws(program: GraphModule) -> bool:
 def _result(
     callee: Callable[..., Any], module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Any, Exception | None]:
-    """What a model or its program gives, or raises, with everything put back that it changed."""
+    """What a model or its program gives in two calls one after the other, what it leaves in inputs and buffers, or what it
+    raises; with everything put back that it changed."""
+    found: dict[str, Any] = {}
+    with put_back(module):
+        try:
+            for number in ("", " of a second call"):
+                given = copied_inputs((args, kwargs))
+                found[f"result{number}"] = _taken(callee(*given[0], **given[1]))
+                found[f"input{number}"] = _taken(given)
+            found["tensor of the model"] = _taken([*module.parameters(), *module.buffers()])
+            return found, None
+        except Exception as error:
+            return None, error
+
+
+@contextmanager
+def put_back(module: torch.nn.Module) -> Iterator[None]:
+    """Undo afterwards what is done to a model and to what it keeps outside."""
     paths = paths_of_modules(module)
     state, surroundings = ModelState(paths), Surroundings(paths)
-    outside = OutsideWatch(module, vars(module).get("forward") or type(module).forward)
+    outside, plain = OutsideWatch(module, vars(module).get("forward") or type(module).forward), PlainTensors(module)
     for inner in paths:
         state.watch(inner)
     for parameter in module.parameters():
         surroundings.save(parameter)
-    copies: dict[int, Any] = {}
+    gradients = [(parameter, parameter.grad) for parameter in module.parameters()]
+    places = [(tensor, tensor.data) for tensor in (*module.parameters(), *module.buffers()) if _has_data(tensor)]
     try:
-        return callee(*copied_input(args, copies), **copied_input(kwargs, copies)), None
-    except Exception as error:
-        return None, error
+        yield
     finally:
+        for tensor, place in places:
+            if tensor.shape != place.shape or tensor.data_ptr() != place.data_ptr():
+                tensor.data = place
+        plain.restore()
         state.restore()
         surroundings.restore()
         outside.restore()
+        for parameter, gradient in gradients:
+            parameter.grad = gradient
 
 
-def _difference(expected: Any, found: Any) -> str | None:
-    """The first thing in which two results differ, in words."""
-    first, second = pytree.tree_leaves(expected), pytree.tree_leaves(found)
-    if len(first) != len(second):
-        return f"it gives {len(second)} values instead of {len(first)}"
-    for number, (one, other) in enumerate(zip(first, second, strict=True), 1):
-        if isinstance(one, torch.Tensor) != isinstance(other, torch.Tensor):
-            return f"result {number} is a {type(other).__name__} instead of a {type(one).__name__}"
-        if isinstance(one, torch.Tensor) and not _same(one, other):
-            return f"result {number} is {_short(other)} instead of {_short(one)}"
+def copied_inputs(inputs: Any) -> Any:
+    """Inputs with copies of the tensors in them; a tensor that is given twice stays one."""
+    copies: dict[int, Any] = {}
+    return pytree.tree_map(functools.partial(copied_input, copies=copies), inputs)
+
+
+def _taken(tree: Any) -> list[Any]:
+    """The leaves as they are now: later calls may write into them."""
+    return [_copy(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in pytree.tree_leaves(tree)]
+
+
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
+    result = tensor.detach().clone() if _has_data(tensor) else tensor
+    if result is not tensor:
+        result.requires_grad_(tensor.requires_grad)
+        result.__dict__.update(tensor_attributes(tensor))
+    return result
+
+
+def _difference(expected: dict[str, list[Any]], found: dict[str, list[Any]]) -> str | None:
+    """The first thing in which two runs differ, in words."""
+    for kind, first in expected.items():
+        second = found[kind]
+        name, _, call = kind.partition(" of a second")
+        if len(first) != len(second):
+            return f"it gives {len(second)} values instead of {len(first)}"
+        for number, (one, other) in enumerate(zip(first, second, strict=True), 1):
+            text = f"{name} {number}{' of a second' if call else ''}{call}"
+            if isinstance(one, torch.Tensor) != isinstance(other, torch.Tensor):
+                return f"{text} is a {type(other).__name__} instead of a {type(one).__name__}"
+            if isinstance(one, torch.Tensor) and not is_same(one, other):
+                return f"{text} is {in_short(other)} instead of {in_short(one)}"
     return None
 
 
-def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
+def is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors are the same, up to the precision of their numbers."""
     if (one.shape, one.dtype, one.requires_grad) != (other.shape, other.dtype, other.requires_grad):
         return False
     if tensor_attributes(one).keys() != tensor_attributes(other).keys():
@@ -116,10 +168,10 @@ def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
     return torch.allclose(one, other, rtol=tolerance, atol=tolerance * max(scale, 1e-6), equal_nan=True)
 
 
-def _short(tensor: torch.Tensor) -> str:
-    numbers = ", ".join(
-        [f"{value:.4g}" for value in tensor.detach().flatten()[:3].tolist() if not isinstance(value, complex)]
-    )
+def in_short(tensor: torch.Tensor) -> str:
+    """A tensor in a few words."""
+    values = tensor.detach().flatten()[:3].tolist() if _has_data(tensor) else []
+    numbers = ", ".join([f"{value:.4g}" for value in values if not isinstance(value, complex)])
     kind = f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
     return (
         f"{kind} [{numbers}{', ...' if tensor.numel() > 3 else ''}]{' with a gradient' if tensor.requires_grad else ''}"

@@ -58,12 +58,14 @@ def codes_in(code: CodeType) -> Iterator[CodeType]:
 class Mentions:
     """The global names in a function: those of which nothing can be changed, functions of the user's among them, and others."""
 
-    __slots__ = ("functions", "names", "others", "recovers", "scope", "values")
+    __slots__ = ("functions", "memos", "names", "others", "recovers", "scope", "values")
 
     def __init__(self, code: CodeType, scope: dict[str, Any]) -> None:
         self.scope = scope
         self.recovers = recovers(code)
         self.functions: list[FunctionType] = []
+        # Functions that remember their results (`functools.lru_cache`).
+        self.memos: list[Any] = []
         # (name, whether it is assigned, the line that says so)
         self.others: list[tuple[str, bool, SourceLine | None]] = []
         # Only objects that stay anyway are held on to here.
@@ -80,6 +82,8 @@ class Mentions:
             self.values.append(value)
             if is_followed:
                 self.functions.append(function)
+            if callable(getattr(value, "cache_info", None)):
+                self.memos.append(value)
 
     def still_hold(self) -> bool:
         """Whether the names stand for the same objects."""

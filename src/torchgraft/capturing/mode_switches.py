@@ -27,17 +27,19 @@ def only_switches(root: torch.nn.Module) -> bool:
     copies: dict[torch.nn.Module, torch.nn.Module] = {}
     copy = _stand_in(root, copies)
     tables = [table for stand_in in copies.values() for table in _tables(stand_in)]
-    before = _content(tables)
+    names, values = _content(tables)
+    modes = [place for place, name in enumerate(names) if name == "training"]
     try:
         for mode in (not root.training, bool(root.training)):
             with _NoCalls():
                 copy.train(mode)
-            if any(stand_in.__dict__["training"] is not mode for stand_in in copies.values()):
+            for place in modes:
+                values[place] = mode
+            # Each time: what it sets in one mode it may set back in the other.
+            names_now, values_now = _content(tables)
+            if names_now != names or not all(map(is_, values_now, values)):
                 return False
-        for module, stand_in in copies.items():
-            stand_in.__dict__["training"] = module.__dict__["training"]
-        parts = zip(_content(tables), before, strict=True)
-        return all(len(now) == len(then) and all(map(is_, now, then)) for now, then in parts)
+        return True
     except Exception:
         return False  # it wants to compute, or the stand-in is not enough for it
     finally:

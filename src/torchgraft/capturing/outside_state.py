@@ -51,6 +51,8 @@ class OutsideState:
         self.modules: list[torch.nn.Module] = []
         # The functions that are watched, and those that they mention as parts of Python modules.
         self.functions: list[FunctionType] = []
+        # Functions that remember their results (`functools.lru_cache`).
+        self.memos: list[Any] = []
         self._seen: set[int] = set()
         # (what it is called, where it is mentioned, its picture)
         self._pictures: list[tuple[str, SourceLine | None, Picture]] = []
@@ -71,6 +73,8 @@ class OutsideState:
     def watch_function(self, function: Any) -> None:
         """Watch what a function, a method or a callable object keeps, the global variables that it mentions, and those that
         functions it mentions do."""
+        if callable(getattr(function, "cache_info", None)):
+            self.memos.append(function)
         if not isinstance(function, FunctionType):
             self._watch_object("what it is called on", function, None, 0)
             function = inspect.unwrap(getattr(function, "__func__", function))
@@ -89,6 +93,7 @@ class OutsideState:
                     self.watch_function(cell.cell_contents)
         mentions, scope = mentions_of(function), function.__globals__
         self.recovers = self.recovers or mentions.recovers
+        self.memos += mentions.memos
         for mentioned in mentions.functions:
             self.watch_function(mentioned)
         for name, is_assigned, line in mentions.others:
@@ -96,6 +101,8 @@ class OutsideState:
             if is_assigned:
                 self._watch_binding(scope, name, value, line)
             wrapped = getattr(value, "__wrapped__", value) if callable(value) else value
+            if callable(getattr(value, "cache_info", None)):
+                self.memos.append(value)
             if isinstance(wrapped, FunctionType) and not is_of_library(wrapped.__module__):
                 self.watch_function(wrapped)
             elif isinstance(value, ModuleType):

@@ -318,6 +318,8 @@ def _watched_run(
     patches += [*BUILTIN_PATCHES, SCRIPT_PATCH, PARAMETER_PATCH, *type_patches(function, watcher.paths)]
     patches += [*DTYPE_PATCHES, *identity_patches(), *choices, *memo_patches(), *number_patches()]
     acquire_all(patches)
+    parameters = [item for module in watcher.paths for item in module._parameters.values() if item is not None]
+    gradients = [item.grad for item in parameters]
     previous, active.tracer = active.tracer, watcher
     try:
         with WatchingMode(watcher):
@@ -330,6 +332,9 @@ def _watched_run(
     finally:
         active.tracer, watcher._checked_frame = previous, None
         release_all(patches)
+        for item, gradient in zip(parameters, gradients, strict=True):
+            if item.grad is not gradient:  # a model that differentiates itself
+                item.grad = gradient
         changed = [(module, f"self.{name}") for module, name in watcher.state.restore() if not _draws(module, name)]
         outside = watcher.outside.restore()
         has_kept = watcher.forget_keys()

@@ -35,13 +35,15 @@ def _asked(function: Callable[..., Any]) -> Callable[..., Any]:
     def ask(*args: Any, **kwargs: Any) -> Any:
         result = fallback[0](*args, **kwargs)
         tracer = active.tracer
+        what = f"torch.{function.__name__}({', '.join(map(repr, args))})"
+        if tracer is None and active.listener is not None:
+            active.listener.ask_situation(what, result, sys._getframe(1))
         if tracer is None or tracer._switching:
             return result
         if sys._getframe(1).f_code.co_filename.endswith(_REGION_FILES):
             return result
         asked = tracer.create_node("call_function", function, args, kwargs)
         where = str(current_source_line() or "an unknown line")
-        what = f"torch.{function.__name__}({', '.join(map(repr, args))})"
         tracer.create_node("call_function", check_value, (asked, result, what, where), {})
         return result
 
@@ -52,6 +54,8 @@ def _asked(function: Callable[..., Any]) -> Callable[..., Any]:
 def _refused(function: Callable[..., Any]) -> Callable[..., Any]:
     def switch(*args: Any, **kwargs: Any) -> Any:
         tracer = active.tracer
+        if tracer is None and active.listener is not None:
+            active.listener.refuse(f"calls torch.{function.__name__}()", sys._getframe(1))
         if tracer is not None and not tracer._switching:
             _refuse(tracer, f"torch.{function.__name__}()", "it switches torch for everything that runs afterwards")
         return fallback[0](*args, **kwargs)
@@ -83,8 +87,11 @@ def _refused_in_forward(holder: Any, name: str, reason: str) -> Patch:
 
     def refuse(*args: Any, **kwargs: Any) -> Any:
         tracer = active.tracer
+        what = f"{getattr(original, '__qualname__', name)}()"
+        if tracer is None and active.listener is not None:
+            active.listener.refuse(f"calls {what}", sys._getframe(1))
         if tracer is not None and not tracer._switching and _is_users(args):
-            _refuse(tracer, f"{getattr(original, '__qualname__', name)}()", reason)
+            _refuse(tracer, what, reason)
         return original(*args, **kwargs)
 
     return Patch(holder, name, refuse)
@@ -126,6 +133,8 @@ def _handed_to_thread(holder: Any, name: str) -> Patch:
 
     def hand_over(*args: Any, **kwargs: Any) -> Any:
         tracer = active.tracer
+        if tracer is None and active.listener is not None:
+            active.listener.refuse(f"calls {holder.__name__}.{name}()", sys._getframe(1))
         if tracer is not None and not tracer._switching:
             if tracer._runs_for_real:
                 _refuse(tracer, f"{holder.__name__}.{name}()", "what another thread does is not seen")

@@ -215,6 +215,9 @@ class GraphModule(torch.nn.Module):
         try:
             return super().__call__(*args, **kwargs)
         except Exception as error:
+            better = self._graph._codegen.error_of_call(error, self, args, kwargs)
+            if better is not None:
+                raise better from error
             _annotate(error, self)
             raise
 

@@ -113,6 +113,12 @@ class CodeGen:
         """Further globals, as (name, value)."""
         return []
 
+    def error_of_call(
+        self, error: Exception, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Exception | None:
+        """What to raise in the place of an error that calling `module` with these arguments has raised; None for that itself."""
+        return None
+
     def generate(
         self,
         graph: Graph,

@@ -8,6 +8,8 @@ from typing import Any
 
 from torch.utils import _pytree as pytree
 
+from torchgraft.errors import StructureError
+
 
 def children_of(spec: Any) -> list[Any]:
     """The child specs of a tree spec; a method in some versions of torch, an attribute in others."""
@@ -21,7 +23,7 @@ def tree_flatten_spec(values: list[Any], spec: Any) -> list[Any]:
         try:
             leaves += child.flatten_up_to(value)
         except ValueError as error:
-            raise ValueError(
+            raise StructureError(
                 f"argument {position} does not have the structure the program was captured with: "
                 f"expected {child}, found {pytree.tree_structure(value)}; capture again with such an argument"
             ) from error
