@@ -38,11 +38,11 @@ def _needed(leaf: Any) -> None:
 CASES = [
     pytest.param(trap, captured, run, id=f"{trap.name}: {captured or 'example'}, {run or 'example'}")
     for trap in TRAPS
-    for captured, run in {
+    for captured, run in [
         (None, None),
         *[(None, name) for name in trap.others],
         *[(name, None) for name in trap.others],
-    }
+    ]
 ]
 
 
