@@ -35,8 +35,19 @@ def _needed(leaf: Any) -> None:
         leaf.requires_grad_()
 
 
+# torch's decompositions of older versions drop the check of what a factorisation says about its success.
+_DROPS_CHECKS = torch.__version__ < "2.13"
+
+
+def _marks(trap: Trap, run: str | None) -> list[Any]:
+    is_dropped = _DROPS_CHECKS and trap.name == "an error of values survived" and run == "not positive"
+    return [pytest.mark.xfail(strict=True, reason="torch drops the check that raises the error")] if is_dropped else []
+
+
 CASES = [
-    pytest.param(trap, captured, run, id=f"{trap.name}: {captured or 'example'}, {run or 'example'}")
+    pytest.param(
+        trap, captured, run, id=f"{trap.name}: {captured or 'example'}, {run or 'example'}", marks=_marks(trap, run)
+    )
     for trap in TRAPS
     for captured, run in [
         (None, None),

@@ -232,7 +232,7 @@ def test_long_chains_do_not_recurse():
 
 def test_a_call_with_many_equal_inputs_is_written_once():
     def work(width):
-        program = torchgraft.symbolic_trace(lambda x: torch.cat([torch.sin(x) for _ in range(width)]))
+        program = torchgraft.symbolic_trace(lambda x: torch.stack([torch.sin(x) for _ in range(width)]))
         calls = 0
 
         def count(frame, event, argument):

@@ -5,6 +5,7 @@ its program, and what it does that no operator says, which is refused. What is l
 from __future__ import annotations
 
 import functools
+import os
 import sys
 import threading
 from collections import deque
@@ -208,8 +209,9 @@ class CallWatch(TorchFunctionMode):
             self._asked.facts.add(FACTS[name])
         if self.random is None and kwargs and isinstance(kwargs.get("generator"), torch.Generator):
             self.random = f"draws from a torch.Generator{at(current_source_line())}"
-        if not torch.compiler.is_dynamo_compiling():
-            self._note(func, name, args)
+        if torch.compiler.is_dynamo_compiling():
+            return func(*args, **(kwargs or {}))
+        self._note(func, name, args)
         result = func(*args, **(kwargs or {}))
         self._note_memory(name, args, result)
         return result
@@ -217,7 +219,7 @@ class CallWatch(TorchFunctionMode):
     def _note_memory(self, name: str, args: tuple[Any, ...], result: Any) -> None:
         """Whether a tensor is a view or a copy may depend on how it lies in memory, which tells where it is written or given."""
         source = args[0] if args else None
-        if not isinstance(source, torch.Tensor) or source.layout is not torch.strided:
+        if not isinstance(source, torch.Tensor) or source.layout is not torch.strided or _has_no_memory(source):
             return
         if name in _MAY_COPY and isinstance(result, torch.Tensor):
             if name == "contiguous" and result is source:
@@ -230,7 +232,7 @@ class CallWatch(TorchFunctionMode):
                 self._asked.facts.add("memory")
 
     def _note(self, func: Any, name: str, args: tuple[Any, ...]) -> None:
-        if func is torch._C._set_grad_enabled and args[0] and torch.is_grad_enabled():
+        if func is torch._C._set_grad_enabled and args[0] and torch.is_grad_enabled() and _is_switched_by_user():
             # A tracer drops what switches nothing; while gradients are off, it does.
             self._asked.situation.setdefault("torch.is_grad_enabled() == True", at(current_source_line()))
         if name == "grad" and self.what is None and self._is_parameter(args[0]):
@@ -246,6 +248,22 @@ class CallWatch(TorchFunctionMode):
 
     def _is_parameter(self, value: Any) -> bool:
         return id(value) in self._parameters or isinstance(value, torch.nn.Parameter)
+
+
+def _is_switched_by_user() -> bool:
+    """Whether gradients are switched by the model's own code, and not by a function of torch's that it calls (`torch.cond`)."""
+    frame: FrameType | None = sys._getframe(3)
+    while frame is not None and frame.f_code.co_filename.endswith(_SWITCHING_FILES):
+        frame = frame.f_back
+    return frame is not None and is_user_code(frame.f_code)
+
+
+# Where torch has `enable_grad` and its like, and what makes decorators of them.
+_SWITCHING_FILES = (os.path.join("autograd", "grad_mode.py"), os.path.join("utils", "_contextlib.py"))
+
+
+def _has_no_memory(tensor: torch.Tensor) -> bool:
+    return torch._C._functorch.is_functorch_wrapped_tensor(tensor)
 
 
 def _place(tensor: torch.Tensor) -> int:
