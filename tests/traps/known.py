@@ -24,7 +24,7 @@ _WRONG: dict[str, dict[str, str]] = {
         "a mode of its own making": "s",
     },
     "which inputs are one tensor decides without a guard": {
-        "the same tensor twice": "smf",
+        "the same tensor twice": "s",
     },
     "a proxy answers isinstance, hasattr and `is` for itself, not for its value": {
         "a dataclass in": "s",

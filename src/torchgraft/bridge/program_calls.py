@@ -4,11 +4,9 @@ The conditions on inputs that torch.export knows of are found in `input_guards.p
 
 from __future__ import annotations
 
-import dis
-import functools
 import inspect
 from collections.abc import Callable, Iterable
-from types import CodeType, FunctionType
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -20,7 +18,8 @@ from torchgraft.bridge.checked_calls import CheckedCallCodeGen, InputCheck
 from torchgraft.bridge.input_guards import facts_of_inputs, input_conditions, kinds_of_inputs
 from torchgraft.bridge.model_watch import reads_training
 from torchgraft.bridge.run_watch import Asked
-from torchgraft.capturing.mentions import codes_in, reached
+from torchgraft.capturing.identities import compares_variables
+from torchgraft.capturing.mentions import reached
 from torchgraft.capturing.mode_switches import has_own_train
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.codegen.source import PyTreeCodeGen
@@ -102,7 +101,7 @@ def identities(module: torch.nn.Module, pairs: Iterable[tuple[str, Any]]) -> lis
     functions = [function for part in module.modules() for function in reached(type(part)).functions]
     own = inspect.unwrap(getattr(module.forward, "__func__", module.forward))
     codes = [function.__code__ for function in [*functions, own] if isinstance(function, FunctionType)]
-    if not any(_compares_variables(inner) for code in codes for inner in codes_in(code)):
+    if not any(map(compares_variables, codes)):
         return []
     tensors = [pair for pair in pairs if isinstance(pair[1], torch.Tensor)]
     return [
@@ -110,15 +109,6 @@ def identities(module: torch.nn.Module, pairs: Iterable[tuple[str, Any]]) -> lis
         for place, (one, first) in enumerate(tensors)
         for other, second in tensors[place + 1 :]
     ]
-
-
-@functools.cache
-def _compares_variables(code: CodeType) -> bool:
-    """Whether a function asks if two of its variables are the same object."""
-    loads = ("LOAD_FAST", "LOAD_DEREF", "LOAD_FAST_BORROW", "LOAD_FAST_LOAD_FAST", "LOAD_FAST_BORROW_LOAD_FAST_BORROW")
-    names = [item.opname for item in dis.get_instructions(code) if item.opname != "CACHE"]
-    pairs = [names[max(place - 2, 0) : place] for place, name in enumerate(names) if name == "IS_OP"]
-    return any(pair and pair[-1] in loads and (pair[0] in loads or pair[-1].count("FAST") > 1) for pair in pairs)
 
 
 def layout_of(value: Any) -> tuple[int, ...] | None:

@@ -77,6 +77,21 @@ def _is_name_of_one(name: Any) -> bool:
     return isinstance(name, str) and (name in _DTYPES or "dtype" in name or name == "training")
 
 
+_LOADS = frozenset({"LOAD_FAST", "LOAD_DEREF", "LOAD_FAST_BORROW"})
+_TWO_LOADS = frozenset({"LOAD_FAST_LOAD_FAST", "LOAD_FAST_BORROW_LOAD_FAST_BORROW"})
+
+
+@asked_once
+def compares_variables(code: CodeType) -> bool:
+    """Whether a function asks if two of its variables are the same object: tensors that it was given, perhaps."""
+    for current in codes_in(code):
+        names = [item.opname for item in dis.get_instructions(current) if item.opname != "CACHE"]
+        for place, name in enumerate(names):
+            if name == "IS_OP" and (names[place - 1] in _TWO_LOADS or _LOADS.issuperset(names[place - 2 : place])):
+                return True
+    return False
+
+
 # By identity of the function: it, and its patch, if there can be one.
 _known: dict[int, tuple[FunctionType, CodePatch | None]] = {}
 

@@ -18,7 +18,7 @@ from torchgraft.capturing.active import Beginning, CodePatch, acquire_all, activ
 from torchgraft.capturing.dtypes import DTYPE_PATCHES
 from torchgraft.capturing.example import ExampleInputs, refuse_iterators
 from torchgraft.capturing.hooks import RunHooks
-from torchgraft.capturing.identities import compare_ours, compares_identity, identity_patches
+from torchgraft.capturing.identities import compare_ours, compares_identity, compares_variables, identity_patches
 from torchgraft.capturing.kinds import PARAMETER_PATCH, type_patches
 from torchgraft.capturing.leftovers import Left, have_program_leave
 from torchgraft.capturing.memos import memo_patches
@@ -354,6 +354,8 @@ def _watched_run(
         _refuse_unseen(watcher, changed, unseen, whole)
     if watcher.recovered is not None:
         raise KeepWhole(*watcher.recovered)
+    if any(compares_variables(item.__code__) for item in watcher.outside.functions):
+        inputs.guard_identities()
     watcher.create_node("output", "output", (output,), {})
     if not switches:
         _guard_modes(watcher)
