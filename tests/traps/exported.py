@@ -5,9 +5,7 @@ writes that are no operators, gradients made on the way, results that are inputs
 from __future__ import annotations
 
 import collections
-import contextlib
 import functools
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -560,27 +558,6 @@ def error_of_values(x: torch.Tensor) -> torch.Tensor:
         return torch.linalg.cholesky(x)
     except RuntimeError:
         return x * 0
-
-
-@contextlib.contextmanager
-def _evaluating(module: nn.Module) -> Iterator[None]:
-    before = module.training
-    module.eval()
-    try:
-        yield
-    finally:
-        module.train(before)
-
-
-@TRAPS.model("evaluation for a while")
-class EvaluationForAWhile(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.drop = nn.Dropout(0.5)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        with _evaluating(self.drop):
-            return self.drop(x)
 
 
 @TRAPS.model("a mode of its own making")
