@@ -8,7 +8,6 @@ from __future__ import annotations
 _WRONG: dict[str, dict[str, str]] = {
     "device, grad_fn and is_leaf decide without a guard": {
         "tensors on the model's device": "s",
-        "a history or not": "s",
     },
     "an error that the model recovers from decides without a guard": {
         "try and recover": "s",
@@ -20,15 +19,8 @@ _WRONG: dict[str, dict[str, str]] = {
         "an error of an operator survived": "s",
         "an error of values survived": "s",
     },
-    "what a train() of the model's own does is not done by the program, without a guard": {
-        "a mode of its own making": "s",
-    },
-    "which inputs are one tensor decides without a guard": {
-        "the same tensor twice": "s",
-    },
     "a proxy answers isinstance, hasattr and `is` for itself, not for its value": {
         "a dataclass in": "s",
-        "the mode compared elsewhere": "s",
     },
     "what torch or Python says about a proxy is no TraceError": {
         "a hooked module that fills a list": "s",

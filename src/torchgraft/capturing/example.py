@@ -8,7 +8,6 @@ import contextlib
 import copy
 import enum
 import inspect
-import itertools
 import operator
 from collections.abc import Callable, Mapping
 from types import BuiltinFunctionType, FunctionType
@@ -21,7 +20,7 @@ from torchgraft.capturing.sizes import SymbolicNumber, wrapped
 from torchgraft.capturing.tracer_base import UNCHANGED_TYPES
 from torchgraft.errors import TraceError
 from torchgraft.ir.arguments import rebuild_tuple
-from torchgraft.ir.guards import Like, check_inputs, parts_of, stands_in, tensor_attributes
+from torchgraft.ir.guards import Like, are_different, check_inputs, parts_of, stands_in, tensor_attributes
 from torchgraft.ir.node import Node
 from torchgraft.ir.structures import has_attributes, set_attributes
 
@@ -46,8 +45,8 @@ class ExampleInputs:
         # Containers and objects that were seen, with what the run gets and what is expected once that is known.
         self._objects: dict[int, tuple[Any, tuple[Any, Any] | None, MakeNode]] = {}
         self._same: list[tuple[str, MakeNode, MakeNode]] = []
-        # The tensors among the inputs, each once: what they are called, and their nodes.
-        self._tensors: list[tuple[str, MakeNode]] = []
+        # The tensors among the inputs, each once.
+        self._tensors: list[MakeNode] = []
         self.bound = bind(function, args, kwargs)
         self.nodes = placeholders(watcher.graph, self.bound)
         self._where = f"the inputs of {getattr(function, '__qualname__', type(function).__name__)}"
@@ -73,9 +72,10 @@ class ExampleInputs:
 
     def guard_identities(self) -> None:
         """Have the program check that no two inputs are one tensor: the model may ask for that (`query is key`)."""
-        for (path, make), (other_path, make_other) in itertools.combinations(self._tensors, 2):
-            same = self._watcher.create_node("call_function", operator.is_, (make(), make_other()), {})
-            self._watcher.guard(same, False, f"'{path}' is the same tensor as '{other_path}'")
+        if len(self._tensors) > 1:
+            nodes = tuple([make() for make in self._tensors])
+            answer = self._watcher.create_node("call_function", are_different, nodes, {})
+            self._watcher.guard(answer, True, "no two inputs being one tensor")
 
     def _take_in(self, value: Any, make: MakeNode, path: str) -> tuple[Any, Any]:
         """What the run gets for an input, and what is expected of it; see `check_inputs`."""
@@ -99,7 +99,7 @@ class ExampleInputs:
             return known[1], torch.Tensor
         copied = _copied(value)
         self._copies[id(value)] = (value, copied, make)
-        self._tensors.append((path, make))
+        self._tensors.append(make)
         self._watcher.add_input(copied, make)
         expected: dict[str, Any] = {}
         for name, part in tensor_attributes(value).items():

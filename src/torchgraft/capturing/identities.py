@@ -77,6 +77,17 @@ def _is_name_of_one(name: Any) -> bool:
     return isinstance(name, str) and (name in _DTYPES or "dtype" in name or name == "training")
 
 
+@asked_once
+def compares_with_bool(code: CodeType) -> bool:
+    """Whether a function asks if something is True or False itself."""
+    for current in codes_in(code):
+        listing = [item for item in dis.get_instructions(current) if item.opname != "CACHE"]
+        for place, item in enumerate(listing):
+            if item.opname == "IS_OP" and any(type(before.argval) is bool for before in listing[place - 2 : place]):
+                return True
+    return False
+
+
 _LOADS = frozenset({"LOAD_FAST", "LOAD_DEREF", "LOAD_FAST_BORROW"})
 _TWO_LOADS = frozenset({"LOAD_FAST_LOAD_FAST", "LOAD_FAST_BORROW_LOAD_FAST_BORROW"})
 

@@ -4,6 +4,7 @@ weights). It is tried on a stand-in for the model, which has its attributes and 
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable
 from itertools import chain
 from operator import is_
@@ -12,11 +13,45 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from torchgraft.ir.graph import Graph
+from torchgraft.ir.guards import check_modes
+from torchgraft.ir.origin import source_line
+
 
 def has_own_train(modules: Iterable[torch.nn.Module]) -> bool:
     """Whether one of some modules is switched to another mode in a way of its own."""
-    trains = {type(module).train for module in modules}
-    return any(not train.__module__.startswith("torch.") for train in trains)
+    return any(map(defines_train, {type(module) for module in modules}))
+
+
+def defines_train(cls: type[torch.nn.Module]) -> bool:
+    """The same for a class."""
+    return not cls.train.__module__.startswith("torch.")
+
+
+def guard_modes(graph: Graph, paths: dict[torch.nn.Module, str]) -> None:
+    """Have a program check, before anything else, the modes of what it calls in modules that have a `train` of their own."""
+    called = {node._target for node in graph.find_nodes(op="call_module")}
+    for module, path in paths.items():
+        own: Any = type(module).train
+        if not has_own_train((module,)) or path in called:
+            continue
+        inside = [(inner, name) for inner, name in paths.items() if name in called and _is_in(name, path)]
+        modes = [(module, path), *inside]
+        start = next(node for node in graph.nodes if node._op != "placeholder")
+        with graph.inserting_before(start):
+            found = [graph.create_node("get_attr", f"{name}.training" if name else "training") for _, name in modes]
+            expected = tuple([bool(item.__dict__["training"]) for item, _ in modes])
+            graph.create_node("call_function", check_modes, (tuple(found), expected, str(_line_of(own))))
+
+
+def _is_in(name: str, path: str) -> bool:
+    return not path or name.startswith(f"{path}.")
+
+
+def _line_of(function: Any) -> Any:
+    """Where a function is written."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return source_line(code, 0) or getattr(function, "__qualname__", function)
 
 
 def only_switches(root: torch.nn.Module) -> bool:

@@ -24,7 +24,7 @@ from torchgraft.capturing.leftovers import Left, have_program_leave
 from torchgraft.capturing.memos import memo_patches
 from torchgraft.capturing.min_max import BUILTIN_PATCHES
 from torchgraft.capturing.mode_statements import choice_patches, methods_of_torch
-from torchgraft.capturing.mode_switches import has_own_train, only_switches
+from torchgraft.capturing.mode_switches import guard_modes, has_own_train, only_switches
 from torchgraft.capturing.module_patches import MODULE_GETATTR, MODULE_PATCHES, TENSOR_ATTRIBUTE_PATCH
 from torchgraft.capturing.plain_numbers import call_ours, number_patches
 from torchgraft.capturing.reads import KeepWhole, RunAgain
@@ -38,10 +38,8 @@ from torchgraft.capturing.wrapping import SCRIPT_PATCH, Autowrap, wrapped_patche
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import TraceError
 from torchgraft.ir.contexts import exit_context
-from torchgraft.ir.guards import check_modes
 from torchgraft.ir.modules import has_hooks, hooks_for_all, inner_modules, paths_of_modules
 from torchgraft.ir.node import Node
-from torchgraft.ir.origin import source_line
 
 LeafRule = Callable[[torch.nn.Module, str], bool] | Iterable[Any] | type | str | None
 
@@ -358,7 +356,7 @@ def _watched_run(
         inputs.guard_identities()
     watcher.create_node("output", "output", (output,), {})
     if not switches:
-        _guard_modes(watcher)
+        guard_modes(watcher.graph, watcher.paths)
     _tidy(watcher)
     program = GraphModule(watcher.root, watcher.graph, _program_name(function))
     return _Run(program, left, functools.partial(_refuse_unseen, watcher, changed, unseen, whole))
@@ -371,34 +369,6 @@ def _compare_plainly(watcher: Watcher, changed: set[int]) -> None:
     if comparing:
         is_mended = compare_ours(comparing)
         raise RunAgain((lambda: None) if is_mended else functools.partial(watcher.ask_plainly, True))
-
-
-def _guard_modes(watcher: Watcher) -> None:
-    """Have the program check, before anything else, the modes of what it calls in modules that have a `train` of their own."""
-    graph = watcher.graph
-    called = {node._target for node in graph.find_nodes(op="call_module")}
-    for module, path in watcher.paths.items():
-        own: Any = type(module).train
-        if not has_own_train((module,)) or path in called:
-            continue
-        inside = [(inner, name) for inner, name in watcher.paths.items() if name in called and _is_in(name, path)]
-        modes = [(module, path), *inside]
-        start = next(node for node in graph.nodes if node._op != "placeholder")
-        with graph.inserting_before(start):
-            watcher._modes.clear()  # those are further down
-            found = tuple([watcher._training_node(item) for item, _ in modes])
-            expected = tuple([bool(item.__dict__["training"]) for item, _ in modes])
-            watcher.create_node("call_function", check_modes, (found, expected, str(_line_of(own))), {})
-
-
-def _is_in(name: str, path: str) -> bool:
-    return not path or name.startswith(f"{path}.")
-
-
-def _line_of(function: Any) -> Any:
-    """Where a function is written."""
-    code = getattr(inspect.unwrap(function), "__code__", None)
-    return source_line(code, 0) or getattr(function, "__qualname__", function)
 
 
 def _draws(module: torch.nn.Module, name: str) -> bool:

@@ -34,7 +34,7 @@ UNARY = ("neg", "pos", "invert", "abs")
 
 _TENSOR_ATTRIBUTES = frozenset(dir(torch.Tensor))
 # Attributes of tensors that mostly are None.
-_USUALLY_ABSENT = frozenset({"grad", "_base"})
+_USUALLY_ABSENT = frozenset({"grad", "_base", "grad_fn"})
 
 
 def is_compared_with_none(code: CodeType | None, instruction: int) -> bool:
@@ -114,14 +114,17 @@ class Proxy:
 
     def _is_none(self, name: str) -> bool:
         """Whether the model asks if an attribute is None, which a proxy never is; the program checks the usual answer."""
+        is_absent = (
+            name != "grad_fn" or self.node._op == "placeholder"
+        )  # what is computed from parameters has a history
         if active.tracer is not self.tracer or not is_compared_with_none(*user_instruction(3)):
             return False
         value = self.tracer.create_proxy("call_function", getattr, (self, name), {})
         answer = self.tracer.create_proxy("call_function", operator.is_, (value, None), {})
         where = str(current_source_line() or "an unknown line")
-        details = (answer, True, f"absence of {name} of '{self.node.name}'", where)
+        details = (answer, is_absent, f"absence of {name} of '{self.node.name}'", where)
         self.tracer.create_proxy("call_function", check_value, details, {})
-        return True
+        return is_absent
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.tracer.create_proxy("call_method", "__call__", (self, *args), kwargs)

@@ -17,8 +17,10 @@ import torch
 from torch.nn.utils import parametrize
 
 from torchgraft.capturing.active import Beginning, acquire_all, active, paused_collection, release_all
+from torchgraft.capturing.identities import compares_variables, compares_with_bool
 from torchgraft.capturing.inplace import PLAIN_FORM, renew_constants, simplify_in_place
 from torchgraft.capturing.inputs import create_inputs
+from torchgraft.capturing.mode_switches import defines_train, guard_modes, only_switches
 from torchgraft.capturing.model_state import ModelState
 from torchgraft.capturing.module_patches import MODULE_PATCHES, ModuleForward, plain_mode, read_attribute
 from torchgraft.capturing.outside_state import OutsideState
@@ -37,7 +39,7 @@ from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import GraftError, TraceError, UnknownModuleError
 from torchgraft.ir.arguments import immutable_dict
 from torchgraft.ir.graph import Graph
-from torchgraft.ir.guards import check_training
+from torchgraft.ir.guards import are_different, check_training, check_value
 from torchgraft.ir.modules import has_hooks, paths_of_modules
 from torchgraft.ir.node import Argument, Node
 from torchgraft.ir.origin import current_source_line, source_line
@@ -330,6 +332,8 @@ class Tracer(TracerBase):
             self._autowrap.forget()
         written = None if self._threads is None else self._threads.put_back()
         refusal = self._caught_refusal() or written
+        # While what it may change of the model is still going to be put back.
+        switches = not any(map(defines_train, {*self._entered, type(self.root)})) or only_switches(self.root)
         changed, changed_outside = self._state.restore(_is_memo), self._outside.restore()
         if refusal is not None:
             raise refusal
@@ -337,6 +341,8 @@ class Tracer(TracerBase):
         if changed_outside is not None:
             self._refuse_outside(*changed_outside)
         self._tidy(constants)
+        if not switches:
+            guard_modes(self.graph, self._state.paths)
         return self.graph
 
     def _call(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -365,6 +371,7 @@ class Tracer(TracerBase):
         if cls not in self._entered:
             self._entered.add(cls)
             self._outside.watch_class(cls)
+            self._look_for_identities()
             self._hold(self._autowrap.patches(getattr(cls.forward, "__globals__", {})))
 
     def _read_attribute(self, module: torch.nn.Module, name: str) -> Any:
@@ -481,7 +488,14 @@ class Tracer(TracerBase):
         self._outside.watch_class(type(self.root))
         self._outside.watch_function(function)
         self._outside.watch_function(inspect.unwrap(function))
+        self.flags_are_plain = type(self).flags_are_plain
+        self._look_for_identities()
         return function, is_module
+
+    def _look_for_identities(self) -> None:
+        """Have modes be plain where one may be asked if it is True itself, which what stands for it is not."""
+        if not self.flags_are_plain:
+            self.flags_are_plain = any(compares_with_bool(item.__code__) for item in self._outside.functions)
 
     def _refuse_outside(self, name: str, line: Any) -> NoReturn:
         raise TraceError(
@@ -501,8 +515,22 @@ class Tracer(TracerBase):
                     if not source.users:
                         self.graph.erase_node(source)
         remove_empty_regions(self.graph)
+        if any(compares_variables(item.__code__) for item in self._outside.functions):
+            self._guard_identities()
         simplify_in_place(self.graph, self._state.paths)
         self._refuse_compared_types()
+
+    def _guard_identities(self) -> None:
+        """Have the program check that no two inputs are one tensor: stand-ins never are, and the model may ask for it."""
+        inputs = [
+            node for node in self.graph.nodes if node._op == "placeholder" and not str(node._target).startswith("*")
+        ]
+        if len(inputs) > 1:
+            with self.graph.inserting_after(inputs[-1]):
+                answer = self.graph.create_node("call_function", are_different, tuple(inputs))
+            with self.graph.inserting_after(answer):
+                details = (answer, True, "no two inputs being one tensor", "a line that compares them by `is`")
+                self.graph.create_node("call_function", check_value, details)
 
     def _refuse_compared_types(self) -> None:
         """`type(x.size(0)) is int` is false for the stand-in of a size, and nothing is called that could notice."""

@@ -66,6 +66,17 @@ def check_given(found: Any, name: str, where: str) -> None:
         )
 
 
+def are_different(*values: Any) -> bool:
+    """Whether no two of some inputs are one tensor.
+
+    >>> x = torch.ones(2)
+    >>> are_different(x, torch.ones(2), 1, 1), are_different(x, 1, x)
+    (True, False)
+    """
+    places = [id(value) for value in values if isinstance(value, torch.Tensor)]
+    return len(set(places)) == len(places)
+
+
 @guard
 def check_value(found: Any, expected: Any, condition: str, where: str) -> None:
     """Raise unless a value that decided what the program does is what it was when the program was captured."""
