@@ -1,6 +1,7 @@
 """Tracer: runs a model's forward with proxies and returns the graph of what it did; `symbolic_trace` makes a module of it.
-The pieces it uses: placeholders (`inputs.py`), leaf functions (`wrapping.py`), calls on real tensors (`recording.py`),
-context managers (`regions.py`), and the promise that the model stays as it was (`model_state.py`).
+The pieces it uses: placeholders (`inputs.py`), the model's tensors (`attributes.py`), leaf functions (`wrapping.py`), calls
+on real tensors (`recording.py`), context managers (`regions.py`), the promise that the model stays as it was
+(`model_state.py`), and what is looked at at the end (`trace_checks.py`).
 """
 
 from __future__ import annotations
@@ -8,15 +9,15 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable
-from types import FunctionType, MethodType, ModuleType
+from types import MethodType, ModuleType
 from typing import Any, NoReturn
 
 import torch
 from torch.nn.utils import parametrize
 
 from torchgraft.capturing.active import Beginning, acquire_all, active, paused_collection, release_all
+from torchgraft.capturing.attributes import ModelAttributes
 from torchgraft.capturing.identities import compares_variables, compares_with_bool
 from torchgraft.capturing.inplace import PLAIN_FORM, renew_constants, simplify_in_place
 from torchgraft.capturing.inputs import create_inputs
@@ -24,45 +25,41 @@ from torchgraft.capturing.mode_switches import defines_train, guard_modes, only_
 from torchgraft.capturing.model_state import ModelState
 from torchgraft.capturing.module_patches import MODULE_PATCHES, ModuleForward, plain_mode, read_attribute
 from torchgraft.capturing.outside_state import OutsideState
-from torchgraft.capturing.parts import closed_over
-from torchgraft.capturing.proxy import ParameterProxy, Proxy, _proxyable_classes
+from torchgraft.capturing.proxy import ParameterProxy, Proxy
 from torchgraft.capturing.questions import Questions
-from torchgraft.capturing.reads import asks_types, at_line
+from torchgraft.capturing.reads import at_line
 from torchgraft.capturing.recording import RecordingMode
 from torchgraft.capturing.refusals import ConversionError, UnsupportedArgument, refusal_of, was_caught_by_user
 from torchgraft.capturing.regions import remove_empty_regions
 from torchgraft.capturing.switches import refuse_hooks_for_all_modules
 from torchgraft.capturing.threads import OtherThreads, threads_of
-from torchgraft.capturing.tracer_base import Scope, TracerBase
+from torchgraft.capturing.trace_checks import (
+    drop_constants,
+    guard_identities,
+    is_memo,
+    refuse_compared_types,
+    refuse_root_hooks,
+)
+from torchgraft.capturing.tracer_base import Scope
 from torchgraft.capturing.wrapping import Autowrap, wrapped_patches
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import GraftError, TraceError, UnknownModuleError
-from torchgraft.ir.arguments import immutable_dict
 from torchgraft.ir.graph import Graph
-from torchgraft.ir.guards import are_different, check_training, check_value
+from torchgraft.ir.guards import check_training
 from torchgraft.ir.modules import has_hooks, paths_of_modules
-from torchgraft.ir.node import Argument, Node
-from torchgraft.ir.origin import current_source_line, source_line
-from torchgraft.ir.structures import put_together, take_apart
+from torchgraft.ir.node import Node
+from torchgraft.ir.origin import current_source_line
 
 # What torch says itself; a model that is being traced gets a guard with the answer.
 _is_grad_enabled = torch.is_grad_enabled
-_NUMBERS = frozenset({"size", "dim", "ndimension", "numel", "nelement", "item", getattr, len})
-
-
-def _is_number(node: Node) -> bool:
-    return node._target is not getattr or node._args[1] in ("shape", "ndim")
-
-
 _ANSWERS = frozenset({"to_bool", "iter", "keys", "call_module", "create_proxy", "create_node", "create_arg"})
 _RULES_FOR_MODULES = frozenset({"call_module", "is_leaf_module", "path_of_module"})
 
 
-class Tracer(TracerBase):
+class Tracer(ModelAttributes):
     """Symbolic tracing. Subclass it and override methods to change what is kept whole, recorded or refused."""
 
     record_stack_traces = True
-    root: torch.nn.Module
     # Whether no subclass has a say in which modules are leaves and how they are called.
     _default_rules = True
     _default_answers = True
@@ -92,12 +89,10 @@ class Tracer(TracerBase):
         self._mode: RecordingMode | None = None
         self._switching = False
         self._calls: dict[str, int] = {}
-        self._constant_names: dict[int, str] = {}
         self._open_contexts: list[tuple[Any, Node]] = []
         self._mode_guards: set[torch.nn.Module] = set()
         self._parameter_cache: dict[str, Proxy] = {}
         self._handed_out: dict[int, Any] = {}
-        self._qualname_counter: dict[str, int] = defaultdict(int)
         self._held: list[Any] = []
         self._threads: OtherThreads | None = None
         self._refusals: list[TraceError] = []
@@ -105,8 +100,8 @@ class Tracer(TracerBase):
         self._function: Any = None
         self._entered: set[type] = set()
         self._leaf_types: set[type] = set()
-        for name in ("_parameter_paths", "_buffer_paths", "_tensor_paths", "tensor_attrs", "create_proxy"):
-            self.__dict__.pop(name, None)
+        self.__dict__.pop("create_proxy", None)
+        self._forget_attributes()
 
     # ---- decisions that users override ----
 
@@ -172,41 +167,7 @@ class Tracer(TracerBase):
             proxy = parameter_proxy_cache[path] = self.create_proxy("get_attr", path, (), {}, **options)
         return proxy
 
-    def get_fresh_qualname(self, prefix: str) -> str:
-        """A name for a constant that neither the model nor the trace uses."""
-        while True:
-            name = f"{prefix}{self._qualname_counter[prefix]}"
-            self._qualname_counter[prefix] += 1
-            if not hasattr(self.root, name) and name not in self.graph._constants:
-                return name
-
-    # ---- arguments ----
-
-    def _create_unusual_arg(self, a: Any) -> Argument:
-        """Tensors and modules become fetches of attributes."""
-        cls = type(a)
-        if isinstance(a, torch.Tensor):
-            return self._tensor_argument(a)
-        if isinstance(a, torch.nn.Module):
-            path = (self.submodule_paths or {}).get(a)
-            if path is None:
-                return self._constant("_module_constant", a)
-            return self.create_node("get_attr", path, (), {})
-        if isinstance(a, torch.Generator):
-            return self._generator(a)
-        if isinstance(a, torch.ScriptObject):
-            return self._constant("_torchbind_obj", a)
-        if cls in _proxyable_classes:
-            return self._constant(f"_{cls.__name__}_constant_", a)
-        if isinstance(a, tuple) and hasattr(a, "_fields"):
-            return self.create_node("call_function", cls, tuple([self.create_arg(item) for item in a]), {})
-        if isinstance(a, dict) and cls not in _KNOWN_DICTS:
-            template, parts = take_apart(
-                a, lambda part: isinstance(part, torch.Tensor) or issubclass(type(part), Proxy)
-            )
-            arguments = (self._constant("_template", template), *[self.create_arg(part) for part in parts])
-            return self.create_node("call_function", put_together, arguments, {})
-        return super()._create_unusual_arg(a)
+    # ---- refusals that the model may catch ----
 
     def _remembered(self, error: TraceError) -> TraceError:
         if self._default_answers:  # an overridden method may have asked us first, and have an answer of its own
@@ -219,47 +180,6 @@ class Tracer(TracerBase):
         refusals, self._refusals = self._refusals, []
         is_tried = (ConversionError, UnsupportedArgument)
         return next((e for e in refusals if not isinstance(e, is_tried) or was_caught_by_user(e)), None)
-
-    def _path_of_tensor(self, tensor: torch.Tensor) -> str | None:
-        """The dotted path of a tensor that belongs to the model."""
-        key = id(tensor)
-        return self._parameter_paths.get(key) or self._buffer_paths.get(key) or self._tensor_paths.get(key)
-
-    def _generator(self, generator: torch.Generator) -> Node:
-        for prefix, module in self.root.named_modules():
-            for name, value in vars(module).items():
-                if value is generator:
-                    return self.create_node("get_attr", _join(prefix, name), (), {})
-        outside = closed_over(self._function) if isinstance(self._function, FunctionType) else {}
-        if any(
-            value is generator for value in [*outside.values(), *getattr(self._function, "__globals__", {}).values()]
-        ):
-            return self._constant("_generator", generator)
-        raise TraceError(
-            f"cannot trace a draw with a torch.Generator that is no attribute of the model{at_line()}: whether it is "
-            "made anew in every run is not known; keep it as an attribute of the model"
-        )
-
-    def _tensor_argument(self, tensor: torch.Tensor) -> Node:
-        made = self._mode.values.node_of(tensor) if self._mode is not None else None
-        if made is not None:
-            return made
-        path = self._path_of_tensor(tensor)
-        if path is not None:
-            return self.create_node("get_attr", path, (), {})
-        if isinstance(tensor, torch.nn.Parameter):
-            raise UnknownModuleError(
-                "parameter is not a member of this module: a Parameter that the traced model does not own was used"
-                f"{at_line()}; assign it to an attribute of the model before tracing"
-            )
-        return self._constant("_tensor_constant", tensor)
-
-    def _constant(self, prefix: str, value: Any) -> Node:
-        name = self._constant_names.get(id(value))
-        if name is None:
-            name = self._constant_names[id(value)] = self.get_fresh_qualname(prefix)
-            self.graph._constants[name] = value
-        return self.create_node("get_attr", name, (), {})
 
     # ---- self.training ----
 
@@ -334,13 +254,18 @@ class Tracer(TracerBase):
         refusal = self._caught_refusal() or written
         # While what it may change of the model is still going to be put back.
         switches = not any(map(defines_train, {*self._entered, type(self.root)})) or only_switches(self.root)
-        changed, changed_outside = self._state.restore(_is_memo), self._outside.restore()
+        changed, changed_outside = self._state.restore(is_memo), self._outside.restore()
         if refusal is not None:
             raise refusal
         self._state.refuse_changes(changed)
         if changed_outside is not None:
             self._refuse_outside(*changed_outside)
-        self._tidy(constants)
+        drop_constants(self.graph, constants)
+        remove_empty_regions(self.graph)
+        if any(compares_variables(item.__code__) for item in self._outside.functions):
+            guard_identities(self.graph)
+        simplify_in_place(self.graph, self._state.paths)
+        refuse_compared_types(self.graph)
         if not switches:
             guard_modes(self.graph, self._state.paths)
         return self.graph
@@ -451,7 +376,7 @@ class Tracer(TracerBase):
             in_place
             and isinstance(written, Node)
             and written._op == "get_attr"
-            and written._target == _join(path, name)
+            and written._target == (f"{path}.{name}" if path else name)
         )
 
     def _hold(self, patches: list[Any]) -> None:
@@ -473,7 +398,7 @@ class Tracer(TracerBase):
             own = root.__dict__.get(self.traced_func_name)
             if own is not None:  # a forward put on the instance is the one that runs in eager mode
                 function, is_module = own, False
-            _refuse_root_hooks(root)
+            refuse_root_hooks(root)
         elif isinstance(root, MethodType) and isinstance(root.__self__, torch.nn.Module):
             self.root, function, is_module = root.__self__, root.__func__, True
         elif not callable(root):
@@ -484,7 +409,7 @@ class Tracer(TracerBase):
         self._begin()
         self.submodule_paths = paths_of_modules(self.root)
         self._state = ModelState(self.submodule_paths)
-        self._outside = OutsideState(_is_memo, allows_notes=True)
+        self._outside = OutsideState(is_memo, allows_notes=True)
         self._outside.watch_class(type(self.root))
         self._outside.watch_function(function)
         self._outside.watch_function(inspect.unwrap(function))
@@ -505,67 +430,6 @@ class Tracer(TracerBase):
             "Everything is left as it was"
         )
 
-    def _tidy(self, constants: list[Node]) -> None:
-        """Drop constants that only Python looked at, and in-place operators that nothing can notice."""
-        for node in reversed(constants):
-            if not node._erased and not node.users:
-                fetched = [source for source in node._inputs if source._op == "get_attr"]
-                self.graph.erase_node(node)
-                for source in fetched:
-                    if not source.users:
-                        self.graph.erase_node(source)
-        remove_empty_regions(self.graph)
-        if any(compares_variables(item.__code__) for item in self._outside.functions):
-            self._guard_identities()
-        simplify_in_place(self.graph, self._state.paths)
-        self._refuse_compared_types()
-
-    def _guard_identities(self) -> None:
-        """Have the program check that no two inputs are one tensor: stand-ins never are, and the model may ask for it."""
-        inputs = [
-            node for node in self.graph.nodes if node._op == "placeholder" and not str(node._target).startswith("*")
-        ]
-        if len(inputs) > 1:
-            with self.graph.inserting_after(inputs[-1]):
-                answer = self.graph.create_node("call_function", are_different, tuple(inputs))
-            with self.graph.inserting_after(answer):
-                details = (answer, True, "no two inputs being one tensor", "a line that compares them by `is`")
-                self.graph.create_node("call_function", check_value, details)
-
-    def _refuse_compared_types(self) -> None:
-        """`type(x.size(0)) is int` is false for the stand-in of a size, and nothing is called that could notice."""
-        for node in self.graph.nodes:
-            if node._target in _NUMBERS and node._op in ("call_method", "call_function") and node._origin is not None:
-                if asks_types(node._origin[0]) and _is_number(node):
-                    raise TraceError(
-                        f"cannot trace a function that compares types and reads the number '{node._name}' at "
-                        f"{source_line(*node._origin[:2])}: the stand-in for a number has a type of its own; use isinstance, "
-                        "give example inputs to capture(), or keep the function as a leaf (torchgraft.wrap)"
-                    )
-
-    @functools.cached_property
-    def _parameter_paths(self) -> dict[int, str]:
-        return {id(value): name for name, value in reversed(list(self.root.named_parameters(remove_duplicate=False)))}
-
-    @functools.cached_property
-    def _buffer_paths(self) -> dict[int, str]:
-        return {id(value): name for name, value in reversed(list(self.root.named_buffers(remove_duplicate=False)))}
-
-    @functools.cached_property
-    def _tensor_paths(self) -> dict[int, str]:
-        """Tensors that are plain attributes of the model's modules."""
-        return {id(value): path for value, path in self.tensor_attrs.items()}
-
-    @functools.cached_property
-    def tensor_attrs(self) -> dict[Any, str]:
-        """Tensors and script objects that are plain attributes of the model's modules, with their paths."""
-        result = {}
-        for prefix, module in self.root.named_modules():
-            for name, value in vars(module).items():
-                if isinstance(value, (torch.Tensor, torch.ScriptObject)):
-                    result[value] = f"{prefix}.{name}" if prefix else name
-        return result
-
     def __deepcopy__(self, memo: dict[int, Any]) -> Tracer:
         # The autowrap lists hold Python modules, which cannot be copied and need not be.
         import copy
@@ -579,40 +443,6 @@ class Tracer(TracerBase):
 
 def _parameter_proxy(tracer: Tracer, path: str, parameter: torch.nn.Parameter, node: Node) -> ParameterProxy:
     return ParameterProxy(tracer, node, path, parameter)
-
-
-def _is_memo(value: Any) -> bool:
-    """Whether a value put into a dict is computed from the model or constants alone, so that a program may compute it anew."""
-    if not isinstance(value, Proxy):
-        return isinstance(value, torch.Tensor)
-    pending, seen = [value.node], set()
-    while pending:
-        node = pending.pop()
-        if node in seen:
-            continue
-        seen.add(node)
-        if node._op == "placeholder" or (node._op != "get_attr" and not node._inputs):
-            return False
-        pending += node._inputs
-    return True
-
-
-def _join(path: str | None, name: str) -> str:
-    return f"{path}.{name}" if path else name
-
-
-def _refuse_root_hooks(root: torch.nn.Module) -> None:
-    if not type(root).__call__.__module__.startswith(("torch.", "torchgraft.")):
-        raise TraceError(
-            f"cannot trace {type(root).__name__}: it is called in a way of its own ({type(root).__name__}.__call__), and a trace "
-            "begins with its forward; trace a function that calls it, with the model as an attribute of a module around it, "
-            "or give it no __call__"
-        )
-    if has_hooks(root):
-        raise TraceError(
-            f"cannot trace {type(root).__name__}: hooks are registered on it, and the traced program would not run them; "
-            "remove them and register them on the traced module instead, or trace a module that contains this one"
-        )
 
 
 def symbolic_trace(
@@ -631,6 +461,3 @@ def symbolic_trace(
 
 
 __all__ = ["Scope", "Tracer", "UnsupportedArgument", "symbolic_trace"]
-
-# What the base class makes an argument of, without losing what they are.
-_KNOWN_DICTS = frozenset({dict, OrderedDict, defaultdict, immutable_dict})

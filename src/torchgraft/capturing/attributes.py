@@ -1,0 +1,140 @@
+"""What becomes of tensors, modules and other objects of a model that a traced call takes: fetches of attributes, and constants.
+Plain values and containers are the business of `tracer_base.py`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import OrderedDict, defaultdict
+from types import FunctionType
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from torchgraft.capturing.parts import closed_over
+from torchgraft.capturing.proxy import Proxy, _proxyable_classes
+from torchgraft.capturing.reads import at_line
+from torchgraft.capturing.tracer_base import TracerBase
+from torchgraft.errors import TraceError, UnknownModuleError
+from torchgraft.ir.arguments import immutable_dict
+from torchgraft.ir.node import Argument, Node
+from torchgraft.ir.structures import put_together, take_apart
+
+if TYPE_CHECKING:
+    from torchgraft.capturing.recording import RecordingMode
+
+# What the base class makes an argument of, without losing what they are.
+_KNOWN_DICTS = frozenset({dict, OrderedDict, defaultdict, immutable_dict})
+
+
+class ModelAttributes(TracerBase):
+    """Knows what belongs to the traced model, and where."""
+
+    root: torch.nn.Module
+    submodule_paths: dict[torch.nn.Module, str] | None
+    _mode: RecordingMode | None
+    _function: Any
+
+    def _forget_attributes(self) -> None:
+        self._constant_names: dict[int, str] = {}
+        self._qualname_counter: dict[str, int] = defaultdict(int)
+        for name in ("_parameter_paths", "_buffer_paths", "_tensor_paths", "tensor_attrs"):
+            self.__dict__.pop(name, None)
+
+    def get_fresh_qualname(self, prefix: str) -> str:
+        """A name for a constant that neither the model nor the trace uses."""
+        while True:
+            name = f"{prefix}{self._qualname_counter[prefix]}"
+            self._qualname_counter[prefix] += 1
+            if not hasattr(self.root, name) and name not in self.graph._constants:
+                return name
+
+    def _create_unusual_arg(self, a: Any) -> Argument:
+        """Tensors and modules become fetches of attributes."""
+        cls = type(a)
+        if isinstance(a, torch.Tensor):
+            return self._tensor_argument(a)
+        if isinstance(a, torch.nn.Module):
+            path = (self.submodule_paths or {}).get(a)
+            if path is None:
+                return self._constant("_module_constant", a)
+            return self.create_node("get_attr", path, (), {})
+        if isinstance(a, torch.Generator):
+            return self._generator(a)
+        if isinstance(a, torch.ScriptObject):
+            return self._constant("_torchbind_obj", a)
+        if cls in _proxyable_classes:
+            return self._constant(f"_{cls.__name__}_constant_", a)
+        if isinstance(a, tuple) and hasattr(a, "_fields"):
+            return self.create_node("call_function", cls, tuple([self.create_arg(item) for item in a]), {})
+        if isinstance(a, dict) and cls not in _KNOWN_DICTS:
+            template, parts = take_apart(
+                a, lambda part: isinstance(part, torch.Tensor) or issubclass(type(part), Proxy)
+            )
+            arguments = (self._constant("_template", template), *[self.create_arg(part) for part in parts])
+            return self.create_node("call_function", put_together, arguments, {})
+        return super()._create_unusual_arg(a)
+
+    def _path_of_tensor(self, tensor: torch.Tensor) -> str | None:
+        """The dotted path of a tensor that belongs to the model."""
+        key = id(tensor)
+        return self._parameter_paths.get(key) or self._buffer_paths.get(key) or self._tensor_paths.get(key)
+
+    def _generator(self, generator: torch.Generator) -> Node:
+        for prefix, module in self.root.named_modules():
+            for name, value in vars(module).items():
+                if value is generator:
+                    return self.create_node("get_attr", f"{prefix}.{name}" if prefix else name, (), {})
+        outside = closed_over(self._function) if isinstance(self._function, FunctionType) else {}
+        if any(
+            value is generator for value in [*outside.values(), *getattr(self._function, "__globals__", {}).values()]
+        ):
+            return self._constant("_generator", generator)
+        raise TraceError(
+            f"cannot trace a draw with a torch.Generator that is no attribute of the model{at_line()}: whether it is "
+            "made anew in every run is not known; keep it as an attribute of the model"
+        )
+
+    def _tensor_argument(self, tensor: torch.Tensor) -> Node:
+        made = self._mode.values.node_of(tensor) if self._mode is not None else None
+        if made is not None:
+            return made
+        path = self._path_of_tensor(tensor)
+        if path is not None:
+            return self.create_node("get_attr", path, (), {})
+        if isinstance(tensor, torch.nn.Parameter):
+            raise UnknownModuleError(
+                "parameter is not a member of this module: a Parameter that the traced model does not own was used"
+                f"{at_line()}; assign it to an attribute of the model before tracing"
+            )
+        return self._constant("_tensor_constant", tensor)
+
+    def _constant(self, prefix: str, value: Any) -> Node:
+        name = self._constant_names.get(id(value))
+        if name is None:
+            name = self._constant_names[id(value)] = self.get_fresh_qualname(prefix)
+            self.graph._constants[name] = value
+        return self.create_node("get_attr", name, (), {})
+
+    @functools.cached_property
+    def _parameter_paths(self) -> dict[int, str]:
+        return {id(value): name for name, value in reversed(list(self.root.named_parameters(remove_duplicate=False)))}
+
+    @functools.cached_property
+    def _buffer_paths(self) -> dict[int, str]:
+        return {id(value): name for name, value in reversed(list(self.root.named_buffers(remove_duplicate=False)))}
+
+    @functools.cached_property
+    def _tensor_paths(self) -> dict[int, str]:
+        """Tensors that are plain attributes of the model's modules."""
+        return {id(value): path for value, path in self.tensor_attrs.items()}
+
+    @functools.cached_property
+    def tensor_attrs(self) -> dict[Any, str]:
+        """Tensors and script objects that are plain attributes of the model's modules, with their paths."""
+        result = {}
+        for prefix, module in self.root.named_modules():
+            for name, value in vars(module).items():
+                if isinstance(value, (torch.Tensor, torch.ScriptObject)):
+                    result[value] = f"{prefix}.{name}" if prefix else name
+        return result
