@@ -32,6 +32,57 @@ class Polite(Plain):
         return result
 
 
+class Asking(Plain):
+    """Looks at flags of its own and of its class, by name too."""
+
+    is_strict = False
+
+    @property
+    def uses_kernels(self) -> bool:
+        return getattr(self, "_kernels", False)
+
+    def replace_all(self) -> None:
+        self.linear = nn.Identity()
+
+    def train(self, mode: bool = True) -> Any:
+        is_changed = self.training != mode
+        result = super().train(mode)
+        if (self.uses_kernels or self.is_strict) and is_changed:
+            self.replace_all()
+        return result
+
+
+class AskingForMore(Asking):
+    """The same, and it has what is asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._kernels = True
+
+
+class Strict(Asking):
+    is_strict = True
+
+
+class AskingByName(Plain):
+    """A name that is put together is none that a look at the code shows."""
+
+    def train(self, mode: bool = True) -> Any:
+        super().train(mode)
+        inner = getattr(self, "dr" + "op"[self.kernels :], None)
+        if inner is not None:
+            inner.training = False
+        return self
+
+
+class WalkingThrough(Plain):
+    def train(self, mode: bool = True) -> Any:
+        super().train(mode)
+        for inner in self.children():
+            inner.training = False
+        return self
+
+
 class Frozen(Plain):
     def train(self, mode: bool = True) -> Any:
         super().train(mode)
@@ -64,11 +115,11 @@ def test_who_has_a_train_of_its_own() -> None:
     assert has_own_train([nn.Linear(1, 1), Polite()])
 
 
-@pytest.mark.parametrize("kind", [Plain, Polite])
+@pytest.mark.parametrize("kind", [Plain, Polite, Asking])
 def test_switching_only(kind: type[Plain]) -> None:
     torch.manual_seed(0)
     model, x = kind().eval(), torch.randn(3, 4)
-    assert only_switches(model)
+    assert only_switches(model, list(model.modules()))
     program = capture(model, (x,))
     model.train(), program.train()
     torch.manual_seed(1)
@@ -77,15 +128,15 @@ def test_switching_only(kind: type[Plain]) -> None:
     assert torch.equal(program(x), expected)
 
 
-@pytest.mark.parametrize("kind", [Frozen, Merging, Noting, Failing])
+@pytest.mark.parametrize(
+    "kind", [Frozen, Merging, Noting, Failing, AskingForMore, Strict, AskingByName, WalkingThrough]
+)
 def test_switching_that_does_more_is_refused(kind: type[Plain]) -> None:
     model, x = kind(), torch.randn(3, 4)
-    model = model if kind is Noting or kind is Failing else model.eval()
-    model.training = False
-    for module in model.children():
+    for module in model.modules():
         module.training = False
     weight = model.linear.weight.detach().clone()
-    assert not only_switches(model)
+    assert not only_switches(model, list(model.modules()))
     program = capture(model, (x,))
     assert torch.equal(model.linear.weight, weight) and not model.training and not model.drop.training
     assert torch.equal(program(x), model(x))

@@ -1,14 +1,18 @@
 """What a model's own `train()` does: whether it only gives every module the mode, as torch's does, or more (freezes some, merges
-weights). It is tried on a stand-in for the model, which has its attributes and no right to compute anything.
+weights). It is tried on a stand-in for the model, which has its attributes and no right to compute anything; one that looks at
+numbers and flags alone, as most do, on an object that has just those.
 """
 
 from __future__ import annotations
 
+import dis
+import functools
 import inspect
 from collections.abc import Iterable
 from itertools import chain
 from operator import is_
-from typing import Any
+from types import FunctionType
+from typing import Any, NoReturn
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -54,11 +58,109 @@ def _line_of(function: Any) -> Any:
     return source_line(code, 0) or getattr(function, "__qualname__", function)
 
 
-def only_switches(root: torch.nn.Module) -> bool:
-    """Whether switching a model there and back gives every module the mode, and does nothing else.
+def only_switches(root: torch.nn.Module, modules: Iterable[torch.nn.Module]) -> bool:
+    """Whether switching a model there and back gives every one of its modules the mode, and does nothing else.
 
     The stand-in shares lists and objects with the model: the caller puts those back.
     """
+    own = [module for module in modules if defines_train(type(module))]
+    return all(_only_switches_itself(module, root.training) for module in own) or _only_switches_all(root)
+
+
+# ---- a trial on an object with nothing but what the method mentions ----
+
+
+def _only_switches_itself(module: torch.nn.Module, training: bool) -> bool:
+    """Whether a module's own `train` is seen to do nothing else, whatever is inside the module."""
+    cls = type(module)
+    mentioned = _mentioned_by_train(cls)
+    if mentioned is None:
+        return False
+    probe = object.__new__(cls)
+    attributes = probe.__dict__
+    attributes["children"] = tuple  # none: those that have a `train` of their own are tried by themselves
+    attributes["training"] = training
+    for name in mentioned:
+        value = module.__dict__.get(name, getattr(cls, name, None))
+        if name not in module.__dict__ and type(value) is FunctionType:
+            attributes[name] = _refuse
+        elif type(value) not in _PLAIN or any(name in table for table in _tables(module)[1:]):
+            return False
+        elif name in module.__dict__:
+            attributes[name] = value
+    before = attributes.copy()
+    try:
+        for mode in (not training, training):
+            probe.train(mode)
+            before["training"] = mode
+            if attributes.keys() != before.keys() or not all(attributes[name] is before[name] for name in before):
+                return False
+    except Exception:
+        return False
+    return True
+
+
+def _refuse(*args: Any, **kwargs: Any) -> NoReturn:
+    raise RuntimeError("a method was called that may do anything")
+
+
+_PLAIN = frozenset({int, float, bool, str, bytes, complex, type(None)})
+
+
+@functools.lru_cache(maxsize=4096)
+def _mentioned_by_train(cls: type[torch.nn.Module]) -> frozenset[str] | None:
+    """The attributes that the `train` methods of a class mention; None if they do what a look at these does not show."""
+    if any(not getattr(cls, name).__module__.startswith("torch.") for name in ("__getattr__", "__setattr__")):
+        return None
+    if cls.__getattribute__ is not object.__getattribute__:
+        return None
+    own = [base for base in cls.__mro__ if not base.__module__.startswith("torch.")]
+    pending = [vars(base)["train"] for base in own if "train" in vars(base)]
+    found: set[str] = set()
+    while pending:
+        names = _names_in(pending.pop())
+        if names is None:
+            return None
+        for name in names - found:
+            value = getattr(cls, name, None)
+            if isinstance(value, property):
+                pending.append(value.fget)
+            else:
+                found.add(name)
+    return None if "children" in found else frozenset(found - {"train", "training"})
+
+
+def _names_in(method: Any) -> set[str] | None:
+    """The attributes that a method mentions; None if it mentions anything else, or makes functions."""
+    code = getattr(method, "__code__", None)
+    if type(method) is not FunctionType or code.co_freevars not in ((), ("__class__",)) or code.co_cellvars:
+        return None
+    listing = [item for item in dis.get_instructions(code) if item.opname not in ("CACHE", "PUSH_NULL")]
+    names: set[str] = set()
+    for place, item in enumerate(listing):
+        if item.opname in ("LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR", "DELETE_ATTR") or "SUPER_ATTR" in item.opname:
+            names.add(item.argval)
+        elif item.opname == "LOAD_GLOBAL" and item.argval in ("getattr", "hasattr"):
+            whose, name, *rest = listing[place + 1 : place + 5]
+            is_spelled = whose.opname.startswith("LOAD_FAST") and name.opname == "LOAD_CONST"
+            is_alone = bool(rest) and _is_call(rest[0] if rest[0].opname != "LOAD_CONST" else rest[-1])
+            if not is_spelled or not is_alone:
+                return None
+            names.add(name.argval)
+        elif "NAME" in item.opname or "FUNCTION" in item.opname or "GLOBAL" in item.opname:
+            if item.argval != "super":
+                return None
+    return None if any(name.startswith("__") for name in names) else names
+
+
+def _is_call(instruction: dis.Instruction) -> bool:
+    return instruction.opname in ("PRECALL", "CALL")
+
+
+# ---- a trial on a stand-in for all of the model ----
+
+
+def _only_switches_all(root: torch.nn.Module) -> bool:
     copies: dict[torch.nn.Module, torch.nn.Module] = {}
     copy = _stand_in(root, copies)
     tables = [table for stand_in in copies.values() for table in _tables(stand_in)]

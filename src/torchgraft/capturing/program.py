@@ -325,7 +325,8 @@ def _watched_run(
             output = result_argument(watcher, result)
             watcher.unwatched(write_objects, watcher)
             # While what it may change of the model is still going to be put back.
-            switches = not has_own_train(watcher.paths) or watcher.unwatched(only_switches, watcher.root)
+            own = has_own_train(watcher.paths)
+            switches = not own or watcher.unwatched(only_switches, watcher.root, watcher.paths)
             del result
     finally:
         active.tracer, watcher._checked_frame = previous, None

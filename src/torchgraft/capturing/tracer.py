@@ -253,7 +253,8 @@ class Tracer(ModelAttributes):
         written = None if self._threads is None else self._threads.put_back()
         refusal = self._caught_refusal() or written
         # While what it may change of the model is still going to be put back.
-        switches = not any(map(defines_train, {*self._entered, type(self.root)})) or only_switches(self.root)
+        has_own = any(map(defines_train, {*self._entered, type(self.root)}))
+        switches = not has_own or only_switches(self.root, self._state.paths)
         changed, changed_outside = self._state.restore(is_memo), self._outside.restore()
         if refusal is not None:
             raise refusal
