@@ -73,7 +73,7 @@ def only_switches(root: torch.nn.Module, modules: Iterable[torch.nn.Module]) -> 
 def _only_switches_itself(module: torch.nn.Module, training: bool) -> bool:
     """Whether a module's own `train` is seen to do nothing else, whatever is inside the module."""
     cls = type(module)
-    mentioned = _mentioned_by_train(cls)
+    mentioned = _mentioned_by_train(cls)  # type: ignore[arg-type]
     if mentioned is None:
         return False
     probe = object.__new__(cls)
@@ -132,7 +132,7 @@ def _mentioned_by_train(cls: type[torch.nn.Module]) -> frozenset[str] | None:
 
 def _names_in(method: Any) -> set[str] | None:
     """The attributes that a method mentions; None if it mentions anything else, or makes functions."""
-    code = getattr(method, "__code__", None)
+    code: Any = getattr(method, "__code__", None)
     if type(method) is not FunctionType or code.co_freevars not in ((), ("__class__",)) or code.co_cellvars:
         return None
     listing = [item for item in dis.get_instructions(code) if item.opname not in ("CACHE", "PUSH_NULL")]

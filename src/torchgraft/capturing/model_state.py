@@ -66,7 +66,7 @@ class ModelState:
         seen: set[int] = set()
         for module in paths:
             # Modules of torch.nn keep no notes of their own, and there are many of them.
-            if not _is_from_torch(type(module)):  # type: ignore[arg-type]
+            if not is_from_torch(type(module)):  # type: ignore[arg-type]
                 for name, value in module.__dict__.items():
                     if name not in _STANDARD and type(value) not in _PLAIN:
                         self._picture(module, name, module.__dict__, name, seen, 0)
@@ -232,7 +232,8 @@ def _are_same(now: list[Any], before: list[Any]) -> bool:
 
 
 @functools.cache
-def _is_from_torch(cls: Any) -> bool:
+def is_from_torch(cls: Any) -> bool:
+    """Whether a class of modules is one of torch.nn's."""
     return cls.__module__.startswith("torch.nn.")
 
 

@@ -25,6 +25,7 @@ from torchgraft.capturing.memos import memo_patches
 from torchgraft.capturing.min_max import BUILTIN_PATCHES
 from torchgraft.capturing.mode_statements import choice_patches, methods_of_torch
 from torchgraft.capturing.mode_switches import guard_modes, has_own_train, only_switches
+from torchgraft.capturing.model_state import is_from_torch
 from torchgraft.capturing.module_patches import MODULE_GETATTR, MODULE_PATCHES, TENSOR_ATTRIBUTE_PATCH
 from torchgraft.capturing.plain_numbers import call_ours, number_patches
 from torchgraft.capturing.reads import KeepWhole, RunAgain
@@ -259,24 +260,26 @@ def _is_callable(module: torch.nn.Module) -> bool:
 
 def _leaf_rule(level: str, leaf: LeafRule) -> Callable[[torch.nn.Module, str], bool]:
     def chosen(module: torch.nn.Module, path: str) -> bool:
-        if leaf is None:
-            return False
         if isinstance(leaf, type):
             return isinstance(module, leaf)
         if isinstance(leaf, str):
             return path == leaf
         if callable(leaf):
             return bool(leaf(module, path))
-        return any(isinstance(module, item) if isinstance(item, type) else path == item for item in leaf)
+        return any(isinstance(module, item) if isinstance(item, type) else path == item for item in leaf)  # type: ignore[union-attr]
 
     def rule(module: torch.nn.Module, path: str) -> bool:
-        if chosen(module, path):
+        if leaf is not None and chosen(module, path):
             return True
-        home = type(module).__module__
-        is_torch = home.startswith(("torch.nn", "torch.ao.nn")) and not isinstance(module, torch.nn.Sequential)
-        return level == "module" and is_torch and path != ""
+        return level == "module" and path != "" and _is_layer(type(module))  # type: ignore[arg-type]
 
     return rule
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_layer(cls: Any) -> bool:
+    """Whether a class of modules is one call at the level of modules."""
+    return cls.__module__.startswith(("torch.nn", "torch.ao.nn")) and not issubclass(cls, torch.nn.Sequential)
 
 
 # ---- one run ----
@@ -379,7 +382,7 @@ def _draws(module: torch.nn.Module, name: str) -> bool:
 
 def _may_be_read(watcher: Watcher) -> bool:
     """Whether something ran that nobody watched, and that may have read what the run wrote into attributes."""
-    return any(not type(module).__module__.startswith("torch.nn.") for module in watcher.ran_whole)
+    return any(not is_from_torch(type(module)) for module in watcher.ran_whole)  # type: ignore[arg-type]
 
 
 def _can_be_left(watcher: Watcher, left: list[Left], whole: set[torch.nn.Module]) -> bool:

@@ -88,14 +88,14 @@ class Spelling:
         self.is_usual = not is_odd
 
 
-_spellings: dict[Any, Spelling] = {}
+SPELLINGS: dict[Any, Spelling] = {}
 
 
 def spelling_of(function: Any) -> Spelling:
     """What there is to know about a function."""
-    known = _spellings.get(function)
+    known = SPELLINGS.get(function)
     if known is None:
-        if len(_spellings) > 10_000:
-            _spellings.clear()
-        known = _spellings[function] = Spelling(function)
+        if len(SPELLINGS) > 10_000:
+            SPELLINGS.clear()
+        known = SPELLINGS[function] = Spelling(function)
     return known

@@ -20,15 +20,15 @@ from torchgraft.capturing.dtypes import FlowingDtype
 from torchgraft.capturing.handlers import is_handled, recovering_frame
 from torchgraft.capturing.hooks import RunHooks
 from torchgraft.capturing.memos import before_remembering, forget
-from torchgraft.capturing.model_state import ModelState
-from torchgraft.capturing.module_patches import ModuleForward, TrainingFlag
+from torchgraft.capturing.model_state import ModelState, is_from_torch
+from torchgraft.capturing.module_patches import ModuleForward, TrainingFlag, call_module
 from torchgraft.capturing.outside_state import OutsideState
 from torchgraft.capturing.parts import concrete, mutable_parts, parts_now, same_parts
 from torchgraft.capturing.plain_numbers import asking_code
 from torchgraft.capturing.reads import RESHAPING, KeepWhole, RunAgain, at_line
 from torchgraft.capturing.refusals import UnsupportedArgument
 from torchgraft.capturing.sizes import SymbolicNumber, unwrapped, wrapped
-from torchgraft.capturing.spelling import Spelling, spelling_of
+from torchgraft.capturing.spelling import SPELLINGS, Spelling, spelling_of
 from torchgraft.capturing.tensors import has_tensor, tensors_in, version_of, versions_in
 from torchgraft.capturing.tracer_base import UNCHANGED_TYPES
 from torchgraft.capturing.values import MARK, Values
@@ -56,7 +56,7 @@ class WatchingMode(TorchFunctionMode):
             return function(*args, **(kwargs or {}))
         watcher._instruction = user_instruction(2)
         try:
-            return watcher.call(function, args, kwargs or {})
+            return watcher.call(function, args, kwargs or EMPTY_DICT)
         finally:
             watcher._instruction = None
 
@@ -79,7 +79,7 @@ class Watcher(Values):
         self.state = ModelState(paths)
         self.state.refuse_generators()
         for module in paths:
-            if not type(module).__module__.startswith("torch.nn."):
+            if not _is_of_torch(module):
                 self.state.watch(module)  # also those that are only called where nobody watches
         self.outside = OutsideState(lambda value: False)
         self.hooks = hooks or RunHooks()
@@ -108,7 +108,7 @@ class Watcher(Values):
 
     def call(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a torch call and write it down."""
-        spelling = spelling_of(function)
+        spelling = SPELLINGS.get(function) or spelling_of(function)
         if not spelling.is_usual:
             if spelling.special is not None and args and isinstance(args[0], _Tensor):
                 return spelling.special(self, function, args, kwargs)
@@ -220,7 +220,9 @@ class Watcher(Values):
                 kind = type(value)
                 if kind is _Tensor or kind is _Parameter:
                     given[id(value)] = value._version
-                    positional.append(self.node_of(value))
+                    mark = value.__dict__.get(MARK)
+                    is_usual = mark is not None and mark[0] is self and type(mark[1]) is Node
+                    positional.append(mark[1] if is_usual else self.node_of(value))
                 elif kind in _SIMPLE:
                     positional.append(value)
                 else:
@@ -243,13 +245,24 @@ class Watcher(Values):
 
     def _taken(self, args: tuple[Any, ...], kwargs: dict[str, Any], given: dict[int, int]) -> tuple[Any, Any, Any]:
         """The arguments of a call as arguments of a node, and as what torch is given; `given` takes the versions of tensors."""
+        lowered: list[Any] = []
+        plain: list[Any] = []
         try:
-            positional = [self._taken_part(value, given) for value in args]
-            named = {name: self._taken_part(value, given) for name, value in kwargs.items()}
+            for value in args:
+                if type(value) in _SIMPLE:
+                    lowered.append(value)
+                    plain.append(value)
+                else:
+                    argument, value = self._taken_part(value, given)
+                    lowered.append(argument)
+                    plain.append(value)
+            named = {name: self._taken_part(value, given) for name, value in kwargs.items()} if kwargs else {}
         except (TypeError, ValueError, TraceError, AttributeError) as error:
             raise KeepWhole(self._modules[-1], f"{error}{at_line()}") from error
-        lowered = tuple([pair[0] for pair in positional]), {name: pair[0] for name, pair in named.items()}
-        return lowered, tuple([pair[1] for pair in positional]), {name: pair[1] for name, pair in named.items()}
+        if not named:
+            return (tuple(lowered), EMPTY_DICT), tuple(plain), EMPTY_DICT
+        lowered_names = {name: pair[0] for name, pair in named.items()}
+        return (tuple(lowered), lowered_names), tuple(plain), {name: pair[1] for name, pair in named.items()}
 
     def _taken_part(self, value: Any, given: dict[int, int]) -> tuple[Any, Any]:
         """In one walk what `create_arg`, `concrete` and `versions_in` say."""
@@ -329,29 +342,31 @@ class Watcher(Values):
     # ---- modules; the patches of nn.Module ask here ----
 
     def _call(self, module: torch.nn.Module, args: Any, kwargs: Any) -> Any:
-        return self.call_module(module, ModuleForward(module, self), args, kwargs)
-
-    def call_module(self, m: torch.nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Run a module; a leaf is written down as one call, any other by what it does."""
-        path = self.paths.get(m)
-        if path is None and not self._switching and has_tensors(m) and not self._is_made_of_ours(m):
-            what = f"{type(m).__name__} is called, and is no submodule of the model"
-            raise KeepWhole(self._modules[-1], f"{what}{at_line()}")
+        path = self.paths.get(module)
         if path is None or self._switching:
-            return forward(*args, **kwargs)
+            return self._call_other(module, path, args, kwargs)
         outer = self._scope_chain
-        self._scope_chain = (outer, path, path, type(m))
-        if path != "" and self._is_whole(m, path) and not self._has_other_tensors(m):
-            try:
-                return self._call_whole(m, path, forward, args, kwargs)
-            finally:
-                self._scope_chain = outer
-        self._modules.append(m)
+        self._scope_chain = (outer, path, path, type(module))
         try:
-            return forward(*args, **kwargs)
+            if path and self._is_whole(module, path) and not self._has_other_tensors(module):
+                return self._call_whole(module, path, args, kwargs)
+            self._modules.append(module)
+            try:
+                self._enter_module(module)
+                return call_module(module, *args, **kwargs)
+            finally:
+                self._modules.pop()
         finally:
-            self._modules.pop()
             self._scope_chain = outer
+
+    def _call_other(self, module: torch.nn.Module, path: str | None, args: Any, kwargs: Any) -> Any:
+        """Run a module that is not the model's, or one inside a call that is written down."""
+        if path is None and not self._switching and has_tensors(module) and not self._is_made_of_ours(module):
+            what = f"{type(module).__name__} is called, and is no submodule of the model"
+            raise KeepWhole(self._modules[-1], f"{what}{at_line()}")
+        self._enter_module(module)
+        return call_module(module, *args, **kwargs)
 
     def _is_whole(self, module: torch.nn.Module, path: str) -> bool:
         known = self._whole.get(module)
@@ -373,7 +388,7 @@ class Watcher(Values):
                     return True
         return False
 
-    def _call_whole(self, m: torch.nn.Module, path: str, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    def _call_whole(self, m: torch.nn.Module, path: str, args: Any, kwargs: Any) -> Any:
         if hooks_for_all():
             raise KeepWhole(self._modules[-1], f"there are hooks for all modules{at_line()}")
         if parametrize._cache_enabled:  # what is computed once for all calls, a program would compute for each
@@ -382,9 +397,10 @@ class Watcher(Values):
         if self.outside.recovers:
             self._refuse_recovery()
         is_of_torch = _is_of_torch(m)
+        forward: Callable[..., Any] = ModuleForward(m, self)
         if not is_of_torch:
             forward = self.hooks.around(self, m, forward)
-        if not is_of_torch or getattr(m, "max_norm", None) is not None:
+        if not is_of_torch or m.__dict__.get("max_norm") is not None:
             self.unwatched(self._save_all, m)
         with torch._C.DisableTorchFunction():  # else each question about a tensor would come to us
             lowered, given = self._simple(args, kwargs)
@@ -516,7 +532,7 @@ class Watcher(Values):
 
 
 def _is_of_torch(module: torch.nn.Module) -> bool:
-    return type(module).__module__.startswith("torch.nn.")
+    return is_from_torch(type(module))  # type: ignore[arg-type]
 
 
 def _is_plain_leaf(module: torch.nn.Module) -> bool:
