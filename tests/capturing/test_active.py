@@ -47,13 +47,11 @@ class TestPatch:
         patch = Patch(holder, "name", replacement)
         patch.acquire()
         other = lambda: None
-        if isinstance(holder, dict):
-            holder["name"] = other
-        else:
-            holder.name = other
+        entries = holder if isinstance(holder, dict) else vars(holder)
+        entries["name"] = other
         patch.release()
         assert read(holder) is other
-        patch._set(original)
+        entries["name"] = original  # the holder is there for the other tests too
 
     def test_a_name_that_was_not_there_is_taken_away_again(self, holder) -> None:
         patch = Patch(holder, "missing", replacement)

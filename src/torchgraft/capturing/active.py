@@ -73,7 +73,7 @@ class Beginning:
 class Patch:
     """One replaced attribute or dictionary entry, in place while at least one tracer needs it."""
 
-    __slots__ = ("holder", "name", "original", "replacement", "users")
+    __slots__ = ("_entries", "holder", "name", "original", "replacement", "users")
 
     def __init__(self, holder: Any, name: str, replacement: Callable[..., Any]) -> None:
         self.holder = holder
@@ -81,6 +81,8 @@ class Patch:
         self.replacement = replacement
         self.original: Any = _MISSING
         self.users = 0
+        # What can be read and written like a dictionary; a class cannot be written so.
+        self._entries: Any = holder if isinstance(holder, dict) else vars(holder)
 
     def acquire(self) -> None:
         """Put the replacement in place if it is not."""
@@ -92,27 +94,24 @@ class Patch:
 
     def put_in_place(self) -> None:
         """Put the replacement there, whoever needs it; the lock is held."""
-        entries = self.holder if isinstance(self.holder, dict) else vars(self.holder)
-        self.original = entries.get(self.name, _MISSING)
-        self._set(self.replacement)
+        self.original = self._entries.get(self.name, _MISSING)
+        if type(self._entries) is dict:
+            self._entries[self.name] = self.replacement
+        else:
+            setattr(self.holder, self.name, self.replacement)
 
     def take_away(self) -> None:
         """Put the original back; the lock is held."""
-        entries = self.holder if isinstance(self.holder, dict) else vars(self.holder)
+        entries, original = self._entries, self.original
         # Somebody else (torch.fx, say) may have patched on top of us and will put our harmless replacement back.
-        if entries.get(self.name) is self.replacement:
-            self._set(self.original)
-
-    def _set(self, value: Any) -> None:
-        if isinstance(self.holder, dict):
-            if value is _MISSING:
-                self.holder.pop(self.name, None)
-            else:
-                self.holder[self.name] = value
-        elif value is _MISSING:
-            delattr(self.holder, self.name)
+        if entries.get(self.name) is not self.replacement:
+            return
+        if type(entries) is not dict:
+            delattr(self.holder, self.name) if original is _MISSING else setattr(self.holder, self.name, original)
+        elif original is _MISSING:
+            del entries[self.name]
         else:
-            setattr(self.holder, self.name, value)
+            entries[self.name] = original
 
 
 class CodePatch:

@@ -97,8 +97,11 @@ def type_patches(function: Any, modules: Iterable[torch.nn.Module]) -> list[Patc
     if isinstance(function, FunctionType) and not (function.__module__ or "").startswith(_NOT_LOOKED_AT):
         scopes.append(function.__globals__)
     with _lock:
-        found = {id(scope): _patches.setdefault(id(scope), (scope, Patch(scope, "type", _Type))) for scope in scopes}
-    return [patch for _, patch in found.values() if patch.users or "type" not in patch.holder]
+        for scope in scopes:
+            if id(scope) not in _patches:
+                _patches[id(scope)] = (scope, Patch(scope, "type", _Type))
+        found = {id(scope): _patches[id(scope)][1] for scope in scopes}
+    return [patch for patch in found.values() if patch.users or "type" not in patch.holder]
 
 
 @functools.cache

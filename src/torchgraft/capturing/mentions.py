@@ -10,15 +10,15 @@ import functools
 import inspect
 import itertools
 import sys
-from collections.abc import Iterator
-from operator import is_
+from collections.abc import Iterable, Iterator
+from operator import attrgetter, is_
 from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
 from typing import Any
 
 from torchgraft.capturing.handlers import recovers
 from torchgraft.capturing.parts import closed_over
 from torchgraft.capturing.pictures import CONTAINERS
-from torchgraft.ir.origin import SourceLine, asked_once, source_line
+from torchgraft.ir.origin import SourceLine, asked_once, is_user_code, source_line
 
 PLAIN = (int, float, str, bool, bytes, complex, type(None))
 _PLAIN = frozenset(PLAIN)
@@ -202,23 +202,100 @@ def reached(cls: type) -> Reach:
     return known
 
 
+_code_of, _defaults_of, _named_defaults_of = map(attrgetter, ("__code__", "__defaults__", "__kwdefaults__"))
+
+
+class Closure:
+    """All functions that a call of a module may come to, by way of those that they mention.
+
+    `plain` are those that keep nothing themselves; what is said about them holds as long as they, and the names in them, are
+    what they were, and that is seen in one sweep. The others, and what those mention, have to be looked at each time.
+    """
+
+    __slots__ = (
+        "_codes",
+        "_defaults",
+        "_named_defaults",
+        "_names",
+        "_scopes",
+        "_values",
+        "identities",
+        "keeping",
+        "memos",
+        "others",
+        "plain",
+        "recovers",
+    )
+
+    def __init__(self, functions: Iterable[FunctionType]) -> None:
+        found: dict[FunctionType, Mentions] = {}
+        keeping: dict[FunctionType, None] = {}
+        pending = list(functions)
+        while pending:
+            function = pending.pop()
+            if function in found or function in keeping or not is_user_code(function.__code__):
+                continue
+            if keeps_something(function):
+                keeping[function] = None
+                continue
+            mentions = found[function] = mentions_of(function)
+            pending += mentions.functions
+        self.plain, self.keeping = list(found), list(keeping)
+        self.identities = [id(function.__code__) for function in found]
+        self.recovers = any(mentions.recovers for mentions in found.values())
+        self.memos = [memo for mentions in found.values() for memo in mentions.memos]
+        self.others = [(function, mentions) for function, mentions in found.items() if mentions.others]
+        self._codes = list(map(_code_of, self.plain))
+        self._defaults = list(map(_defaults_of, self.plain))
+        self._named_defaults = list(map(_named_defaults_of, self.plain))
+        self._scopes = [mentions.scope for mentions in found.values() for _ in mentions.names]
+        self._names = [name for mentions in found.values() for name in mentions.names]
+        self._values = [value for mentions in found.values() for value in mentions.values]
+
+    def still_holds(self) -> bool:
+        """Whether all is as it was: names, codes and defaults, and nobody has written attributes onto a function."""
+        return (
+            all(map(is_, map(dict.get, self._scopes, self._names), self._values))
+            and all(map(is_, map(_code_of, self.plain), self._codes))
+            and all(map(is_, map(_defaults_of, self.plain), self._defaults))
+            and all(map(is_, map(_named_defaults_of, self.plain), self._named_defaults))
+            and not any(map(vars, self.plain))
+        )
+
+
+_closures: dict[Reach, Closure] = {}
+
+
+def closure_of(reach: Reach) -> Closure:
+    """The functions behind what a call of a module may come to, as things are now."""
+    known = _closures.get(reach)
+    if known is None or not known.still_holds():
+        if len(_closures) > _MOST:
+            _closures.clear()
+        known = _closures[reach] = Closure(reach.functions)
+    return known
+
+
 class ClassTable:
     """What is in a class: everything, and the names of the containers among it."""
 
-    __slots__ = ("containers", "content")
+    __slots__ = ("_names", "_values", "containers", "content")
 
     def __init__(self, cls: type) -> None:
         self.content = vars(cls).copy()
+        self._names, self._values = list(self.content), list(self.content.values())
         self.containers = tuple(
             [name for name, value in self.content.items() if type(value) in CONTAINERS and name[:2] != "__"]
         )
 
     def still_holds(self, cls: type) -> bool:
-        """Whether the class has the same objects under the same names."""
+        """Whether the class has the same under the same names: the same containers, and values that are equal."""
         table, content = vars(cls), self.content
-        if len(table) != len(content) or not all(map(is_, table.values(), content.values())):
+        try:  # a comparison of lists looks first whether the items are the same objects, which most are
+            is_equal = list(table.values()) == self._values and list(table) == self._names
+        except Exception:  # arrays, which cannot be compared so
             return False
-        return all(map(is_, table, content))
+        return is_equal and all(table[name] is content[name] for name in self.containers)
 
     def plain(self, names: frozenset[str] | None) -> dict[str, Any]:
         """Numbers, texts and tuples, of certain names."""

@@ -15,6 +15,8 @@ import torch
 from torchgraft.capturing.mentions import (
     PLAIN,
     ClassTable,
+    Mentions,
+    closure_of,
     codes_in,
     is_of_library,
     is_users,
@@ -56,6 +58,8 @@ class OutsideState:
         self._seen: set[int] = set()
         # (what it is called, where it is mentioned, its picture)
         self._pictures: list[tuple[str, SourceLine | None, Picture]] = []
+        # The same for classes: what was in them, and of which names that matters.
+        self._tables: list[tuple[str, SourceLine | None, type, ClassTable, frozenset[str] | None]] = []
 
     def watch_class(self, cls: type) -> None:
         """Watch the attributes of a module's class, and what its methods mention."""
@@ -67,7 +71,16 @@ class OutsideState:
             # Of the bases, which may be large, only what is mentioned.
             if base is cls or id(base) not in self._seen:
                 self._watch_attributes(base, base.__qualname__, None, None if base is cls else reach.names)
-        for function in reach.functions:
+        closure, seen = closure_of(reach), self._seen
+        self.recovers = self.recovers or closure.recovers
+        self.memos += closure.memos
+        others = [entry for entry in closure.others if id(entry[0].__code__) not in seen]
+        fresh = [place for place, identity in enumerate(closure.identities) if identity not in seen]
+        seen.update(closure.identities)
+        self.functions += [closure.plain[place] for place in fresh]
+        for function, mentions in others:
+            self._watch_others(function, mentions)
+        for function in closure.keeping:
             self.watch_function(function)
 
     def watch_function(self, function: Any) -> None:
@@ -91,11 +104,16 @@ class OutsideState:
             with contextlib.suppress(ValueError):  # a variable that has no value yet
                 if isinstance(cell.cell_contents, FunctionType):
                     self.watch_function(cell.cell_contents)
-        mentions, scope = mentions_of(function), function.__globals__
+        mentions = mentions_of(function)
         self.recovers = self.recovers or mentions.recovers
         self.memos += mentions.memos
         for mentioned in mentions.functions:
             self.watch_function(mentioned)
+        self._watch_others(function, mentions)
+
+    def _watch_others(self, function: FunctionType, mentions: Mentions) -> None:
+        """Watch the global variables that a function mentions, except for those that always stand for the same."""
+        scope = function.__globals__
         for name, is_assigned, line in mentions.others:
             value = scope.get(name, _MISSING)
             if is_assigned:
@@ -176,11 +194,7 @@ class OutsideState:
         """Watch the attributes of a class, or those of certain names."""
         self._seen.add(id(cls))
         before = table_of(cls)
-
-        def restore() -> bool:
-            return not before.still_holds(cls) and _put_back(cls, before.plain(names), names)
-
-        self._pictures.append((name, line, restore))
+        self._tables.append((name, line, cls, before, names))
         for key in before.containers:
             value = before.content[key]
             if (names is None or key in names) and id(value) not in self._seen:
@@ -189,7 +203,12 @@ class OutsideState:
 
     def restore(self) -> tuple[str, SourceLine | None] | None:
         """Put everything back; what had been changed first, and where it is mentioned, or None."""
-        changed = [(name, line) for name, line, restore in self._pictures if restore()]
+        changed = [
+            (name, line)
+            for name, line, cls, before, names in self._tables
+            if not before.still_holds(cls) and _put_back(cls, before.plain(names), names)
+        ]
+        changed += [(name, line) for name, line, restore in self._pictures if restore()]
         return changed[0] if changed else None
 
 

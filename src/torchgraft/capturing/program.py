@@ -300,7 +300,7 @@ _PATCHES = [
     for patch in MODULE_PATCHES
     if getattr(patch, "holder", None) not in (torch, torch.Tensor, TorchFunctionMode) and patch is not MODULE_GETATTR
 ]
-_PATCHES.append(TENSOR_ATTRIBUTE_PATCH)
+_PATCHES += [TENSOR_ATTRIBUTE_PATCH, *BUILTIN_PATCHES, SCRIPT_PATCH, PARAMETER_PATCH, *DTYPE_PATCHES]
 
 
 def _watched_run(
@@ -316,8 +316,8 @@ def _watched_run(
     watcher.outside.watch_function(inspect.unwrap(function))
     watcher.beginning, watcher.boundary = Beginning(), _watched_run.__code__
     patches: list[Any] = [*_PATCHES, *wrapped_patches(), *_AUTOWRAP.library_patches()]
-    patches += [*BUILTIN_PATCHES, SCRIPT_PATCH, PARAMETER_PATCH, *type_patches(function, watcher.paths)]
-    patches += [*DTYPE_PATCHES, *identity_patches(), *choices, *memo_patches(), *number_patches()]
+    patches += [*type_patches(function, watcher.paths), *identity_patches(), *choices]
+    patches += [*memo_patches(), *number_patches()]
     acquire_all(patches)
     parameters = [item for module in watcher.paths for item in module._parameters.values() if item is not None]
     gradients = [item.grad for item in parameters]
