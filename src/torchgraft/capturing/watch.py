@@ -397,21 +397,40 @@ class Watcher(Values):
         if self.outside.recovers:
             self._refuse_recovery()
         is_of_torch = _is_of_torch(m)
-        forward: Callable[..., Any] = ModuleForward(m, self)
-        if not is_of_torch:
-            forward = self.hooks.around(self, m, forward)
         if not is_of_torch or m.__dict__.get("max_norm") is not None:
             self.unwatched(self._save_all, m)
         with torch._C.DisableTorchFunction():  # else each question about a tensor would come to us
             lowered, given = self._simple(args, kwargs)
             if lowered is not None and is_of_torch and _is_plain_leaf(m):  # nobody would look at the calls inside
-                node = self.create_node("call_module", path, *lowered)
-                return self.unwatched(self._run_leaf, forward, node, args, kwargs, given)
+                return self._run_plain_leaf(m, self.create_node("call_module", path, *lowered), args, kwargs, given)
+        forward: Callable[..., Any] = ModuleForward(m, self)
+        if not is_of_torch:
+            forward = self.hooks.around(self, m, forward)
         if lowered is not None:
             node = self.create_node("call_module", path, *lowered)
             return self.unwatched(self._run_leaf, forward, node, args, kwargs, given, is_of_torch)
         node = self.create_node("call_module", path, *self._lowered(args, kwargs))
         return self.unwatched(self._run_leaf, forward, node, concrete(args), concrete(kwargs), None, is_of_torch)
+
+    def _run_plain_leaf(
+        self, module: torch.nn.Module, node: Node, args: Any, kwargs: Any, given: dict[int, int]
+    ) -> Any:
+        """The same as `_run_leaf` for a module of torch's that is given tensors and plain values."""
+        self._enter_module(module)
+        active.tracer, self._switching = None, True
+        try:
+            result = call_module(module, *args, **kwargs)
+        except Exception as error:
+            self._note_failure(error)
+            raise
+        finally:
+            active.tracer, self._switching = self, False
+        if type(result) is not _Tensor:
+            return self.unwatched(self.register_anything, result, node, given, str(node._target))
+        if id(result) in given or id(result) in self._outside:
+            return self.unwatched(self.register, result, node, given)
+        result.__dict__[MARK] = (self, node)
+        return result
 
     def _guard_kind(self, node: Node, result: Any) -> None:
         """Have the program check what a module gives that may give something else in another mode: a tuple, say."""
