@@ -108,7 +108,7 @@ class Node:
         else:
             inputs = {}
             self._args = freeze_arguments(args, inputs) if args else ()
-            self._kwargs = _freeze(kwargs, inputs) if kwargs else EMPTY_DICT
+            self._kwargs = freeze_named(kwargs, inputs) if kwargs else EMPTY_DICT
             inputs = tuple(inputs)
         for source in inputs:
             if source.graph is not graph or source._erased:
@@ -282,7 +282,7 @@ class Node:
         inputs: dict[Node, None] = {}
         args = freeze_arguments(args, inputs)
         if kwargs is not EMPTY_DICT:
-            kwargs = immutable_dict([(key, _freeze(value, inputs)) for key, value in kwargs.items()])
+            kwargs = freeze_named(kwargs, inputs)
         graph = self.graph
         for source in inputs:
             if source.graph is not graph or source._erased:
@@ -437,6 +437,17 @@ def freeze_arguments(args: tuple[Argument, ...], inputs: dict[Node, None]) -> tu
         elif cls not in _LEAVES:
             return tuple([_freeze(item, inputs) for item in args])
     return args
+
+
+def freeze_named(kwargs: Mapping[str, Argument], inputs: dict[Node, None]) -> dict[str, Argument]:
+    """The same for arguments by name."""
+    for value in kwargs.values():
+        cls = type(value)
+        if cls is Node:
+            inputs[value] = None
+        elif cls not in _LEAVES:
+            return immutable_dict([(name, _freeze(item, inputs)) for name, item in kwargs.items()])
+    return immutable_dict(kwargs)
 
 
 def _freeze(value: Any, inputs: dict[Node, None]) -> Any:
