@@ -208,6 +208,21 @@ def trace_not_a_function():
 
 
 @case
+def trace_class():
+    symbolic_trace(Model)
+
+
+@case
+def trace_concrete_args_as_inputs():
+    symbolic_trace(Model(), torch.ones(2, 4))
+
+
+@case
+def capture_class():
+    torchgraft.capture(Model, (torch.ones(2, 4),))
+
+
+@case
 def trace_built_in_function():
     symbolic_trace(torch.relu)
 
@@ -510,7 +525,8 @@ def test_every_text_has_its_case():
 # Their place is the call itself, which the traceback shows: there is no line of a traced function to name.
 _WITHOUT_PLACE = {
     "trace_concrete_args_by_name", "trace_concrete_args_by_position", "trace_root_hooks", "trace_not_a_function",
-    "trace_built_in_function", "trace_no_such_method", "trace_wrap_inside_a_function", "trace_wrap_not_a_function",
+    "trace_class", "trace_concrete_args_as_inputs", "trace_built_in_function", "trace_no_such_method",
+    "trace_wrap_inside_a_function", "trace_wrap_not_a_function",
 }  # fmt: skip
 
 

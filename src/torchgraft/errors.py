@@ -53,6 +53,8 @@ class RunError(GraftError, RuntimeError):
     def __init__(self, message: str, partial: object = None) -> None:
         super().__init__(message)
         self.partial = partial
+        if partial is not None:  # beside the message, because on a command line there is no error to ask
+            self.add_note("what was written down until then is this error's `partial`")
 
 
 class UnknownNodeError(GraftError, LookupError):

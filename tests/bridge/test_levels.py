@@ -147,6 +147,10 @@ def test_functions_and_methods():
     assert "forward" not in vars(model.linear)
     with pytest.raises(BridgeError, match="cannot capture a int"):
         aten_program(3, (X,))
+    with pytest.raises(
+        BridgeError, match=r"cannot capture the class Model; give a model that is made of it: Model\(...\)"
+    ):
+        aten_program(Model, (X,))
 
 
 def test_one_input_need_not_be_in_a_tuple():

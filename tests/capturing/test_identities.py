@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from tests.capturing.watched import refused_in_the_other_mode
 from torchgraft import GuardError, capture
 from torchgraft.capturing.identities import compares_identity
 
@@ -52,13 +53,7 @@ class ByChoice(nn.Module):
 
 @pytest.mark.parametrize("kind", [ByName, ByFunction, ByModule, ByChoice])
 def test_modes(kind: type[nn.Module]) -> None:
-    x = torch.randn(3)
-    for training in (False, True):
-        model = kind().train(training)
-        program = capture(model, (x,))
-        assert torch.equal(program(x), model(x)) and program.meta["kept_whole"] == {}
-        with pytest.raises(GuardError, match=r"self\.training"):
-            program.train(not training)(x)
+    refused_in_the_other_mode(kind, torch.randn(3))
 
 
 class DtypeByName(nn.Module):

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from tests.capturing.watched import refused_in_the_other_mode
 from torchgraft import GuardError, capture
 
 
@@ -161,13 +162,7 @@ class OfKinds(nn.Module):
 
 @pytest.mark.parametrize("kind", [OneSided, OfTensors, OfFlags, OfKinds])
 def test_other_choices_are_guards(kind: Any) -> None:
-    x = torch.arange(4)
-    for training in (False, True):
-        model = kind().train(training)
-        program = capture(model, (x,))
-        assert torch.equal(program(x), model(x)) and program.meta["kept_whole"] == {}
-        with pytest.raises(GuardError, match=r"self\.training"):
-            program.train(not training)(x)
+    refused_in_the_other_mode(kind, torch.arange(4))
 
 
 class Branching(nn.Module):

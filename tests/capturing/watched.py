@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
@@ -70,6 +71,16 @@ def captured_like_eager(
                 if not isinstance(ours, GuardError):
                     assert_same(ours, theirs, f"{level}, {edit}, inputs {number}")
     return programs[0]
+
+
+def refused_in_the_other_mode(make: Callable[[], nn.Module], x: torch.Tensor) -> None:
+    """Capture a model in each mode: looked into and as in eager there, and refused where the mode is the other one."""
+    for training in (False, True):
+        model = make().train(training)
+        program = torchgraft.capture(model, (x,))
+        assert torch.equal(program(x), model(x)) and is_looked_into(program)
+        with pytest.raises(GuardError, match=r"self\.training"):
+            program.train(not training)(x)
 
 
 def is_looked_into(program: GraphModule) -> bool:

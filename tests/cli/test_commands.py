@@ -202,6 +202,7 @@ def test_model_that_fails_midway(file, tmp_path, capsys):
         assert run(command[0], f"{file}:Fails", "--input", "1x4", *command[1:]) == 1, command
         text, error = capsys.readouterr()
         assert text == "" and error.count("\n") == 1 and "out of luck" in error and "Traceback" not in error
+        assert "`" not in error, "words for Python"
     assert sorted(path.name for path in tmp_path.iterdir() if path.suffix == "") in ([], ["__pycache__"])
 
 
@@ -212,7 +213,7 @@ def test_errors_of_the_model_name_its_line(file, capsys):
     )
     error = capsys.readouterr().err
     assert error.startswith(
-        f'graft show: unexpected RuntimeError: out of luck; at {file}:{line + 1} "raise RuntimeError('
+        f'graft show: the code of the model raised RuntimeError: out of luck; at {file}:{line + 1} "raise RuntimeError('
     )
     assert run("show", f"{file}:Branches") == 1
     error = capsys.readouterr().err

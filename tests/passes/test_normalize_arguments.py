@@ -84,6 +84,15 @@ def test_operators_get_the_names_of_their_schemas():
     assert not relu.args and list(relu.kwargs) == ["self"]
 
 
+def test_operators_are_still_themselves_afterwards():
+    before = torch.ops.aten.relu.default
+    program = torchgraft.symbolic_trace(lambda x: torch.ops.aten.relu(x))
+    assert NormalizeArguments()(program).changes == 1
+    assert torch.ops.aten.relu.default is before
+    operators = torchgraft.capture(nn.ReLU(), (X,), level="core_aten")
+    assert "torch.ops.aten.relu.default(" in operators.code
+
+
 def test_one_number_for_a_size_stays_one_where_it_means_something_else():
     def function(x):
         flat = torch.unfold_copy(x, 3, 2, 2).sum(-1)

@@ -325,6 +325,7 @@ def test_a_model_that_fails_midway_leaves_its_log() -> None:
     ) as e:
         torchgraft.log_calls(model, torch.ones(2, 3))
     log = e.value.partial
+    assert e.value.__notes__ == ["what was written down until then is this error's `partial`"]
     assert log.names == ["torch.nn.functional.linear", "torch.nn.functional.relu", "torch.nn.functional.linear"]
     assert [call.error for call in log] == ["", "", "RuntimeError"] and log[-1].module == "2"
     assert isinstance(e.value.__cause__, RuntimeError) and "raised RuntimeError" in str(log)

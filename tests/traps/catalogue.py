@@ -14,6 +14,7 @@ from tests.traps import (
     functions,
     hooks,
     layers,
+    leftovers,
     libraries,
     modes,
     mutation,
@@ -27,10 +28,12 @@ from tests.traps import (
     state,
     structures,
     surroundings,
+    switched,
 )
 from tests.traps.trap import Trap
 
-# What users asked for and complained about; and what a reader of the code tried in order to break it.
+# What users asked for and complained about; what a reader of the code tried in order to break it; what happens after a
+# capture, in another mode or dtype or after other runs; and what torch's own tracers get wrong without a word.
 GROUPS: dict[str, list[Trap]] = {
     "asked": [
         trap
@@ -41,8 +44,10 @@ GROUPS: dict[str, list[Trap]] = {
     ],
     "hostile": [
         trap
-        for file in (outside, asked, numbers_read, differentiation, surroundings, containers, flow, libraries, exported)
+        for file in (outside, asked, numbers_read, differentiation, surroundings, containers, flow, libraries)
         for trap in file.TRAPS
     ],
+    "afterwards": [trap for file in (switched, leftovers) for trap in file.TRAPS],
+    "exported": list(exported.TRAPS),
 }  # fmt: skip
 TRAPS: list[Trap] = [trap for group in GROUPS.values() for trap in group]

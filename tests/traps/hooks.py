@@ -1,10 +1,9 @@
 """Traps: hooks and parametrisations of modules, wherever they sit.
-Hooks on tensors are in `regions.py`.
+Hooks on tensors are in `regions.py`, those that a run itself sets in `leftovers.py`.
 """
 
 from __future__ import annotations
 
-from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -38,7 +37,7 @@ def _note(model: Net) -> Any:
     return hook
 
 
-def _double(module: nn.Module, inputs: Any, output: torch.Tensor) -> torch.Tensor:
+def double(module: nn.Module, inputs: Any, output: torch.Tensor) -> torch.Tensor:
     return output * 2
 
 
@@ -55,12 +54,12 @@ def _with(install: Any) -> Any:
     return build
 
 
-TRAPS.add("a hook that replaces an output", _with(lambda model: model.first.register_forward_hook(_double)))
+TRAPS.add("a hook that replaces an output", _with(lambda model: model.first.register_forward_hook(double)))
 TRAPS.add("a hook that replaces an input", _with(lambda model: model.first.register_forward_pre_hook(_shift)))
 TRAPS.add("a hook that taps", _with(lambda model: model.first.register_forward_hook(_note(model))))
-TRAPS.add("a hook on a container", _with(lambda model: model.second.register_forward_hook(_double)))
+TRAPS.add("a hook on a container", _with(lambda model: model.second.register_forward_hook(double)))
 TRAPS.add("a hook that taps a container", _with(lambda model: model.second.register_forward_hook(_note(model))))
-TRAPS.add("a hook on the root", _with(lambda model: model.register_forward_hook(_double)))
+TRAPS.add("a hook on the root", _with(lambda model: model.register_forward_hook(double)))
 TRAPS.add("a hook before the root", _with(lambda model: model.register_forward_pre_hook(_shift)))
 TRAPS.add("a hook that taps the root", _with(lambda model: model.register_forward_hook(_note(model))))
 
@@ -199,120 +198,6 @@ class HookDuring(nn.Module):
         y = self.linear(x)
         handle.remove()
         return y + found[0]
-
-
-class _Block(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(4, 4)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.linear(x).relu() + x
-
-
-class Collecting(nn.Module):
-    """Collects what its blocks give, by hooks."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.blocks = nn.Sequential(_Block(), _Block())
-
-
-@TRAPS.model("hooks for the time of a run")
-class HooksForTheRun(Collecting):
-    def forward(self, x: torch.Tensor) -> Any:
-        found: list[torch.Tensor] = []
-        handles = [block.register_forward_hook(lambda *details: found.append(details[2])) for block in self.blocks]
-        try:
-            return self.blocks(x), tuple(found)
-        finally:
-            for handle in handles:
-                handle.remove()
-
-
-_collected: ContextVar[list[torch.Tensor] | None] = ContextVar("collected", default=None)
-
-
-def _collect(module: nn.Module, inputs: Any, output: torch.Tensor) -> None:
-    found = _collected.get()
-    if found is not None:
-        found.append(output)
-
-
-class _Prepared(Collecting):
-    """Installs its hooks when it first runs."""
-
-    def _prepare(self) -> None:
-        if not getattr(self, "is_prepared", False):
-            for block in self.blocks:
-                block.register_forward_hook(_collect)
-                block.linear.register_forward_hook(_collect)
-            self.is_prepared = True
-
-
-@TRAPS.model("hooks that the first run leaves")
-class HooksLeft(_Prepared):
-    def forward(self, x: torch.Tensor) -> Any:
-        self._prepare()
-        found: list[torch.Tensor] = []
-        token = _collected.set(found)
-        try:
-            result = self.blocks(x)
-        finally:
-            _collected.reset(token)
-        return result, tuple(found)
-
-
-@TRAPS.model("hooks that only the next run has")
-class HooksForTheNext(Collecting):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        result = self.blocks(x)
-        if not hasattr(self, "is_prepared"):
-            self.blocks[0].register_forward_hook(_double)
-            self.is_prepared = True
-        return result
-
-
-@TRAPS.model("hooks that every run adds")
-class HooksAdded(Collecting):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.blocks[1].register_forward_hook(_double)
-        return self.blocks(x)
-
-
-@TRAPS.model("a hook that keeps a tensor of the first run")
-class HookOfTheFirst(Collecting):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if not hasattr(self, "is_prepared"):
-            first, rows = x.detach().mean(0), x.shape[0]
-            self.blocks[0].register_forward_hook(
-                lambda module, inputs, output: output + first if rows > 2 else output * rows
-            )
-            self.is_prepared = True
-        return self.blocks(x)
-
-
-class _Recorder(nn.Module):
-    """No part of any model; counts what it sees."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.count = 0
-        self.seen: list[Any] = []
-
-    def tap(self, module: nn.Module, inputs: Any, output: torch.Tensor) -> None:
-        self.count += 1
-        self.seen.append(output.shape)
-
-
-def _recorded() -> nn.Module:
-    model, recorder = Net(), _Recorder()
-    model.second.register_forward_hook(recorder.tap)
-    model.watched = recorder.seen
-    return model
-
-
-TRAPS.add("a hook of a module elsewhere", _recorded, skip=frozenset({"deep copy", "pickled"}))
 
 
 class Normed(nn.Module):

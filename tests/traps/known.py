@@ -51,6 +51,8 @@ KNOWN: dict[tuple[str, str], str] = {
 
 # What is reached at least, by group; the two watched ways are to stay above 0.9.
 LEAST_SHARE_OF_RIGHT = {
-    "asked": {"symbolic": 0.545, "module": 0.9, "function": 0.9, "aten": 0.38},
+    "asked": {"symbolic": 0.565, "module": 0.9, "function": 0.9, "aten": 0.39},
     "hostile": {"symbolic": 0.43, "module": 0.93, "function": 0.925, "aten": 0.35},
+    "afterwards": {"symbolic": 0.27, "module": 0.98, "function": 0.98, "aten": 0.22},
+    "exported": {"symbolic": 0.58, "module": 0.92, "function": 0.92, "aten": 0.37},
 }

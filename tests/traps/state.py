@@ -1,5 +1,5 @@
 """Traps: models that keep something from call to call, in Python attributes, buffers, parameters, or outside of themselves.
-Writes into tensors that live no longer than the call are in `mutation.py`.
+What lives no longer than the call is in `mutation.py`; what a run sets for the next, without counting, in `leftovers.py`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Counter(nn.Module):
         return x * self.step
 
 
-class _InnerCounter(nn.Module):
+class InnerCounter(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.linear = nn.Linear(4, 4)
@@ -44,135 +44,10 @@ class _InnerCounter(nn.Module):
 class CounterInside(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.inner = _InnerCounter()
+        self.inner = InnerCounter()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.inner(self.inner(x)) + 1
-
-
-@TRAPS.model("a flag set by every call")
-class FlagSet(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.was_called, self.notes = False, {"calls": "none"}
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.was_called = True
-        self.notes["calls"] = "some"
-        return x * 2
-
-
-@TRAPS.model(
-    "a setting chosen by the first call",
-    inputs=lambda n=3: (torch.randn(n, 4), torch.arange(n) % 4),
-    others={"with other labels": lambda: (torch.randn(3, 4), torch.rand(3, 4))},
-)
-class SettingChosen(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.settings = SimpleNamespace(kind=None, width=4)
-
-    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        if self.settings.kind is None:
-            self.settings.kind = "one" if labels.dtype == torch.long else "many"
-        if self.settings.kind == "one":
-            return nn.functional.cross_entropy(x, labels)
-        return nn.functional.binary_cross_entropy_with_logits(x, labels.to(x))
-
-
-@TRAPS.model("a first call that is special")
-class FirstSpecial(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.is_first = True
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        scale, self.is_first = (2, False) if self.is_first else (3, False)
-        return x * scale
-
-
-@TRAPS.model("a first call that says so in its result")
-class FirstSaid(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.is_first = True
-
-    def forward(self, x: torch.Tensor) -> Any:
-        was_first, self.is_first = self.is_first, False
-        return SimpleNamespace(result=x * 2, details=[was_first])
-
-
-@TRAPS.model("a second call that asks more")
-class SecondAsks(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.is_ready = False
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if self.is_ready and x.sum() > 0:
-            return x * 3
-        self.is_ready = True
-        return x * 2 if x.shape[0] == 3 else x * 3
-
-
-@TRAPS.model("a switch turned by every call")
-class Turned(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.is_on = False
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.is_on = not self.is_on
-        return x + 1
-
-
-@TRAPS.model("a counter that stops")
-class CounterStops(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.step = 0
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.step = min(self.step + 1, 2)
-        return x + 1
-
-
-@TRAPS.model("numbers of the input kept on self")
-class NumbersKept(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.rows, self.rank, self.kind, self.is_positive = 0, 0, "", False
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.rows, self.rank, self.kind = int(x.shape[0]), x.dim(), str(x.dtype)
-        self.is_positive = bool(x.sum() > 0)
-        return x + 1
-
-
-@TRAPS.model("the largest size so far")
-class LargestSoFar(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.rows = 0
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if x.shape[0] > self.rows:
-            self.rows = len(range(x.shape[0]))
-        return x + 1
-
-
-@TRAPS.model("a setting read by what is kept whole")
-class SettingRead(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.settings = SimpleNamespace(scale=1.0)
-        self.counting = _InnerCounter()
-        self.counting.settings = self.settings
-        self.counting.register_forward_hook(lambda module, inputs, output: output * module.settings.scale)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.settings.scale = 3.0
-        return self.counting(x)
 
 
 @TRAPS.model("a buffer assigned")

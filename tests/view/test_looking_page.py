@@ -37,7 +37,7 @@ def outputs(page: str) -> list[str]:
 @pytest.mark.skipif(not torch.__version__.startswith("2.13."), reason="operators differ a little in every torch")
 def test_the_page_prints_what_it_says() -> None:
     page = PAGE.read_text(encoding="utf-8")
-    # In a process of its own, as a reader would run it: torch's tracers remember what they did before.
+    # In a process of its own, as a reader would run it.
     command = [sys.executable, str(Path(__file__).resolve()), "--print"]
     source = os.pathsep.join([str(PAGE.parents[1] / "src"), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": source})

@@ -37,7 +37,7 @@ from torchgraft.capturing.surroundings import Surroundings
 from torchgraft.capturing.whole import modules_of
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import BridgeError, GraftError
-from torchgraft.ir.modules import paths_of_modules
+from torchgraft.ir.modules import no_model, paths_of_modules
 from torchgraft.ir.node import Node, map_arg
 
 # torch.export patches torch while it runs, so two exports in two threads break each other.
@@ -103,8 +103,8 @@ def as_module(model: Model) -> torch.nn.Module:
     """The model as a module: a function becomes the forward of one, a method of a module the forward of a copy of it."""
     if isinstance(model, torch.nn.Module):
         return model
-    if not callable(model):
-        raise BridgeError(f"cannot capture a {type(model).__name__}; give a torch.nn.Module or a function")
+    if (problem := no_model(model)) is not None:
+        raise BridgeError(f"cannot capture {problem}")
     owner = getattr(model, "__self__", None)
     module = copy.copy(owner) if isinstance(owner, torch.nn.Module) else _modules_with(model)
     bound = types.MethodType(model.__func__, module) if isinstance(model, types.MethodType) else model

@@ -11,7 +11,7 @@ import inspect
 import operator
 import types
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -114,6 +114,11 @@ def _concrete_by_name(concrete_args: Any, parameters: list[inspect.Parameter]) -
                 "give one for each parameter, PH for those that stay inputs, or a dict by name"
             )
         return dict(zip(named, concrete_args, strict=True))
+    if not isinstance(concrete_args, Mapping):
+        raise TraceError(
+            f"concrete_args is a {type(concrete_args).__name__}; give a dict of values by name, or a tuple of one for each "
+            "parameter; example inputs are for torchgraft.capture(model, args)"
+        )
     unknown = [name for name in concrete_args if name.lstrip("*") not in {p.name for p in parameters}]
     if unknown:
         raise TraceError(

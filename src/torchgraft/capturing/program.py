@@ -39,7 +39,7 @@ from torchgraft.capturing.wrapping import SCRIPT_PATCH, Autowrap, wrapped_patche
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import TraceError
 from torchgraft.ir.contexts import exit_context
-from torchgraft.ir.modules import has_hooks, hooks_for_all, inner_modules, paths_of_modules
+from torchgraft.ir.modules import has_hooks, hooks_for_all, inner_modules, no_model, paths_of_modules
 from torchgraft.ir.node import Node
 
 LeafRule = Callable[[torch.nn.Module, str], bool] | Iterable[Any] | type | str | None
@@ -72,8 +72,8 @@ def capture(
         return _operator_program(model, args, kwargs, level, leaf, dynamic)
     if level not in ("module", "function"):
         raise ValueError(f'level must be "module", "function", "aten", "core_aten" or "joint", not {level!r}')
-    if not callable(model):
-        raise TypeError(f"cannot capture a {type(model).__name__}; give a torch.nn.Module or a function")
+    if (problem := no_model(model)) is not None:
+        raise TypeError(f"cannot capture {problem}")
     values = tuple(args) if isinstance(args, (tuple, list)) else (args,)
     program = _Capture(model, values, dict(kwargs or {}), _leaf_rule(level, leaf)).run()
     if dynamic:

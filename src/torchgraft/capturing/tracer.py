@@ -46,7 +46,7 @@ from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import GraftError, TraceError, UnknownModuleError
 from torchgraft.ir.graph import Graph
 from torchgraft.ir.guards import check_training
-from torchgraft.ir.modules import has_hooks, paths_of_modules
+from torchgraft.ir.modules import has_hooks, no_model, paths_of_modules
 from torchgraft.ir.node import Node
 from torchgraft.ir.origin import current_source_line
 
@@ -404,6 +404,8 @@ class Tracer(ModelAttributes):
             self.root, function, is_module = root.__self__, root.__func__, True
         elif not callable(root):
             raise TraceError(f"cannot trace {root!r}: give an nn.Module, a function or a bound method")
+        elif (problem := no_model(root)) is not None:
+            raise TraceError(f"cannot trace {problem}")
         elif not inspect.isroutine(root) and not isinstance(root, functools.partial):
             function = root.__call__
         refuse_hooks_for_all_modules()

@@ -8,7 +8,7 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from torchgraft.cli import (
     calls,
@@ -27,6 +27,9 @@ from torchgraft.cli import (
 )
 from torchgraft.errors import GraftError
 from torchgraft.version import __version__
+
+if TYPE_CHECKING:
+    from torchgraft.ir.origin import SourceLine
 
 COMMANDS = (capture, show, summary, draw, calls, record, compare, graph, diff, doctor, report, run_passes, demo)
 
@@ -90,15 +93,16 @@ def _explain(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if isinstance(error, GraftError | OSError):
         return " ".join(lines)
-    first = lines[0] if lines else "it says nothing"
-    return f"unexpected {type(error).__name__}: {first}{_place(error)}; run again with --traceback to see more"
+    what = f"{type(error).__name__}: {lines[0] if lines else 'it says nothing'}"
+    line = _model_line(error)
+    found = f"unexpected {what}" if line is None else f"the code of the model raised {what}; at {line}"
+    return f"{found}; run again with --traceback to see more"
 
 
-def _place(error: Exception) -> str:
+def _model_line(error: Exception) -> SourceLine | None:
     """The line of the model that raised; where torch was not needed yet, no model ran."""
     if "torch" not in sys.modules:
-        return ""
+        return None
     from torchgraft.ir.origin import line_of_error
 
-    line = line_of_error(error)
-    return "" if line is None else f"; at {line}"
+    return line_of_error(error)

@@ -1,4 +1,4 @@
-"""What every room asks about torch's modules: where they are in a model, what their tensors are called, whether they have hooks.
+"""What every room asks about torch's modules: what is one, where they are, what their tensors are called, who has hooks.
 Nothing here knows about graphs.
 """
 
@@ -10,6 +10,21 @@ from typing import Any
 import torch
 
 _everywhere = torch.nn.modules.module
+
+
+def no_model(value: Any) -> str | None:
+    """What is wrong with something that was given as a model: it cannot be called, or is a class that a model is made of.
+
+    >>> no_model(torch.nn.ReLU)
+    'the class ReLU; give a model that is made of it: ReLU(...)'
+    >>> no_model(torch.nn.ReLU()) is None
+    True
+    """
+    if not callable(value):
+        return f"a {type(value).__name__}; give a torch.nn.Module or a function"
+    if isinstance(value, type) and issubclass(value, torch.nn.Module):
+        return f"the class {value.__name__}; give a model that is made of it: {value.__name__}(...)"
+    return None
 
 
 def paths_of_modules(root: torch.nn.Module) -> dict[torch.nn.Module, str]:

@@ -85,7 +85,9 @@ def _callable_form(target: Any, kwargs: dict[str, Any]) -> dict[str, Any] | None
 
 
 def _has_self(target: Any) -> bool:
-    overloads = [target] if isinstance(target, torch._ops.OpOverload) else map(target.__getattr__, target.overloads())
+    is_one = isinstance(target, torch._ops.OpOverload)
+    # Not by its __getattr__, which makes an overload anew: programs that call the old one would no longer be recognised.
+    overloads = [target] if is_one else [getattr(target, name) for name in target.overloads()]
     return any(argument.name == "self" for overload in overloads for argument in overload._schema.arguments)
 
 

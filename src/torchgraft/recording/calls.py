@@ -239,10 +239,7 @@ def _logged(number: int, raw: RawCall, origins: dict[tuple[int, int], tuple[str,
 def _failure(fn: Any, error: Exception, log: CallLog) -> str:
     name = type(fn).__name__ if not hasattr(fn, "__name__") else fn.__name__
     last = f", the last one {log[-1].name}" + (f" at {log[-1].line}" if log[-1].line else "") if log.calls else ""
-    return (
-        f"{name} raised {type(error).__name__}: {(str(error).splitlines() or [''])[0]} after {len(log)} calls{last}; "
-        "the log until then is this error's `partial`"
-    )
+    return f"{name} raised {type(error).__name__}: {(str(error).splitlines() or [''])[0]} after {len(log)} calls{last}"
 
 
 def _name_matches(name: str, pattern: str) -> bool:

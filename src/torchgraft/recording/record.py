@@ -303,10 +303,9 @@ def _last_uses(running: list[Node]) -> dict[Node, list[Node]]:
 def _failure(node: Node, error: Exception, recording: Recording, is_streamed: bool) -> str:
     line = source_of(node)
     where = f"node '{node.name}'" + (f" at {line}" if line else "")
-    rest = "no file was written" if is_streamed else "the values until then are this error's `partial`"
     return (
         f"the program raised {type(error).__name__}: {(str(error).splitlines() or [''])[0]} in {where}, after "
-        f"{len(recording)} recorded nodes; {rest}"
+        f"{len(recording)} recorded nodes{'; no file was written' if is_streamed else ''}"
     )
 
 
