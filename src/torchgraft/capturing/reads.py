@@ -181,7 +181,7 @@ class Reads(TracerBase):
         known = self._sizes.get(node)
         if known is None:
             known = tensor.size()
-            numbers = [self._dimension(node, index, value) for index, value in enumerate(known)]
+            numbers = self._dimensions(node, known)
             if self._numbers_flow():
                 known = self._sizes[node] = torch.Size([wrapped(number) for number in numbers])
             else:
@@ -189,13 +189,13 @@ class Reads(TracerBase):
                     self.guard_number(number)
         return known
 
-    def _dimension(self, node: Node, index: int, value: int) -> SymbolicNumber:
+    def _dimensions(self, node: Node, sizes: torch.Size) -> list[SymbolicNumber]:
         known = self._numbers.setdefault(node, {})
-        number = known.get(index)
-        if number is None:
-            make = functools.partial(self.create_node, "call_method", "size", (node, index), {})
-            number = known[index] = SymbolicNumber(self, value, make, f"{node._name}.size({index})")
-        return number
+        for index, value in enumerate(sizes):
+            if index not in known:
+                make = functools.partial(self.create_node, "call_method", "size", (node, index), {})
+                known[index] = SymbolicNumber(self, value, make, f"{node._name}.size({index})")
+        return [known[index] for index in range(len(sizes))]
 
     def call_size(self, function: Any, args: Any, kwargs: Any) -> Any:
         sizes = self._size(args[0])

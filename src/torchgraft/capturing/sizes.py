@@ -5,6 +5,7 @@ Python forces a plain number; that is where a guard belongs. Which numbers are s
 
 from __future__ import annotations
 
+import functools
 import linecache
 import math
 import operator
@@ -31,7 +32,13 @@ class SymbolicNumber:
 
     __slots__ = ("_description", "_make", "_node", "value", "watcher")
 
-    def __init__(self, watcher: Reads, value: Number, make: Callable[[], Any] | None, description: str = "") -> None:
+    def __init__(
+        self,
+        watcher: Reads,
+        value: Number,
+        make: Callable[[], Any] | None,
+        description: str | Callable[[], str] = "",
+    ) -> None:
         self.watcher = watcher
         self.value = value
         self._make = make
@@ -47,6 +54,8 @@ class SymbolicNumber:
         return self._node
 
     def __str__(self) -> str:
+        if callable(self._description):
+            self._description = self._description()
         return self._description or str(self.value)
 
     def _graph_repr(self) -> str:
@@ -185,10 +194,13 @@ def combine(function: Callable[..., Any], symbol: str, *operands: SymbolicNumber
     def make() -> Node:
         return watcher.create_node("call_function", function, tuple([operand.argument() for operand in operands]), {})
 
+    return SymbolicNumber(watcher, value, make, functools.partial(_text, symbol, operands))
+
+
+def _text(symbol: str, operands: tuple[SymbolicNumber, ...]) -> str:
     texts = [str(operand) for operand in operands]
     is_infix = len(texts) == 2 and not symbol.isidentifier()
-    text = f"({texts[0]} {symbol} {texts[1]})" if is_infix else f"{symbol}({', '.join(texts)})"
-    return SymbolicNumber(watcher, value, make, text)
+    return f"({texts[0]} {symbol} {texts[1]})" if is_infix else f"{symbol}({', '.join(texts)})"
 
 
 _BINARY: dict[str, tuple[Callable[..., Any], str]] = {
