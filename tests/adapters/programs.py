@@ -135,7 +135,14 @@ anything = SubgraphMatcher(fx.symbolic_trace(lambda a: torch.relu(a) + 5).graph,
 chain = fx.symbolic_trace(lambda x: torch.relu(torch.relu(torch.relu(x)))).graph
 two = fx.symbolic_trace(lambda x: torch.relu(torch.relu(x))).graph
 whole = SubgraphMatcher(two, match_output=True, match_placeholder=True)
-result = found, len(anything), len(SubgraphMatcher(two).match(chain)), len(SubgraphMatcher(two, remove_overlapping_matches=False).match(chain)), len(whole.match(chain)), len(whole.match(fx.symbolic_trace(lambda y: torch.relu(torch.relu(y))).graph))
+def named(matches):
+    return [([n.name for n in m.anchors], sorted((k.name, str(v)) for k, v in m.nodes_map.items()), [str(v) for v in m.placeholder_nodes]) for m in matches]
+plus = fx.symbolic_trace(lambda a, b: torch.add(a, b)).graph
+inputs = SubgraphMatcher(plus, match_placeholder=True)
+plus_three = fx.symbolic_trace(lambda x: torch.add(x, 3)).graph
+doubled = fx.symbolic_trace(lambda x: torch.add(x, x)).graph
+details = named(whole.match(two)), named(inputs.match(plus_three)), named(inputs.match(doubled)), named(SubgraphMatcher(plus, match_output=True).match(plus_three))
+result = details, found, len(anything), len(SubgraphMatcher(two).match(chain)), len(SubgraphMatcher(two, remove_overlapping_matches=False).match(chain)), len(whole.match(chain)), len(whole.match(fx.symbolic_trace(lambda y: torch.relu(torch.relu(y))).graph))
 """,
     "source_partitions": """
 from FX.passes.utils.source_matcher_utils import get_source_partitions, check_subgraphs_connected, SourcePartition

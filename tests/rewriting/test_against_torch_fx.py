@@ -47,6 +47,7 @@ aten = torch.ops.aten
 plus = lambda a, b: torch.add(a, b)
 times = lambda a, b: torch.mul(a, b)
 negated = lambda a: torch.neg(a)
+NAN = float("nan")
 
 EXAMPLES = [
     Example("nothing to find", lambda x, y: x + y, lambda a: torch.relu(a), lambda a: a, 0),
@@ -84,6 +85,42 @@ EXAMPLES = [
     Example("an input bound to literals", lambda x, y: torch.add(x, 3) * torch.add(y, 4), plus, times, 2),
     Example("the inputs in another order", lambda x, y: x - y, lambda a, b: a - b, lambda a, b: b - a, 1),
     Example("one input used twice", lambda x, y: (x * x) + (x * y), lambda a: a * a, lambda a: a + 1, 1),
+    Example("two inputs, one node", lambda x, y: torch.add(x, x) + torch.add(x, y), plus, times, 1),
+    Example(
+        "two inputs, one node given by keyword",
+        lambda x, y: torch.add(x, other=x),
+        lambda a, b: torch.add(a, other=b),
+        times,
+        0,
+    ),
+    Example(
+        "two inputs, one literal",
+        lambda x, y: torch.clamp(x, 1, 1) + y,
+        lambda a, low, high: torch.clamp(a, low, high),
+        lambda a, low, high: a,
+        1,
+    ),
+    Example(
+        "two inputs, equal lists",
+        lambda x, y: torch.movedim(x, [0, 1], [0, 1]) + y,
+        lambda a, b, c: torch.movedim(a, b, c),
+        lambda a, b, c: torch.neg(a),
+        1,
+    ),
+    Example(
+        "two results never read one node by two inputs",
+        lambda x, y: torch.relu(x) + torch.neg(x) + torch.relu(y) + torch.neg(y),
+        lambda a, b: (torch.relu(a), torch.neg(b)),
+        lambda a, b: (torch.sin(a), torch.cos(b)),
+        2,
+    ),
+    Example(
+        "results that all read one node",
+        lambda x, y: torch.relu(x) + torch.neg(x) + y,
+        lambda a, b: (torch.relu(a), torch.neg(b)),
+        lambda a, b: (a, b),
+        0,
+    ),
     Example("other literals", lambda x, y: (x + 1) * (y + 2), lambda a: a + 2, lambda a: a - 2, 1),
     Example("1 is not 1.0", lambda x, y: (x + 1) * (y + 1.0), lambda a: a + 1.0, lambda a: a - 2, 1),
     Example(
@@ -104,10 +141,29 @@ EXAMPLES = [
         lambda a: torch.mean(a, 1, True),
         1,
     ),
+    Example(
+        "keyword arguments in another order",
+        lambda x, y: torch.sum(x, keepdim=True, dim=1),
+        lambda a: torch.sum(a, dim=1, keepdim=True),
+        negated,
+        0,
+    ),
+    Example(
+        "keyword arguments of overloads in another order",
+        lambda x, y: aten.sum.dim_IntList(x, keepdim=True, dim=[1]),
+        lambda a: aten.sum.dim_IntList(a, dim=[1], keepdim=True),
+        negated,
+        1,
+    ),
+    Example("nan equals nothing", lambda x, y: x + NAN, lambda a: a + NAN, negated, 0),
+    Example("nan ignored", lambda x, y: x + NAN, lambda a: a + NAN, negated, 1, {"ignore_literals": True}),
     Example("positional is not keyword", lambda x, y: torch.sum(x, 1), lambda a: torch.sum(a, dim=1), negated, 0),
     Example(
         "slices", lambda x, y: x[1:3, ..., None] + 1, lambda a: a[1:3, ..., None], lambda a: a.unsqueeze(-1)[1:3], 1
     ),
+    Example("other slices", lambda x, y: x[1:3] + 1, lambda a: a[1:2], negated, 0),
+    Example("other slices ignored", lambda x, y: x[1:3] + 1, lambda a: a[1:2], negated, 1, {"ignore_literals": True}),
+    Example("nodes in slices", lambda x, y: x[: y.size(0)], lambda a, n: a[:n], lambda a, n: a, 0),
     Example("methods", lambda x, y: x.relu().sum(1) + y, lambda a: a.relu(), lambda a: a.sigmoid(), 1),
     Example("methods are not functions", lambda x, y: x.relu(), lambda a: torch.relu(a), lambda a: a.sigmoid(), 0),
     Example("the whole program", lambda x, y: torch.relu(x) + y, lambda a, b: torch.relu(a) + b, times, 1),
@@ -116,6 +172,22 @@ EXAMPLES = [
     Example("a value used outside", residual, lambda a: torch.neg(torch.relu(a)), negated, 0),
     Example("a value used outside but returned", residual, relu_and_neg, lambda a: (torch.exp(a), torch.sin(a)), 1),
     Example("one value for two results", residual, relu_and_neg, lambda a: (torch.exp(a),) * 2, 1),
+    Example(
+        "a value used where a literal is ignored",
+        lambda x, y: (lambda inner: torch.mul(torch.add(inner, 1), inner))(torch.relu(x)),
+        lambda a: torch.mul(torch.add(torch.relu(a), 1), 2),
+        negated,
+        1,
+        {"ignore_literals": True},
+    ),
+    Example(
+        "a value used outside where literals are ignored",
+        lambda x, y: (lambda inner: torch.mul(torch.add(inner, 1), 3) + inner)(torch.relu(x)),
+        lambda a: torch.mul(torch.add(torch.relu(a), 1), 2),
+        negated,
+        0,
+        {"ignore_literals": True},
+    ),
     Example("an input that depends on the match", residual, relu_and_sum_with, lambda a, b: (a, b), 0),
     Example(
         "several results of one input",
@@ -162,6 +234,14 @@ EXAMPLES = [
         {"match_filters": [lambda match, graph, pattern: match.placeholder_nodes[0].op == "placeholder"]},
     ),
     Example(
+        "a match that a filter refuses keeps its nodes",
+        lambda x, y: torch.relu(torch.relu(torch.relu(torch.relu(torch.relu(x))))) + y,
+        lambda a: torch.relu(torch.relu(a)),
+        negated,
+        1,
+        {"match_filters": [lambda match, graph, pattern: match.placeholder_nodes[0].op != "placeholder"]},
+    ),
+    Example(
         "functional with in-place switch",
         lambda x, y: functional.relu(x, inplace=False) + y,
         lambda a: functional.relu(a, inplace=False),
@@ -206,7 +286,7 @@ def test_same_matches_and_same_program(example: Example) -> None:
         assert names(our.nodes_map) == names(their.nodes_map)
         assert [node.target for node in our.replacements] == [node.target for node in their.replacements]
     inputs = torch.rand(4, 4), torch.rand(4, 4)
-    assert torch.equal(ours(*inputs), theirs(*inputs))
+    assert torch.equal(torch.nan_to_num(ours(*inputs)), torch.nan_to_num(theirs(*inputs)))
 
 
 def test_same_code_where_the_result_is_used_next() -> None:

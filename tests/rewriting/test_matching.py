@@ -28,12 +28,14 @@ def targets(module) -> list[object]:
 # ---- inputs of the pattern ----
 
 
-def test_two_inputs_may_be_the_same_node() -> None:
-    traced, replaced = rewrite(
-        lambda x: torch.add(x, x), lambda a, b: torch.add(a, b), lambda a, b: torch.mul(a, torch.neg(b))
-    )
-    assert len(replaced) == 1
-    assert {node.name for node in replaced[0].nodes_map.values()} == {"x", "add"}
+def test_two_inputs_that_are_one_node_are_found_by_meaning_alone() -> None:
+    program, pattern = lambda x: torch.add(x, x), lambda a, b: torch.add(a, b)
+    replacement = lambda a, b: torch.mul(a, torch.neg(b))
+    assert rewrite(program, pattern, replacement)[1] == []
+    traced = torchgraft.symbolic_trace(program)
+    assert torchgraft.rewrite(traced, pattern, replacement, mode="spelling") == []
+    (found,) = torchgraft.rewrite(traced, pattern, replacement)
+    assert {node.name for node in found.inputs.values()} == {"x"}
     assert traced(torch.tensor(3.0)) == -9
 
 
@@ -86,25 +88,42 @@ def test_two_calls_of_the_pattern_are_two_nodes() -> None:
 # ---- arguments ----
 
 
-def test_keywords_match_in_any_order() -> None:
-    _, replaced = rewrite(
-        lambda x: torch.sum(x, keepdim=True, dim=1), lambda a: torch.sum(a, dim=1, keepdim=True), lambda a: torch.neg(a)
-    )
-    assert len(replaced) == 1
-
-
-def test_nodes_inside_slices_and_dicts() -> None:
-    traced, replaced = rewrite(lambda x, n: x[1:n] + 1, lambda a, stop: a[1:stop], lambda a, stop: a.narrow(0, 1, stop))
-    assert len(replaced) == 1
-    assert torch.equal(traced(torch.arange(5.0), 3), torch.arange(1.0, 4.0) + 1)
+def test_nodes_inside_slices_and_dicts_are_found_by_meaning_alone() -> None:
+    def until(a, stop):
+        return a[1:stop]
 
     def call(value):
         return takes_dict({"first": value, "second": [value, 1]})
 
-    traced, replaced = rewrite(lambda x: call(torch.relu(x)), lambda a: call(torch.relu(a)), lambda a: torch.neg(a))
+    def called(a):
+        return call(torch.relu(a))
+
+    assert rewrite(until, until, lambda a, stop: a.narrow(0, 1, stop))[1] == []
+    assert rewrite(called, called, lambda a: torch.neg(a))[1] == []
+    traced = torchgraft.symbolic_trace(lambda x, n: until(x, n) + 1)
+    assert len(torchgraft.rewrite(traced, until, lambda a, stop: a.narrow(0, 1, stop))) == 1
+    assert torch.equal(traced(torch.arange(5.0), 3), torch.arange(1.0, 4.0) + 1)
+    traced = torchgraft.symbolic_trace(called)
+    assert torchgraft.rewrite(traced, lambda a: takes_dict({"first": a, "other": [a, 1]}), lambda a: a) == []
+    assert len(torchgraft.rewrite(traced, called, lambda a: torch.neg(a))) == 1
     assert targets(traced) == [torch.neg]
-    other_key = lambda a: takes_dict({"first": a, "other": [a, 1]})
-    assert rewrite(lambda x: call(x), other_key, lambda a: a)[1] == []
+
+
+def test_nodes_inside_slices_agree_where_literals_are_ignored() -> None:
+    """torch.fx takes the slice for a literal there, so that it finds both."""
+    traced, replaced = rewrite(
+        lambda x, n, m: (takes_slice(x[1:n], n), takes_slice(x[1:n], m)),
+        lambda a, stop: takes_slice(a[2:stop], stop),
+        lambda a, stop: torch.neg(a),
+        ignore_literals=True,
+    )
+    assert targets(traced).count(torch.neg) == len(replaced) == 1
+    assert traced(torch.arange(5.0), 3, 4)[1].tolist() == [5.0, 6.0]
+
+
+@torchgraft.wrap
+def takes_slice(values, amount):
+    return values + amount
 
 
 @torchgraft.wrap
@@ -223,15 +242,18 @@ def test_chains_of_matches_that_vanish() -> None:
     assert {list(each.nodes_map.values())[-1].name for each in replaced} == {"neg"}
 
 
-def test_a_match_that_a_filter_refuses_stands_in_nobodys_way() -> None:
+def test_a_match_that_is_refused_stands_in_nobodys_way_by_meaning_alone() -> None:
     def program(x):
         return torch.relu(torch.relu(torch.relu(x)))
 
     def reads_a_call(match, graph, pattern):
         return match.placeholder_nodes[0].op != "placeholder"
 
-    traced, replaced = rewrite(
-        program, lambda a: torch.relu(torch.relu(a)), lambda a: torch.neg(a), match_filters=[reads_a_call]
+    pattern = lambda a: torch.relu(torch.relu(a))
+    traced, replaced = rewrite(program, pattern, lambda a: torch.neg(a), match_filters=[reads_a_call])
+    assert replaced == []
+    torchgraft.rewrite(
+        traced, pattern, lambda a: torch.neg(a), where=lambda found: reads_a_call(found.match, None, None)
     )
     assert targets(traced) == [torch.relu, torch.neg]
 
@@ -306,5 +328,43 @@ def test_torch_fx_has_no_answer_to_these() -> None:
     if TORCH <= (2, 13):  # mended in 2.15 at the latest
         with pytest.raises(RuntimeError, match="used before it has been defined"):
             traced.graph.lint()
-    traced = their_symbolic_trace(lambda x: torch.add(x, x))
-    assert not their_rewriter.replace_pattern(traced, lambda a, b: torch.add(a, b), lambda a, b: torch.mul(a, b))
+
+
+@pytest.mark.parametrize(
+    ("program", "pattern", "options"),
+    [
+        (lambda x: torch.clamp(x, 1, True), lambda a, b: torch.clamp(a, b, b), {}),
+        (lambda x: torch.add(x, -0.0), lambda a: torch.add(a, 0.0), {}),
+        (lambda x: x[1:2], lambda a: a[True:2], {}),
+        (lambda x: torch.clamp(x, 1, 2), lambda a, b: torch.clamp(a, b, b), {"ignore_literals": True}),
+        (lambda x: torch.add(x, 2), lambda a: torch.add(a, a), {"ignore_literals": True}),
+    ],
+)
+def test_torch_fx_takes_these_for_the_same(program, pattern, options) -> None:
+    """Replacing what it finds would give another program, so these are not found here."""
+    one_input, two_inputs = lambda a: torch.neg(a), lambda a, b: torch.neg(a)
+    replacement = one_input if pattern.__code__.co_argcount == 1 else two_inputs
+    traced = their_symbolic_trace(program)
+    found = their_rewriter.replace_pattern_with_filters(traced, pattern, replacement, **options)
+    assert len(found) == 1
+    assert rewrite(program, pattern, replacement, **options)[1] == []
+
+
+def test_results_without_a_place_for_all_are_not_found() -> None:
+    """torch.fx finds them, and a replacement that mixes the inputs is left using what is not yet defined."""
+
+    def program(x):
+        first = torch.relu(x) + 1
+        return first, torch.neg(torch.sin(x))
+
+    def pattern(a, b):
+        return torch.relu(a), torch.neg(b)
+
+    def replacement(a, b):
+        return a + b, b
+
+    traced = their_symbolic_trace(program)
+    assert len(their_rewriter.replace_pattern(traced, pattern, replacement)) == 1
+    with pytest.raises(RuntimeError, match="used before it has been defined"):
+        traced.graph.lint()
+    assert rewrite(program, pattern, replacement)[1] == []

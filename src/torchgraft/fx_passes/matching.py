@@ -56,6 +56,9 @@ class SubgraphMatcher:
                 return False
             if self.match_output and not self._is_returned(match, graph):
                 return False
+            if self.match_output:
+                match.anchors = self.pattern_anchors
+                match.nodes_map = {self._compiled.output: graph.output_node(), **match.nodes_map}
             found.append(match)
             return self.remove_overlapping_matches
 
@@ -70,4 +73,4 @@ class SubgraphMatcher:
 
 
 def _is_input(value: Any) -> bool:
-    return isinstance(value, Node) and value.op == "placeholder"
+    return not isinstance(value, Node) or value.op == "placeholder"  # torch.fx takes a literal for an input

@@ -70,6 +70,10 @@ class SubgraphMatcher:
     linear.
     """
 
+    # Whether what torch.fx passes over is passed over: `add(y, y)` for the pattern `add(a, b)`, and nodes of a pattern
+    # inside of dicts and slices.
+    narrow = True
+
     def __init__(self, pattern: Pattern, program: Program, ignore_literals: bool = False) -> None:
         self.pattern = pattern
         self.program = program
@@ -157,10 +161,15 @@ class SubgraphMatcher:
         while pending:
             operation, node = pending.pop()
             self.comparisons += 1
+            # An ignored literal may be a value of the match, which then has more users; `_is_sound` looks at them.
+            if (
+                operation.user_count != len(node.users)
+                and operation.user_count is not None
+                and not self.ignore_literals
+            ):
+                return None
             pairs: Any
             if operation.is_plain and not node._kwargs and len(node._args) == len(operation.positional):
-                if operation.user_count is not None and operation.user_count != len(node.users):
-                    return None
                 pairs = zip(operation.positional, node._args, strict=True)
             else:
                 pairs = self._argument_pairs(operation, node)
@@ -172,7 +181,7 @@ class SubgraphMatcher:
                     bound = binding[template.index]
                     if bound is _UNBOUND:
                         binding[template.index] = value
-                    elif bound is not value and not same_value(bound, value):
+                    elif bound is not value and not same_spelling(bound, value):
                         return None
                 elif kind is Operation:
                     bound = binding[template.index]
@@ -188,7 +197,7 @@ class SubgraphMatcher:
                     elif bound is not value:
                         return None
                 elif kind is Literal:
-                    if not self.ignore_literals and not same_value(template.value, value):
+                    if not self.ignore_literals and not same_spelling(template.value, value):
                         return None
                 elif not self._open_container(template, value, pairs):
                     return None
@@ -196,13 +205,11 @@ class SubgraphMatcher:
 
     def _argument_pairs(self, operation: Operation, node: Node) -> list[tuple[Any, Any]] | None:
         """Templates beside the arguments they must fit, or None where there are others than the pattern wants."""
-        if operation.user_count is not None and operation.user_count != len(node.users):
-            return None
         if operation.attribute is not None and type(self.program.attribute(node.target)) is not operation.attribute:
             return None
         arguments, keywords, positional = node._args, node._kwargs, operation.positional
         if len(arguments) != len(positional) or (
-            (keywords or operation.keywords) and keywords.keys() != operation.keywords.keys()
+            (keywords or operation.keywords) and list(keywords) != list(operation.keywords)  # torch.fx minds the order
         ):
             return self._schema_pairs(operation, node)
         pairs = list(zip(positional, arguments, strict=True))
@@ -228,21 +235,23 @@ class SubgraphMatcher:
     def _open_container(self, template: Any, value: Any, pairs: list[tuple[Any, Any]]) -> bool:
         """Add the items of a container to `pairs`, or say that the value is another kind of container."""
         if type(template) is Sequence:
-            if isinstance(value, list | tuple):
-                if len(value) != len(template.items):
-                    return False
-                pairs.extend(zip(template.items, value, strict=True))
-                return True
-        elif type(template) is Mapping:
-            if isinstance(value, dict):
-                if value.keys() != template.items.keys():
-                    return False
-                pairs.extend([(item, value[key]) for key, item in template.items.items()])
-                return True
-        elif isinstance(value, slice):
-            pairs.extend(zip(template.items, (value.start, value.stop, value.step), strict=True))
+            if not isinstance(value, list | tuple):
+                return self.ignore_literals and not template.holds_nodes
+            if len(value) != len(template.items):
+                return False
+            pairs.extend(zip(template.items, value, strict=True))
             return True
-        return self.ignore_literals and not template.holds_nodes
+        if self.narrow and not self.ignore_literals:
+            return False
+        if type(template) is Mapping:
+            if not isinstance(value, dict) or value.keys() != template.items.keys():
+                return False
+            pairs.extend([(item, value[key]) for key, item in template.items.items()])
+            return True
+        if not isinstance(value, slice):
+            return False
+        pairs.extend(zip(template.items, (value.start, value.stop, value.step), strict=True))
+        return True
 
     # ---- several sinks: join the parts on the values they share ----
 
@@ -310,18 +319,36 @@ class SubgraphMatcher:
     # ---- the whole match ----
 
     def _is_sound(self, binding: Binding, region: list[Node]) -> bool:
-        """Whether each operation has a node of its own and no input is a value that the replacement takes away."""
+        """Whether each operation (if `narrow`, each input too) has a node of its own, no input is a value that the
+        replacement takes away, and no value that it takes away is needed elsewhere.
+        """
         inside = set(region)
         if len(inside) != len(region):
+            return False
+        inputs: set[Node] = set()
+        if self.ignore_literals and not self._is_contained(binding, inside):
             return False
         for wildcard in self.pattern.wildcards:
             value = binding[wildcard.index]
             if type(value) is Node:
-                if value in inside:
+                if value in inside or value in inputs:
                     return False
+                if self.narrow:
+                    inputs.add(value)
             elif isinstance(value, list | tuple | dict | slice) and not inside.isdisjoint(nodes_in(value)):
                 return False
         return True
+
+    def _is_contained(self, binding: Binding, inside: set[Node]) -> bool:
+        """Whether what the pattern does not return is used by the match alone, also where it stands for an ignored
+        literal and so has more users than in the pattern.
+        """
+        return all(
+            user in inside
+            for operation in self.pattern.operations
+            if operation.user_count is not None
+            for user in binding[operation.index].users
+        )
 
 
 def _argument_at(argument: Any, position: int, positional: Any, keywords: Any) -> Any:
@@ -350,6 +377,21 @@ def nodes_in(value: Any) -> Iterator[Node]:
             yield from nodes_in(item)
     elif isinstance(value, slice):
         yield from nodes_in((value.start, value.stop, value.step))
+
+
+def same_spelling(first: Any, second: Any) -> bool:
+    """Whether a literal stands for another in torch.fx, which asks Python for equality, and truly is the same value.
+
+    >>> nan = float("nan")
+    >>> same_spelling(1, 1), same_spelling(1, True), same_spelling(nan, nan), same_spelling([1], (1,))
+    (True, False, False, False)
+    """
+    if not same_value(first, second):
+        return False
+    try:
+        return bool(first == second)
+    except (RuntimeError, TypeError, ValueError):  # one and the same tensor
+        return True
 
 
 def same_value(first: Any, second: Any) -> bool:

@@ -91,6 +91,7 @@ class MeaningMatcher(SubgraphMatcher):
     """Finds the non-overlapping occurrences of what a pattern means."""
 
     pattern: MeaningPattern
+    narrow = False
 
     def __init__(self, pattern: MeaningPattern, program: Program) -> None:
         super().__init__(pattern, program)

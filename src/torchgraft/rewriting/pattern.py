@@ -42,23 +42,21 @@ class Sequence:
 
 
 class Mapping:
-    """A dict, compared by key."""
+    """A dict with nodes in it, compared by key."""
 
-    __slots__ = ("holds_nodes", "items")
+    __slots__ = ("items",)
 
-    def __init__(self, items: dict[Any, Any], holds_nodes: bool) -> None:
+    def __init__(self, items: dict[Any, Any]) -> None:
         self.items = items
-        self.holds_nodes = holds_nodes
 
 
 class Slice:
-    """A slice, compared by start, stop and step."""
+    """A slice with nodes in it, compared by start, stop and step."""
 
-    __slots__ = ("holds_nodes", "items")
+    __slots__ = ("items",)
 
-    def __init__(self, items: tuple[Any, ...], holds_nodes: bool) -> None:
+    def __init__(self, items: tuple[Any, ...]) -> None:
         self.items = items
-        self.holds_nodes = holds_nodes
 
 
 class Operation:
@@ -163,10 +161,10 @@ class Pattern:
             return Sequence(items, any(map(_holds_nodes, items)))
         if isinstance(value, dict):
             entries = {key: self._template(item) for key, item in value.items()}
-            return Mapping(entries, any(map(_holds_nodes, entries.values())))
+            return Mapping(entries) if any(map(_holds_nodes, entries.values())) else Literal(value)
         if isinstance(value, slice):
             items = tuple([self._template(item) for item in (value.start, value.stop, value.step)])
-            return Slice(items, any(map(_holds_nodes, items)))
+            return Slice(items) if any(map(_holds_nodes, items)) else Literal(value)
         return Literal(value)
 
 
@@ -188,7 +186,7 @@ def has_effect(node: Node) -> bool:
 
 
 def _holds_nodes(template: Any) -> bool:
-    return isinstance(template, Wildcard | Operation) or getattr(template, "holds_nodes", False)
+    return isinstance(template, Wildcard | Operation | Mapping | Slice) or getattr(template, "holds_nodes", False)
 
 
 def _unbound_input(node: Node) -> str:

@@ -53,7 +53,8 @@ def replace_pattern(gm: GraphModule, pattern: ProgramLike, replacement: ProgramL
     counts.
 
     Both are functions or modules (traced here), GraphModules or Graphs, with as many inputs each. An input of the
-    pattern stands for any value, the same one wherever it is used. Values that the pattern does not return must not
+    pattern stands for any value, the same one wherever it is used; two inputs never stand for the same node, as in
+    torch.fx (they may in `rewrite`). Values that the pattern does not return must not
     be used outside of it. Where the place of a replacement would have to pass an effect (an in-place change, say), it
     is not made.
 
@@ -78,8 +79,9 @@ def replace_pattern_with_filters(
 ) -> list[ReplacedPatterns]:
     """`replace_pattern` with a say in which matches count and what each is replaced by.
 
-    A match counts if every one of `match_filters` answers True to (match, program graph, pattern graph); one that
-    does not count stands in nobody's way. `ignore_literals` lets literals of the pattern stand for any value.
+    A match counts if every one of `match_filters` answers True to (match, program graph, pattern graph). Filters are
+    asked after overlaps are settled, as in torch.fx: a match that does not count still keeps later ones from its nodes
+    (with `rewrite` and its `where` it does not). `ignore_literals` lets literals of the pattern stand for any value.
     `replacement_callback`, asked the same, returns the replacement of each match and goes before `replacement`.
     `node_name_match`: a node whose name contains this text may stand for the value the pattern returns, whatever it
     calls.
@@ -120,7 +122,7 @@ def _rewrite(
     common = None if replacement is None else Replacement(Program.of(replacement, "replacement"), compiled)
     program = Program(gm.graph, gm)
     rewrite = Rewrite(program, SubgraphMatcher(compiled, program, ignore_literals))
-    edits = rewrite.find(match_filters, node_name_match)
+    edits = rewrite.find(match_filters, node_name_match, refused_block=True)
     rewrite.choose(edits, common, replacement_callback)
     rewrite.apply(edits)
     if edits and isinstance(replacement, torch.nn.Module):
@@ -218,7 +220,12 @@ class Rewrite:
         # What returned nodes of replaced regions have become; an input of a later match may be one of them.
         self._became: dict[Node, Any] = {}
 
-    def find(self, filters: Sequence[MatchFilter], node_name_match: str = "") -> list[Edit]:
+    def find(
+        self, filters: Sequence[MatchFilter], node_name_match: str = "", refused_block: bool = False
+    ) -> list[Edit]:
+        """The matches to replace; whether one that a filter refuses still keeps others from overlapping it is
+        `refused_block`.
+        """
         placement = Placement(self._graph, self._pattern)
         edits: list[Edit] = []
 
@@ -228,7 +235,7 @@ class Rewrite:
                 return False
             for match_filter in filters:
                 if not match_filter(match, self._graph, self._pattern.program.graph):
-                    return False
+                    return refused_block
             placement.accept(region, before)
             edits.append(Edit(match, region, before))
             return True
