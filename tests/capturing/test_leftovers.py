@@ -45,6 +45,23 @@ def test_a_setting_chosen_by_the_first_call(level: str) -> None:
     torch.testing.assert_close(program(x, labels), found)
 
 
+def test_a_model_that_also_asks_whether_its_inputs_are_one() -> None:
+    class Attention(nn.Module):
+        ready = False
+
+        def forward(self, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+            if not self.ready:
+                self.ready = True
+            return query * 2 if query is key else query + key
+
+    model = Attention()
+    program = capture(model, (torch.ones(2), torch.ones(2)))
+    assert not program.meta["kept_whole"] and "ready" not in vars(model)
+    assert program(torch.ones(2), torch.ones(2)).tolist() == [2, 2] and model.ready
+    with pytest.raises(GuardError, match="one tensor"):
+        program(*[torch.ones(2)] * 2)
+
+
 def test_what_somebody_has_set_meanwhile_stays() -> None:
     model = Classifier()
     program = capture(model, (torch.ones(2, 4), torch.tensor([0, 2])))

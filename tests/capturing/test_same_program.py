@@ -33,6 +33,14 @@ def test_the_second_may_check_less_but_not_more() -> None:
     assert _same(_checked, _unchecked) and not _same(_unchecked, _checked)
 
 
+def test_what_a_check_asks_is_compared_too() -> None:
+    def different(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return x if x is y else x + y
+
+    example = torch.ones(2), torch.ones(2)
+    assert does_the_same(capture(different, example).graph, capture(different, example).graph)
+
+
 def test_other_operations_arguments_and_orders_are_different() -> None:
     assert not _same(lambda x: x * 2, lambda x: x * 3)
     assert not _same(lambda x: x * 2, lambda x: x * 2.0)

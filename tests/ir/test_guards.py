@@ -5,7 +5,8 @@ Which reads of `self.training` become guards is in tests/capturing/test_module_p
 import pytest
 
 from torchgraft import GraftError, GuardError
-from torchgraft.ir.guards import check_training
+from torchgraft.ir import guards
+from torchgraft.ir.guards import are_different, check_training, is_guard
 
 
 @pytest.mark.parametrize("mode", [True, False])
@@ -31,3 +32,10 @@ def test_another_mode_raises_with_the_users_line_and_the_remedy(found: bool, exp
 def test_the_error_has_the_common_root_and_is_a_runtime_error() -> None:
     assert issubclass(GuardError, GraftError)
     assert issubclass(GuardError, RuntimeError)
+
+
+def test_guards_are_told_by_their_mark() -> None:
+    checks = [getattr(guards, name) for name in dir(guards) if name.startswith("check_")]
+    assert len(checks) > 5 and all(map(is_guard, checks))
+    assert not is_guard(are_different)  # what it answers is checked; it is no check itself
+    assert not is_guard("check_value") and not is_guard(guards.Guard)

@@ -16,6 +16,7 @@ import torch
 from torchgraft.codegen.values import SourceGlobals
 from torchgraft.errors import GraphError
 from torchgraft.ir.contexts import enter_context, exit_context
+from torchgraft.ir.guards import is_guard
 from torchgraft.ir.leaf_functions import wrap
 from torchgraft.ir.names import Namespace
 from torchgraft.ir.node import Node
@@ -383,7 +384,7 @@ class _Function:
 
 def _is_bare(node: Node) -> bool:
     """Whether a node is written without its name: a guard, which has no result."""
-    return hasattr(node._target, "__torchgraft_guard__") and node._op == "call_function" and not node.users
+    return is_guard(node._target) and node._op == "call_function" and not node.users
 
 
 def _attribute(base: str, path: str) -> str:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from torchgraft.errors import GraphError
+from torchgraft.ir.guards import is_guard
 from torchgraft.ir.names import STANDARD_GLOBALS, Namespace
 from torchgraft.ir.node import Node
 from torchgraft.ir.printing import qualified_name, type_text
@@ -63,8 +64,7 @@ class SourceGlobals:
         if text is not None:
             return text
         # Guards are in every captured program, and read better by their bare names.
-        is_guard = hasattr(function, "__torchgraft_guard__")
-        return self.add(function.__name__ if is_guard else qualified_name(function), function)
+        return self.add(function.__name__ if is_guard(function) else qualified_name(function), function)
 
     def _place(self, wish: str, value: Any) -> str:
         if value is torch.device:

@@ -30,7 +30,7 @@ def is_guard(target: Any) -> bool:
     >>> is_guard(check_value), is_guard(print)
     (True, False)
     """
-    return getattr(target, "__module__", None) == __name__
+    return getattr(target, "__torchgraft_guard__", False) is True
 
 
 @guard
@@ -226,6 +226,7 @@ def check_result(found: Any, expected: type, length: int | None, name: str, wher
         )
 
 
+@guard
 def check_distinct(written: tuple[Any, ...], others: tuple[Any, ...]) -> None:
     """Raise if an object that the model writes into came in twice: the program reads everything before it writes."""
     places = [id(value) for value in (*written, *others)]
@@ -236,9 +237,6 @@ def check_distinct(written: tuple[Any, ...], others: tuple[Any, ...]) -> None:
             "the program was captured for objects that are all different, and now one that the model writes into is among the "
             "inputs twice; capture the model again with inputs like these, or give copies"
         )
-
-
-check_distinct.__torchgraft_effect__ = True  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from torchgraft.ir import pytree as fx_pytree
+from torchgraft.ir.guards import is_guard
 
 # Names that generated code can rely on; nothing else may take them.
 STANDARD_GLOBALS: dict[str, Any] = {
@@ -80,7 +81,7 @@ def wish_of(target: Any) -> str:
         return snake_case(getattr(target, "__name__", type(target).__name__))
     if wish is None:
         text = target if isinstance(target, str) else getattr(target, "__name__", type(target).__name__)
-        if hasattr(target, "__torchgraft_guard__"):
+        if is_guard(target):
             text = "guard"
         if text.startswith("__") and text.endswith("__"):
             text = text[2:-2]
