@@ -101,6 +101,38 @@ def test_what_is_looked_at() -> None:
     assert found == [False, False, True, True]
 
 
+def test_inputs_are_compared_before_anything_is_written() -> None:
+    class Counted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("calls", torch.zeros(()))
+
+        def forward(self, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+            self.calls.add_(1)
+            return query if query is key else query + key
+
+    model, x = Counted(), torch.ones(2)
+    program = capture(model, (x, torch.ones(2)))
+    with pytest.raises(GuardError, match=r"one tensor.*return query if query is key else query \+ key"):
+        program(x, x)
+    assert model.calls == 0
+
+
+@pytest.mark.parametrize("left", [lambda x: x, lambda x: x * 5])
+def test_what_was_given_in_a_list_is_compared_and_not_what_was_left_there(left: Any) -> None:
+    def function(cache: list[torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+        first = cache[0]
+        result = x * 2 if first is x else x * 3
+        cache[0] = left(x)
+        return result
+
+    x, cache = torch.ones(2), [torch.zeros(2)]
+    program = capture(function, ([torch.ones(2)], x))
+    assert program(cache, x).tolist() == [3, 3] and torch.equal(cache[0], left(x))
+    with pytest.raises(GuardError, match="one tensor"):
+        program([x], x)
+
+
 def test_functions_are_left_as_they_were() -> None:
     before = copy.copy([scaled.__code__, widened.__code__])
     capture(ByFunction(), (torch.ones(2),))

@@ -9,7 +9,7 @@ import copy
 import enum
 import inspect
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import BuiltinFunctionType, FunctionType
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,7 @@ from torchgraft.capturing.sizes import SymbolicNumber, wrapped
 from torchgraft.capturing.tracer_base import UNCHANGED_TYPES
 from torchgraft.errors import TraceError
 from torchgraft.ir.arguments import rebuild_tuple
-from torchgraft.ir.guards import Like, are_different, check_inputs, parts_of, stands_in, tensor_attributes
+from torchgraft.ir.guards import Like, are_different, check_inputs, check_value, parts_of, stands_in, tensor_attributes
 from torchgraft.ir.node import Node
 from torchgraft.ir.structures import has_attributes, set_attributes
 
@@ -65,17 +65,27 @@ class ExampleInputs:
         watcher = self._watcher
         template = watcher.constant("_inputs", expected) if _has_objects(expected) else watcher.create_arg(expected)
         found = dict(self.nodes.items())
-        watcher.create_node("call_function", check_inputs, (template, found, self._where), {})
+        self._checked = watcher.create_node("call_function", check_inputs, (template, found, self._where), {})
         for path, make_first, make_second in self._same:
             same = watcher.create_node("call_function", operator.is_, (make_first(), make_second()), {})
             watcher.guard(same, True, f"'{path}' is the same tensor as another input")
 
-    def guard_identities(self) -> None:
-        """Have the program check that no two inputs are one tensor: the model may ask for that (`query is key`)."""
-        if len(self._tensors) > 1:
-            nodes = tuple([make() for make in self._tensors])
-            answer = self._watcher.create_node("call_function", are_different, nodes, {})
-            self._watcher.guard(answer, True, "no two inputs being one tensor")
+    def guard_identities(self, where: str) -> None:
+        """Have the program check that no two inputs are one tensor: the model may ask for that (`query is key`).
+
+        Before anything else: later, what was given in a list may have been replaced, and buffers may have been written.
+        """
+        if len(self._tensors) < 2:
+            return
+        graph, place = self._watcher.graph, self._checked
+        nodes = [make() for make in self._tensors]
+        for read in sorted(_made_of(nodes)):
+            place.append(read)
+            place = read
+        with graph.inserting_after(place):
+            answer = graph.create_node("call_function", are_different, tuple(nodes))
+        with graph.inserting_after(answer):
+            graph.create_node("call_function", check_value, (answer, True, "no two inputs being one tensor", where))
 
     def _take_in(self, value: Any, make: MakeNode, path: str) -> tuple[Any, Any]:
         """What the run gets for an input, and what is expected of it; see `check_inputs`."""
@@ -140,6 +150,18 @@ class ExampleInputs:
         if not isinstance(value, tuple):
             self._objects[id(value)] = (value, (result, template), make)
         return result, template
+
+
+def _made_of(nodes: Iterable[Node]) -> set[Node]:
+    """The nodes that fetch parts of inputs, and those that they fetch them of."""
+    found: set[Node] = set()
+    pending = [node for node in nodes if node.op != "placeholder"]
+    while pending:
+        node = pending.pop()
+        if node not in found:
+            found.add(node)
+            pending += [source for source in node.all_input_nodes if source.op != "placeholder"]
+    return found
 
 
 def bind(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> inspect.BoundArguments:

@@ -6,9 +6,9 @@ from __future__ import annotations
 
 import ast
 import dis
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from types import CodeType, FunctionType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 
@@ -17,7 +17,7 @@ from torchgraft.capturing.changed_code import Change, changed_patch
 from torchgraft.capturing.dtypes import FlowingDtype
 from torchgraft.capturing.mentions import codes_in
 from torchgraft.capturing.module_patches import TrainingFlag
-from torchgraft.ir.origin import asked_once
+from torchgraft.ir.origin import SourceLine, asked_once, source_line
 
 _SAME = "torchgraft's is"
 _DTYPES = frozenset(name for name in dir(torch) if isinstance(getattr(torch, name), torch.dtype))
@@ -58,49 +58,63 @@ def _is_none(node: ast.expr) -> bool:
 @asked_once
 def compares_identity(code: CodeType) -> bool:
     """Whether a function compares by identity what may be a mode or a dtype, as far as names and constants show."""
-    return any(map(_compares, codes_in(code)))
-
-
-def _compares(code: CodeType) -> bool:
-    listing = [item for item in dis.get_instructions(code) if item.opname not in ("CACHE", "PUSH_NULL", "PRECALL")]
-    for place, item in enumerate(listing):
-        if item.opname == "IS_OP":
-            last, first = listing[place - 1], listing[place - 2]
-            if any(operand.opname == "LOAD_CONST" and type(operand.argval) is bool for operand in (last, first)):
-                return True
-            if last.opname.startswith(("LOAD_FAST", "LOAD_DEREF")) or _is_name_of_one(last.argval):
-                return True
-    return False
-
-
-def _is_name_of_one(name: Any) -> bool:
-    return isinstance(name, str) and (name in _DTYPES or "dtype" in name or name == "training")
+    return any(_is_of_bool(item) or _is_named_as_one(item) for item in _comparisons(code))
 
 
 @asked_once
 def compares_with_bool(code: CodeType) -> bool:
     """Whether a function asks if something is True or False itself."""
-    for current in codes_in(code):
-        listing = [item for item in dis.get_instructions(current) if item.opname != "CACHE"]
-        for place, item in enumerate(listing):
-            if item.opname == "IS_OP" and any(type(before.argval) is bool for before in listing[place - 2 : place]):
-                return True
-    return False
-
-
-_LOADS = frozenset({"LOAD_FAST", "LOAD_DEREF", "LOAD_FAST_BORROW"})
-_TWO_LOADS = frozenset({"LOAD_FAST_LOAD_FAST", "LOAD_FAST_BORROW_LOAD_FAST_BORROW"})
+    return any(map(_is_of_bool, _comparisons(code)))
 
 
 @asked_once
 def compares_variables(code: CodeType) -> bool:
     """Whether a function asks if two of its variables are the same object: tensors that it was given, perhaps."""
+    return any(map(_is_of_variables, _comparisons(code)))
+
+
+def line_of_comparison(code: CodeType) -> SourceLine | None:
+    """Where a function asks that first."""
+    return next((source_line(item.code, item.offset) for item in _comparisons(code) if _is_of_variables(item)), None)
+
+
+class _Comparison(NamedTuple):
+    """An `A is B`: where it is, and the two instructions before it, which load A and B where those are names or constants."""
+
+    code: CodeType
+    offset: int
+    first: dis.Instruction
+    last: dis.Instruction
+
+
+def _comparisons(code: CodeType) -> Iterator[_Comparison]:
+    """All in a function and the functions inside it."""
     for current in codes_in(code):
-        names = [item.opname for item in dis.get_instructions(current) if item.opname != "CACHE"]
-        for place, name in enumerate(names):
-            if name == "IS_OP" and (names[place - 1] in _TWO_LOADS or _LOADS.issuperset(names[place - 2 : place])):
-                return True
-    return False
+        listing = [item for item in dis.get_instructions(current) if item.opname not in _NO_LOADS]
+        for place, item in enumerate(listing):
+            if item.opname == "IS_OP":
+                yield _Comparison(current, item.offset, *listing[place - 2 : place])
+
+
+_NO_LOADS = frozenset({"CACHE", "PUSH_NULL", "PRECALL"})
+_LOADS = frozenset({"LOAD_FAST", "LOAD_DEREF", "LOAD_FAST_BORROW"})
+_TWO_LOADS = frozenset({"LOAD_FAST_LOAD_FAST", "LOAD_FAST_BORROW_LOAD_FAST_BORROW"})
+
+
+def _is_of_bool(item: _Comparison) -> bool:
+    return type(item.first.argval) is bool or type(item.last.argval) is bool
+
+
+def _is_named_as_one(item: _Comparison) -> bool:
+    """Whether B is a variable, or has the name of a mode or a dtype."""
+    name = item.last.argval
+    if item.last.opname.startswith(("LOAD_FAST", "LOAD_DEREF")):
+        return True
+    return isinstance(name, str) and (name in _DTYPES or "dtype" in name or name == "training")
+
+
+def _is_of_variables(item: _Comparison) -> bool:
+    return item.last.opname in _TWO_LOADS or (item.first.opname in _LOADS and item.last.opname in _LOADS)
 
 
 # By identity of the function: it, and its patch, if there can be one.

@@ -18,7 +18,13 @@ from torchgraft.capturing.active import Beginning, CodePatch, acquire_all, activ
 from torchgraft.capturing.dtypes import DTYPE_PATCHES
 from torchgraft.capturing.example import ExampleInputs, refuse_iterators
 from torchgraft.capturing.hooks import RunHooks
-from torchgraft.capturing.identities import compare_ours, compares_identity, compares_variables, identity_patches
+from torchgraft.capturing.identities import (
+    compare_ours,
+    compares_identity,
+    compares_variables,
+    identity_patches,
+    line_of_comparison,
+)
 from torchgraft.capturing.kinds import PARAMETER_PATCH, type_patches
 from torchgraft.capturing.leftovers import Left, have_program_leave
 from torchgraft.capturing.memos import memo_patches
@@ -356,8 +362,9 @@ def _watched_run(
         _refuse_unseen(watcher, changed, unseen, whole)
     if watcher.recovered is not None:
         raise KeepWhole(*watcher.recovered)
-    if any(compares_variables(item.__code__) for item in watcher.outside.functions):
-        inputs.guard_identities()
+    comparing = [item.__code__ for item in watcher.outside.functions if compares_variables(item.__code__)]
+    if comparing:
+        inputs.guard_identities(str(line_of_comparison(comparing[0]) or "an unknown line"))
     watcher.create_node("output", "output", (output,), {})
     if not switches:
         guard_modes(watcher.graph, watcher.paths)
