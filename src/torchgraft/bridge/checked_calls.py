@@ -4,19 +4,16 @@ So the operations of the program stay exactly those of the level it was captured
 
 from __future__ import annotations
 
-import ast
 import inspect
-import math
 import re
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, NoReturn
 
 import torch
-from torch.fx.experimental.symbolic_shapes import SYMPY_INTERP
 from torch.utils import _pytree as pytree
 
 from torchgraft.bridge.calling import CallTreeCodeGen
-from torchgraft.bridge.input_guards import CHECKS
+from torchgraft.bridge.conditions import compiled
 from torchgraft.codegen.source import CodeGen
 from torchgraft.errors import GuardError, StructureError
 
@@ -55,7 +52,7 @@ class InputCheck:
         self.gradients = True
         self.layouts: dict[str, tuple[int, ...] | None] = {}
         self.recovers = False
-        self._function = self._compiled()
+        self._function = compiled(self.names, self.conditions, self._refuse)
 
     def __call__(self, program: torch.nn.Module, *values: Any) -> None:
         """Check the modes of a program and the values of its inputs, in the order of `names`."""
@@ -76,38 +73,21 @@ class InputCheck:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
-        self._function = self._compiled()
+        self._function = compiled(self.names, self.conditions, self._refuse)
 
     def __repr__(self) -> str:
         return f"InputCheck({', '.join(self.names)}: {'; '.join(self.conditions)})"
 
-    def _compiled(self) -> Callable[..., None]:
-        """One function for all conditions, because it runs on every call."""
-        lines = [f"def check({', '.join(self.names)}):", "    pass"]
-        for condition in self.conditions:
-            expression = ast.parse(condition, mode="eval").body
-            left = ast.unparse(expression.left) if isinstance(expression, ast.Compare) else condition
-            lines.append(f"    _torchgraft_require({condition}, {condition!r}, {left!r}, lambda: {left})")
-        scope: dict[str, Any] = {**SYMPY_INTERP, "math": math, "inf": math.inf, "torch": torch}
-        scope.update(CHECKS, _torchgraft_require=self._require)
-        exec(compile("\n".join(lines), "<conditions of a captured program>", "exec"), scope)
-        return scope["check"]
-
-    def _require(self, holds: Any, condition: str, left: str, found: Callable[[], Any]) -> None:
-        if not isinstance(holds, bool):  # a traced value: the condition becomes part of the traced program
-            torch._assert(holds, f"{condition} does not hold")
-        elif not holds:
-            titles = [
-                f"{name} is {title}" for name, title in self.titles.items() if re.search(rf"\b{name}\b", condition)
-            ]
-            advice = "" if self.titles else ", or name the dimensions that must stay free (dynamic=)"
-            advice = "in this situation" if condition.startswith("torch.") else f"with inputs like these{advice}"
-            reason = self.reasons.get(condition, "")
-            raise GuardError(
-                f"the program was captured for {condition}, and now {left} is {_short(found())}"
-                f"{' (' + ', '.join(titles) + ')' if titles else ''}{reason and f': the model asks for it{reason}'}; "
-                f"capture the model again {advice}"
-            )
+    def _refuse(self, condition: str, left: str, found: Any) -> NoReturn:
+        titles = [f"{name} is {title}" for name, title in self.titles.items() if re.search(rf"\b{name}\b", condition)]
+        advice = "" if self.titles else ", or name the dimensions that must stay free (dynamic=)"
+        advice = "in this situation" if condition.startswith("torch.") else f"with inputs like these{advice}"
+        reason = self.reasons.get(condition, "")
+        raise GuardError(
+            f"the program was captured for {condition}, and now {left} is {_short(found)}"
+            f"{' (' + ', '.join(titles) + ')' if titles else ''}{reason and f': the model asks for it{reason}'}; "
+            f"capture the model again {advice}"
+        )
 
     def error_of_run(self, error: Exception, values: Iterable[Any]) -> GuardError | None:
         """The error to raise for one of an operator, where the model itself might have gone on."""

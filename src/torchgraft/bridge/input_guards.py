@@ -8,18 +8,17 @@ import ast
 import math
 import re
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any, NoReturn
 
 import sympy  # type: ignore[import-untyped]
 import torch
 from torch.export import ExportedProgram
-from torch.fx.experimental.symbolic_shapes import SYMPY_INTERP
 from torch.utils import _pytree as pytree
 from torch.utils._sympy.printers import PythonPrinter
 
+from torchgraft.bridge.conditions import compiled
 from torchgraft.errors import GuardError
-from torchgraft.ir.guards import misfit_of_tensor
 
 # torch.export notes 2 as the least size of a dimension only to say that 0 and 1 were not looked at.
 _LEAST_MEANT = 3
@@ -44,7 +43,7 @@ class InputGuards(torch.nn.Module):
         super().__init__()
         self.names = list(names)
         self.conditions = list(conditions)
-        self._check = _compile(self.names, self.conditions)
+        self._check = compiled(self.names, self.conditions, _refuse)
 
     def forward(self, *values: Any) -> None:
         """Check the inputs, given in the order of `names`."""
@@ -66,37 +65,15 @@ class InputGuards(torch.nn.Module):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._check = _compile(self.names, self.conditions)
+        self._check = compiled(self.names, self.conditions, _refuse)
 
 
-def _compile(names: list[str], conditions: list[str]) -> Callable[..., None]:
-    """One function for all conditions: it runs on every call, and torch.compile can look into it."""
-    lines = [f"def check({', '.join(names)}):", "    pass"]
-    for condition in conditions:
-        left = _left_side(condition)
-        lines.append(f"    _torchgraft_require({condition}, {condition!r}, {left!r}, lambda: {left})")
-    scope = {**SYMPY_INTERP, "math": math, "inf": math.inf, "torch": torch}
-    scope["_torchgraft_require"] = _require
-    exec(compile("\n".join(lines), "<conditions of an exported program>", "exec"), scope)
-    return scope["check"]  # type: ignore[return-value]
-
-
-def _left_side(condition: str) -> str:
-    expression = ast.parse(condition, mode="eval").body
-    return ast.unparse(expression.left) if isinstance(expression, ast.Compare) else condition
-
-
-def _require(holds: Any, condition: str, left: str, found: Callable[[], Any]) -> None:
-    if isinstance(holds, bool):
-        if not holds:
-            value = found()
-            text = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else repr(value)
-            raise GuardError(
-                f"the exported program does not take these inputs: {condition} does not hold, {left} is {text}; "
-                "give inputs like those it was exported with, or export it again with dynamic_shapes that allow these"
-            )
-    else:  # a traced value: the condition becomes part of the traced program
-        torch._assert(holds, f"{condition} does not hold")
+def _refuse(condition: str, left: str, found: Any) -> NoReturn:
+    text = f"a tensor of shape {tuple(found.shape)}" if isinstance(found, torch.Tensor) else repr(found)
+    raise GuardError(
+        f"the exported program does not take these inputs: {condition} does not hold, {left} is {text}; "
+        "give inputs like those it was exported with, or export it again with dynamic_shapes that allow these"
+    )
 
 
 # ---- finding the conditions ----
@@ -126,21 +103,6 @@ def kinds_of_inputs(inputs: list[Any]) -> list[str]:
     return conditions
 
 
-def is_plain_tensor(value: Any) -> bool:
-    """Whether a value is a tensor of no class of its own, which a model may ask for, and without attributes."""
-    return _is_traced(value) or misfit_of_tensor(value, "") is None
-
-
-def is_exactly(kind: type, value: Any) -> bool:
-    """Whether a value is of a type, and of none that is derived from it."""
-    return type(value) is kind or _is_traced(value)
-
-
-def _is_traced(value: Any) -> bool:
-    return hasattr(type(value), "__torch_function__") and not issubclass(type(value), torch.Tensor)
-
-
-CHECKS: dict[str, Callable[..., bool]] = {"is_plain_tensor": is_plain_tensor, "is_exactly": is_exactly}
 # What a model may ask of a tensor, and how that is said of an input; torch.export takes the example's answer without a word.
 _LAYOUT = frozenset({"stride", "storage_offset"})
 _HISTORY: dict[str, str] = {
