@@ -12,7 +12,7 @@ import torch
 from torchgraft.bridge.input_guards import facts_of_tensor
 from torchgraft.bridge.joint_check import check_joint
 from torchgraft.bridge.joint_trace import JointTrace, Role, SourceLines, trace_joint
-from torchgraft.bridge.levels import EXPORTING, Model, as_module, model_name, outside_watch
+from torchgraft.bridge.levels import EXPORTING, Model, as_module, outside_watch
 from torchgraft.bridge.model_call import ModelCall
 from torchgraft.bridge.model_watch import PlainTensors, loses_dropout
 from torchgraft.bridge.partition import OutputEntry, finish_program
@@ -27,6 +27,7 @@ from torchgraft.bridge.refusals import (
 from torchgraft.bridge.run_watch import Asked, RunWatch
 from torchgraft.bridge.torch_fx import from_fx
 from torchgraft.capturing.surroundings import Surroundings
+from torchgraft.capturing.whole import program_name
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import BridgeError, GraftError
 
@@ -53,7 +54,7 @@ class JointCapture:
         self._asked = Asked()
         self._row = self.call.row(self._args, self._kwargs)
         with EXPORTING:
-            self.joint = self._program(self._trace(), f"{model_name(model)}Joint")
+            self.joint = self._program(self._trace(), f"{program_name(model)}Joint")
         if "memory" in self._asked.facts:  # what is a view and what a copy is decided
             self._asked.facts.add("stride")
         self.call.check_facts(self._module, self._row, self._asked)

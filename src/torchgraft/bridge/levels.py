@@ -18,7 +18,7 @@ from torch.export import Dim, ExportedProgram, export
 from torch.utils import _pytree as pytree
 
 from torchgraft.bridge.gradient_cuts import cut_at_marks, mark_cuts
-from torchgraft.bridge.model_watch import OutsideWatch, PlainTensors, keeps_notes, loses_dropout
+from torchgraft.bridge.model_watch import OutsideWatch, PlainTensors, forward_of, keeps_notes, loses_dropout
 from torchgraft.bridge.program_calls import check_calls, signature_of
 from torchgraft.bridge.refusals import (
     export_error,
@@ -34,7 +34,7 @@ from torchgraft.bridge.self_check import check_on_example
 from torchgraft.bridge.torch_export import from_export
 from torchgraft.capturing.model_state import ModelState
 from torchgraft.capturing.surroundings import Surroundings
-from torchgraft.capturing.whole import modules_of
+from torchgraft.capturing.whole import modules_of, program_name
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import BridgeError, GraftError
 from torchgraft.ir.modules import no_model, paths_of_modules
@@ -85,7 +85,7 @@ def aten_program(
         if core:
             exported = _decomposed(module, exported)
         result = from_export(exported, check_inputs=False)
-    type(result).__name__ = type(result).__qualname__ = model_name(model)
+    type(result).__name__ = type(result).__qualname__ = program_name(model)
     _restore_modes(result, module)
     if core:
         if "memory" in asked.facts:  # what is a view and what a copy is decided here, and not when the program runs
@@ -120,12 +120,6 @@ def _modules_with(function: Callable[..., Any]) -> torch.nn.Module:
         if isinstance(value, torch.nn.Module) and value not in holder._modules.values() and name not in vars(holder):
             holder._modules[name] = value
     return holder
-
-
-def model_name(model: Model) -> str:
-    """What the class of the program is called, and what messages call the model."""
-    name = type(model).__name__ if isinstance(model, torch.nn.Module) else getattr(model, "__name__", "")
-    return name if name.isidentifier() else "GraphModule"
 
 
 # ---- exporting ----
@@ -170,7 +164,7 @@ def _attribute(state: ModelState, part: torch.nn.Module, name: str) -> str:
 
 def outside_watch(module: torch.nn.Module) -> OutsideWatch:
     """What to look at that is outside of the model; refuses what would be lost from the start."""
-    watch = OutsideWatch(module, vars(module).get("forward") or type(module).forward)
+    watch = OutsideWatch(module, forward_of(module))
     if torch.is_grad_enabled() and watch.hidden_parameter() is not None:
         refuse_hidden_parameter(module)
     return watch
@@ -333,15 +327,9 @@ def complete_values(result: GraphModule) -> None:
             continue
         if node.op == "output":
             node.meta["val"] = map_arg(node.args[0], _value)
-        elif (
-            node.op == "call_function" and node.args and isinstance(node.args[0], Node) and _returns_first(node.target)
-        ):
-            node.meta["val"] = _value(node.args[0])
+        elif node.target is torch.ops.aten.copy_.default and isinstance(node.args[0], Node):
+            node.meta["val"] = _value(node.args[0])  # it returns what it writes
 
 
 def _value(node: Node) -> Any:
     return node.meta.get("val")
-
-
-def _returns_first(target: Any) -> bool:
-    return target is torch.ops.aten.copy_.default

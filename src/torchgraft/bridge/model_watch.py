@@ -13,6 +13,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from torchgraft.capturing.outside_state import OutsideState
+from torchgraft.capturing.pictures import is_equal
 
 _CONTAINERS = (list, dict, set)
 # The tables that every module has: hooks, parameters, buffers, submodules. Tracers look after those themselves.
@@ -50,7 +51,7 @@ class AttributeWatch:
             now = vars(module)
             own = keeps_notes(module)
             for name in (now.keys() | before.keys()) - _TABLES:
-                if name not in now or name not in before or not _is_equal(now[name], before[name]):
+                if name not in now or name not in before or not is_equal(now[name], before[name]):
                     if not own or (isinstance(now.get(name), _SETTINGS) and name != "training"):
                         changed.append(_dotted(path, name))
                     if name in before:
@@ -121,6 +122,11 @@ class OutsideWatch:
         return names
 
 
+def forward_of(model: torch.nn.Module) -> Callable[..., Any]:
+    """The function that a call of a model runs: one of its own, or that of its class."""
+    return vars(model).get("forward") or type(model).forward
+
+
 _SETTINGS = (int, float, bool, str)
 
 
@@ -133,20 +139,14 @@ def _dotted(path: str, name: str) -> str:
     return ".".join(filter(None, ["self", path, name]))
 
 
-def _is_equal(now: Any, before: Any) -> bool:
-    if now is before:
-        return True
-    return type(now) is type(before) and isinstance(now, (int, float, str, bytes)) and now == before
-
-
 def _same_content(container: Any, content: Any) -> bool:
     if len(container) != len(content):
         return False
     if isinstance(container, set):
         return container == content
     if isinstance(container, list):
-        return all(map(_is_equal, container, content))
-    return all(key in content and _is_equal(value, content[key]) for key, value in container.items())
+        return all(map(is_equal, container, content))
+    return all(key in content and is_equal(value, content[key]) for key, value in container.items())
 
 
 class PlainTensors:

@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from torchgraft.bridge.input_guards import FACTS
-from torchgraft.bridge.model_watch import AttributeWatch, custom_gradient, unknown_leaf
+from torchgraft.bridge.model_watch import AttributeWatch, custom_gradient, forward_of, unknown_leaf
 from torchgraft.bridge.refusals import (
     refuse_attributes,
     refuse_call,
@@ -73,8 +73,7 @@ class RunWatch:
         self._changed: list[str] = []
 
     def __enter__(self) -> RunWatch:
-        model = self._modules[0]
-        function = vars(model).get("forward") or type(model).forward
+        function = forward_of(self._modules[0])
         inner = [part for module in self._modules for part in module.modules()]
         self._patches = [*SWITCH_PATCHES, *FUNCTION_PATCHES, PARAMETER_PATCH, _DEVICE_PATCH]
         self._patches += type_patches(function, inner)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from torchgraft.bridge.model_watch import OutsideWatch, PlainTensors
+from torchgraft.bridge.model_watch import OutsideWatch, PlainTensors, forward_of
 from torchgraft.bridge.refusals import title
 from torchgraft.capturing.example import copied_input
 from torchgraft.capturing.model_state import ModelState
@@ -95,7 +95,7 @@ def put_back(module: torch.nn.Module) -> Iterator[None]:
     """Undo afterwards what is done to a model and to what it keeps outside."""
     paths = paths_of_modules(module)
     state, surroundings = ModelState(paths), Surroundings(paths)
-    outside, plain = OutsideWatch(module, vars(module).get("forward") or type(module).forward), PlainTensors(module)
+    outside, plain = OutsideWatch(module, forward_of(module)), PlainTensors(module)
     for inner in paths:
         state.watch(inner)
     for parameter in module.parameters():

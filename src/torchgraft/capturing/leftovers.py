@@ -10,13 +10,14 @@ from typing import Any, NamedTuple
 import torch
 
 from torchgraft.capturing.hooks import FORWARD_TABLES, OPTION_TABLES
+from torchgraft.capturing.mentions import PLAIN
 from torchgraft.capturing.pictures import is_equal
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.ir.leftovers import MISSING, Entry, Leftovers, leave
 
 _HOOKS = frozenset({*FORWARD_TABLES, *OPTION_TABLES})
 _STATE = frozenset({"_parameters", "_buffers", "_modules"})
-_PLAIN = frozenset({int, float, bool, str, bytes, complex, type(None)})
+_PLAIN = frozenset(PLAIN)
 
 
 class Left(NamedTuple):

@@ -40,7 +40,7 @@ from torchgraft.capturing.regions import remove_empty_regions
 from torchgraft.capturing.results import result_argument, write_objects
 from torchgraft.capturing.same_program import does_the_same
 from torchgraft.capturing.watch import Watcher, WatchingMode
-from torchgraft.capturing.whole import eager_error, modules_of, whole_program
+from torchgraft.capturing.whole import eager_error, modules_of, program_name, whole_program
 from torchgraft.capturing.wrapping import SCRIPT_PATCH, Autowrap, wrapped_patches
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import TraceError
@@ -369,7 +369,7 @@ def _watched_run(
     if not switches:
         guard_modes(watcher.graph, watcher.paths)
     _tidy(watcher)
-    program = GraphModule(watcher.root, watcher.graph, _program_name(function))
+    program = GraphModule(watcher.root, watcher.graph, program_name(function))
     return _Run(program, left, functools.partial(_refuse_unseen, watcher, changed, unseen, whole))
 
 
@@ -413,11 +413,6 @@ def _refuse_unseen(
     for owner, what in unseen:
         if owner not in whole:
             raise KeepWhole(owner, f"it changes {what}")
-
-
-def _program_name(model: Any) -> str:
-    name = type(model).__name__ if isinstance(model, torch.nn.Module) else getattr(model, "__name__", "")
-    return name if name.isidentifier() else "GraphModule"
 
 
 def _tidy(watcher: Watcher) -> None:

@@ -56,8 +56,17 @@ def whole_program(
         arguments: Any = (callee, method, positional, packed or (), named, packed_named or {})
         result = graph.call_function(call_whole, arguments)
     graph.output(result)
-    name = type(model).__name__ if model is root else getattr(model, "__name__", "")
-    return GraphModule(holder, graph, name if name.isidentifier() else "GraphModule")
+    return GraphModule(holder, graph, program_name(model))
+
+
+def program_name(model: Any) -> str:
+    """What the class of a model's program is called.
+
+    >>> program_name(torch.nn.ReLU()), program_name(torch.relu), program_name(lambda x: x)
+    ('ReLU', 'relu', 'GraphModule')
+    """
+    name = type(model).__name__ if isinstance(model, torch.nn.Module) else getattr(model, "__name__", "")
+    return name if name.isidentifier() else "GraphModule"
 
 
 def _arguments(
