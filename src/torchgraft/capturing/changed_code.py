@@ -64,15 +64,11 @@ def _changed(function: FunctionType, change: type[Change]) -> CodeType | None:
     code = function.__code__
     if not is_user_code(code) and not function.__module__.startswith("torch.nn."):
         return None
-    tree = _tree_of(code.co_filename, tuple(linecache.getlines(code.co_filename, function.__globals__)))
-    statement = next((item for item in tree.body if _is_inside(code.co_firstlineno, item)), None) if tree else None
-    if tree is None or statement is None:
+    lines = linecache.getlines(code.co_filename, function.__globals__)
+    found = _statements(code, _without_others(lines, code.co_firstlineno)) or _statements(code, lines)
+    if found is None:
         return None
-    # What is imported makes a difference to the code; what else is defined in the file makes none.
-    around = [item for item in tree.body if not isinstance(item, _DEFINITIONS)]
-    # The file may have been changed since it was imported, or the code by a tool: then the text says nothing.
-    if not _is_same(_compiled([*around, statement], code), code):
-        return None
+    around, statement = found
     visitor = change(code.co_firstlineno)
     changed = ast.fix_missing_locations(visitor.visit(copy.deepcopy(statement)))
     result = _compiled([*around, changed], code) if visitor.found else None
@@ -80,6 +76,35 @@ def _changed(function: FunctionType, change: type[Change]) -> CodeType | None:
 
 
 _DEFINITIONS = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+def _statements(code: CodeType, lines: list[str]) -> tuple[list[ast.stmt], ast.stmt] | None:
+    """What is around the definitions in a text, and the definition that a code comes from; None if the text is not its."""
+    tree = _tree_of(code.co_filename, tuple(lines))
+    statement = next((item for item in tree.body if _is_inside(code.co_firstlineno, item)), None) if tree else None
+    if tree is None or statement is None:
+        return None
+    # What is imported makes a difference to the code; what else is defined in the file makes none.
+    around = [item for item in tree.body if not isinstance(item, _DEFINITIONS)]
+    statement = _alone(statement, code.co_firstlineno)
+    # The file may have been changed since it was imported, or the code by a tool: then the text says nothing.
+    return (around, statement) if _is_same(_compiled([*around, statement], code), code) else None
+
+
+def _without_others(lines: list[str], line: int) -> list[str]:
+    """A file with empty lines for all definitions but the one around a line, because parsing takes most of the time. Where a
+    text over several lines leads astray, what is left is no Python, or not what runs."""
+    result = ["\n"] * len(lines)
+    start, is_definition, is_decorated = 0, False, False
+    for place, text in enumerate([*lines, "end"]):
+        begins_definition = text.startswith(("class ", "def ", "async def "))
+        is_decorator = text[:1] == "@"
+        if (begins_definition or is_decorator or text[:1].isidentifier()) and not is_decorated:
+            if not is_definition or start < line <= place:
+                result[start:place] = lines[start:place]
+            start, is_definition = place, begins_definition or is_decorator
+        is_decorated = (is_decorated or is_decorator) and not begins_definition
+    return result
 
 
 @functools.lru_cache(maxsize=8)
@@ -92,6 +117,17 @@ def _tree_of(file: str, lines: tuple[str, ...]) -> ast.Module | None:
 
 def _is_inside(line: int, statement: ast.stmt) -> bool:
     return isinstance(statement, _DEFINITIONS) and first_line(statement) <= line <= (statement.end_lineno or 0)
+
+
+def _alone(statement: ast.stmt, line: int) -> ast.stmt:
+    """A class without anything in it but the definition around a line; all else takes long to copy and to compile."""
+    if not isinstance(statement, ast.ClassDef):
+        return statement
+    inner = [_alone(item, line) for item in statement.body if _is_inside(line, item)]
+    alone = ast.ClassDef(statement.name, [], [], inner or statement.body, [])
+    if hasattr(statement, "type_params"):  # Python 3.12 and later
+        alone.type_params = statement.type_params  # type: ignore[attr-defined]
+    return ast.copy_location(alone, statement)
 
 
 def first_line(definition: Any) -> int:

@@ -17,6 +17,7 @@ from torchgraft.capturing.changed_code import Change, changed_patch
 from torchgraft.capturing.dtypes import FlowingDtype
 from torchgraft.capturing.mentions import codes_in
 from torchgraft.capturing.module_patches import TrainingFlag
+from torchgraft.ir.bytecode import instructions, may_contain
 from torchgraft.ir.origin import SourceLine, asked_once, source_line
 
 _SAME = "torchgraft's is"
@@ -90,13 +91,15 @@ class _Comparison(NamedTuple):
 def _comparisons(code: CodeType) -> Iterator[_Comparison]:
     """All in a function and the functions inside it."""
     for current in codes_in(code):
-        listing = [item for item in dis.get_instructions(current) if item.opname not in _NO_LOADS]
+        if not may_contain(current, "IS_OP"):
+            continue
+        listing = [item for item in instructions(current) if item.opname not in _NO_LOADS]
         for place, item in enumerate(listing):
             if item.opname == "IS_OP":
                 yield _Comparison(current, item.offset, *listing[place - 2 : place])
 
 
-_NO_LOADS = frozenset({"CACHE", "PUSH_NULL", "PRECALL"})
+_NO_LOADS = frozenset({"PUSH_NULL", "PRECALL"})
 _LOADS = frozenset({"LOAD_FAST", "LOAD_DEREF", "LOAD_FAST_BORROW"})
 _TWO_LOADS = frozenset({"LOAD_FAST_LOAD_FAST", "LOAD_FAST_BORROW_LOAD_FAST_BORROW"})
 

@@ -5,7 +5,6 @@ Which of it is pictured before a run, and put back after it, is decided in `outs
 
 from __future__ import annotations
 
-import dis
 import functools
 import inspect
 import itertools
@@ -18,6 +17,7 @@ from typing import Any
 from torchgraft.capturing.handlers import recovers
 from torchgraft.capturing.parts import closed_over
 from torchgraft.capturing.pictures import CONTAINERS
+from torchgraft.ir.bytecode import global_names, instructions
 from torchgraft.ir.origin import SourceLine, asked_once, is_user_code, source_line
 
 PLAIN = (int, float, str, bool, bytes, complex, type(None))
@@ -71,12 +71,12 @@ class Mentions:
         # Only objects that stay anyway are held on to here.
         self.names: list[str] = []
         self.values: list[Any] = []
-        for name, is_assigned, line in _mentioned(code):
+        for name, is_assigned, owner, offset in _mentioned(code):
             value = scope.get(name)
             function: Any = getattr(value, "__wrapped__", value) if callable(value) else value
             is_followed = type(function) is FunctionType and not is_of_library(function.__module__)
             if is_assigned or not (is_followed or _is_quiet(value)):
-                self.others.append((name, is_assigned, line))
+                self.others.append((name, is_assigned, source_line(owner, offset)))
                 continue
             self.names.append(name)
             self.values.append(value)
@@ -114,15 +114,13 @@ def mentions_of(function: FunctionType) -> Mentions:
 
 
 @asked_once
-def _mentioned(code: CodeType) -> list[tuple[str, bool, SourceLine | None]]:
-    """The global names in a function and the functions inside it: whether each is assigned, and the line that says so."""
-    found: dict[str, tuple[bool, SourceLine | None]] = {}
+def _mentioned(code: CodeType) -> list[tuple[str, bool, CodeType, int]]:
+    """The global names in a function and the functions inside it: whether each is assigned, and the place that says so."""
+    found: dict[str, tuple[bool, CodeType, int]] = {}
     for current in codes_in(code):
-        for item in dis.get_instructions(current):
-            if item.opname in ("LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL", "DELETE_GLOBAL"):
-                is_assigned = item.opname not in ("LOAD_GLOBAL", "LOAD_NAME")
-                if item.argval not in found or (is_assigned and not found[item.argval][0]):
-                    found[item.argval] = (is_assigned, source_line(current, item.offset))
+        for name, is_assigned, offset in global_names(current):
+            if name not in found or (is_assigned and not found[name][0]):
+                found[name] = is_assigned, current, offset
     return [(name, *details) for name, details in found.items()]
 
 
@@ -140,7 +138,7 @@ def notes_of(function: FunctionType) -> list[int]:
 
 def _is_only_appended(code: CodeType, name: str) -> bool:
     for current in codes_in(code):
-        listing = [item for item in dis.get_instructions(current) if item.opname not in ("CACHE", "PUSH_NULL")]
+        listing = [item for item in instructions(current) if item.opname != "PUSH_NULL"]
         for item, following in itertools.pairwise(listing):
             if item.argval == name and "DEREF" in item.opname and following.argval != "append":
                 return False

@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 import torch
 from torch.overrides import TorchFunctionMode
 
+from torchgraft.ir.bytecode import instructions
 from torchgraft.ir.graph import Graph
 from torchgraft.ir.guards import check_modes
 from torchgraft.ir.origin import source_line
@@ -135,7 +136,7 @@ def _names_in(method: Any) -> set[str] | None:
     code: Any = getattr(method, "__code__", None)
     if type(method) is not FunctionType or code.co_freevars not in ((), ("__class__",)) or code.co_cellvars:
         return None
-    listing = [item for item in dis.get_instructions(code) if item.opname not in ("CACHE", "PUSH_NULL")]
+    listing = [item for item in instructions(code) if item.opname != "PUSH_NULL"]
     names: set[str] = set()
     for place, item in enumerate(listing):
         if item.opname in ("LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR", "DELETE_ATTR") or "SUPER_ATTR" in item.opname:

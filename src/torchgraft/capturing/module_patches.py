@@ -4,7 +4,6 @@ The answers are the tracer's; the machinery that puts these functions in place a
 
 from __future__ import annotations
 
-import dis
 import inspect
 import operator
 from types import CodeType, MethodType
@@ -17,6 +16,7 @@ from torchgraft.capturing.autograd_functions import FUNCTION_PATCHES
 from torchgraft.capturing.regions import REGION_PATCHES
 from torchgraft.capturing.switches import SWITCH_PATCHES
 from torchgraft.capturing.wrapping import recorded_call, recorded_method
+from torchgraft.ir.bytecode import instructions, may_contain
 from torchgraft.ir.origin import asked_once, user_instruction
 
 # Factories that take sizes one by one refuse a proxy before torch's override protocol is asked.
@@ -191,11 +191,9 @@ def _read_training(module: torch.nn.Module) -> Any:
 
 @asked_once
 def _is_compared_by_identity(code: CodeType | None, instruction: int) -> bool:
-    if code is None:
+    if code is None or not may_contain(code, "IS_OP"):
         return False
-    following = [
-        item.opname for item in dis.get_instructions(code) if item.offset > instruction and item.opname != "CACHE"
-    ]
+    following = [item.opname for item in instructions(code) if item.offset > instruction]
     return following[1:2] == ["IS_OP"]
 
 

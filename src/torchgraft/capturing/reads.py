@@ -18,6 +18,7 @@ import torch
 from torchgraft.capturing.dtypes import FlowingDtype
 from torchgraft.capturing.sizes import SymbolicNumber, unwrapped, wrapped
 from torchgraft.capturing.tracer_base import TracerBase
+from torchgraft.ir.bytecode import instructions
 from torchgraft.ir.guards import check_value
 from torchgraft.ir.node import Node
 from torchgraft.ir.origin import asked_once, at, current_source_line, is_user_code
@@ -325,7 +326,7 @@ def asks_types(code: CodeType | None) -> bool:
         return is_user_code(code)
     if "type" not in code.co_names:
         return False
-    listing = [item for item in dis.get_instructions(code) if item.opname not in ("CACHE", "PUSH_NULL", "PRECALL")]
+    listing = [item for item in instructions(code) if item.opname not in ("PUSH_NULL", "PRECALL")]
     for place, item in enumerate(listing):
         if item.opname in ("LOAD_GLOBAL", "LOAD_NAME") and item.argval == "type":
             following = listing[place + 1 : place + 6]
@@ -343,7 +344,7 @@ def _is_taken_apart(code: CodeType | None, instruction: int) -> bool:
     """Whether the instruction reads a device that is then compared or asked for its type, as far as one function shows."""
     if code is None:
         return False
-    listing = [item for item in dis.get_instructions(code) if item.opname not in ("CACHE", "PUSH_NULL", "PRECALL")]
+    listing = [item for item in instructions(code) if item.opname not in ("PUSH_NULL", "PRECALL")]
     positions = {item.offset: place for place, item in enumerate(listing)}
     place = positions.get(instruction)
     if place is None or place + 1 >= len(listing):

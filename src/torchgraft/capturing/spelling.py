@@ -70,7 +70,7 @@ class Spelling:
         name = getattr(function, "__name__", "")
         self.name = name
         # The property that is read or written, where the function is one of a property's two.
-        self.property = function.__self__.__name__ if name in ("__get__", "__set__") else ""
+        self.property = _name_of(function.__self__) if name in ("__get__", "__set__") else ""
         self.special = SPECIAL.get(name)
         self.on_numbers = function in _ON_NUMBERS
         self.leaves_torch = name in _LEAVES_TORCH
@@ -80,12 +80,27 @@ class Spelling:
         known = _OPERATORS.get(name)
         self.operator: Any = None if known is None else known[0]
         self.operands = -1 if known is None else known[1]
-        is_method = torch.overrides.is_tensor_method_or_property(function)
+        is_method = _is_method(function, name)
         self.opcode = "call_method" if is_method else "call_function"
         self.target = name if is_method else function
         self.wish, self.operator_wish = wish_of(self.target), wish_of(self.operator)
         is_odd = self.special or self.property or self.on_numbers or self.leaves_torch or name == "_set_grad_enabled"
         self.is_usual = not is_odd
+
+
+def _name_of(described: Any) -> str:
+    """The name of a property, whether C or Python has made it."""
+    return described.fget.__name__ if isinstance(described, property) else described.__name__
+
+
+_METHODS = frozenset(
+    id(value) for base in torch.Tensor.__mro__[:-1] for value in vars(base).values() if callable(value)
+)
+
+
+def _is_method(function: Any, name: str) -> bool:
+    """What `torch.overrides.is_tensor_method_or_property` says, which looks through all of torch when it is first asked."""
+    return name == "__get__" or id(function) in _METHODS
 
 
 SPELLINGS: dict[Any, Spelling] = {}
