@@ -6,7 +6,6 @@ from __future__ import annotations
 import __future__
 
 import ast
-import copy
 import functools
 import linecache
 import warnings
@@ -70,7 +69,7 @@ def _changed(function: FunctionType, change: type[Change]) -> CodeType | None:
         return None
     around, statement = found
     visitor = change(code.co_firstlineno)
-    changed = ast.fix_missing_locations(visitor.visit(copy.deepcopy(statement)))
+    changed = ast.fix_missing_locations(visitor.visit(statement))
     result = _compiled([*around, changed], code) if visitor.found else None
     return None if result is None else _with_functions(result, visitor.places)
 
@@ -80,7 +79,7 @@ _DEFINITIONS = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 def _statements(code: CodeType, lines: list[str]) -> tuple[list[ast.stmt], ast.stmt] | None:
     """What is around the definitions in a text, and the definition that a code comes from; None if the text is not its."""
-    tree = _tree_of(code.co_filename, tuple(lines))
+    tree = _tree_of(code.co_filename, lines)
     statement = next((item for item in tree.body if _is_inside(code.co_firstlineno, item)), None) if tree else None
     if tree is None or statement is None:
         return None
@@ -107,8 +106,7 @@ def _without_others(lines: list[str], line: int) -> list[str]:
     return result
 
 
-@functools.lru_cache(maxsize=8)
-def _tree_of(file: str, lines: tuple[str, ...]) -> ast.Module | None:
+def _tree_of(file: str, lines: list[str]) -> ast.Module | None:
     try:
         return ast.parse("".join(lines), file)
     except (SyntaxError, ValueError, RecursionError):  # no Python, such as a cell of a notebook with commands in it

@@ -90,7 +90,7 @@ class Spelling:
 
 def _name_of(described: Any) -> str:
     """The name of a property, whether C or Python has made it."""
-    return described.fget.__name__ if isinstance(described, property) else described.__name__
+    return described.fget.__name__ if isinstance(described, property) else described.__name__  # type: ignore[union-attr]
 
 
 _METHODS = frozenset(
