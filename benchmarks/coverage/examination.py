@@ -110,11 +110,13 @@ def _captured(model: nn.Module, example: Inputs, level: str) -> tuple[Attempt, A
     before = Snapshot(model)
     torch.manual_seed(1)
     state = torch.get_rng_state()
+    started = time.process_time()
     try:
         program = torchgraft.capture(model, example.args, example.kwargs, level=level)
     except Exception as error:
         attempt.reasons["captured"] = described(error)
         return attempt, None
+    attempt.first_seconds = time.process_time() - started
     attempt.captured = True
     attempt.nodes = len(program.graph.nodes)
     attempt.guards = len(program.guards)

@@ -115,13 +115,16 @@ def _touched(rows: Sequence[Row]) -> str:
 
 
 def _ratios(way: str, to: str = "eager") -> Callable[[Sequence[Row]], str]:
-    def text(rows: Sequence[Row]) -> str:
-        ratios = [ratio for row in _running(rows) if (ratio := row.ratio(way, to)) is not None]
-        if not ratios:
-            return ""
-        return f"{statistics.median(ratios):.3g} ({min(ratios):.2g} to {max(ratios):.3g})"
+    return lambda rows: _spread([row.ratio(way, to) for row in _running(rows)])
 
-    return text
+
+def _first_ratios(rows: Sequence[Row]) -> str:
+    return _spread([row.first_ratio(MODULE) for row in _running(rows)])
+
+
+def _spread(found: Sequence[float | None]) -> str:
+    ratios = [ratio for ratio in found if ratio is not None]
+    return f"{statistics.median(ratios):.3g} ({min(ratios):.2g} to {max(ratios):.3g})" if ratios else ""
 
 
 _MEASURES: list[tuple[str, Callable[[Sequence[Row]], str]]] = [
@@ -140,6 +143,7 @@ _MEASURES: list[tuple[str, Callable[[Sequence[Row]], str]]] = [
     ("captures that changed the model or the random state", _touched),
     ("capture in eager runs: median (least to most)", _ratios(MODULE)),
     ("capture of functions in eager runs", _ratios(FUNCTION)),
+    ("the first capture in eager runs, with reading the model's code", _first_ratios),
     ("torch.export in eager runs", _ratios(EXPORT)),
     ("torch.export in captures", _ratios(EXPORT, MODULE)),
 ]
@@ -157,6 +161,7 @@ captured with, on other values, at another batch size, at another size of pictur
 were left. *Refused* means a GuardError that names the line; *undefined* that the model itself does not take such inputs. A
 module *kept whole* does something that cannot be written down as operations, such as counting its calls, and stays one call.
 Times are of the process, with one torch thread; eager runs and captures are taken in turn, and a ratio is of their medians.
+The first capture of a model reads the code of its classes, too, which later ones remember.
 torch.fx may fix every argument that is not given; torch.export is asked for the sizes of the example only, may leave out the
 cache that language models return, and calculates nothing, while a capture is a run of the model."""
 

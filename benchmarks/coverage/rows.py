@@ -28,6 +28,7 @@ class Attempt:
     nodes: int = 0
     guards: int = 0
     seconds: float | None = None
+    first_seconds: float | None = None
     verdicts: dict[str, str] = field(default_factory=dict)
     reasons: dict[str, str] = field(default_factory=dict)
     kept: dict[str, str] | None = None
@@ -70,6 +71,11 @@ class Row:
         longer = self.attempt(way).seconds
         shorter = self.eager_seconds if to == "eager" else self.attempt(to).seconds
         return longer / shorter if longer and shorter else None
+
+    def first_ratio(self, way: str) -> float | None:
+        """How many eager runs the very first capture took, in a process that has not seen such a model."""
+        longer = self.attempt(way).first_seconds
+        return longer / self.eager_seconds if longer and self.eager_seconds else None
 
 
 def to_json(row: Row) -> str:
