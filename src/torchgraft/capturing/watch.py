@@ -82,6 +82,7 @@ class Watcher(Values):
             if not _is_of_torch(module):
                 self.state.watch(module)  # also those that are only called where nobody watches
         self.outside = OutsideState(lambda value: False)
+        self.outside.watch_context()
         self.hooks = hooks or RunHooks()
         self.flags_are_plain = flags_are_plain
         self._is_leaf = is_leaf
@@ -308,7 +309,10 @@ class Watcher(Values):
         """A call of Python's random numbers or of torch's random state, which gives something else each time."""
         if self._switching:
             return function(*args, **kwargs)
+        if function.__name__ == "shuffle":
+            raise KeepWhole(self._modules[-1], f"shuffle() puts a list into an order that Python then reads{at_line()}")
         node = self.create_node("call_function", function, *self._lowered(args, kwargs))
+        self.surroundings.before_python_draw()
         result = self.unwatched(function, *concrete(args), **concrete(kwargs))
         self.surroundings.explain_python_draw()
         if isinstance(result, torch.Tensor):
