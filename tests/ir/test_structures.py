@@ -6,7 +6,7 @@ import copy
 import dataclasses
 import pickle
 from collections import OrderedDict, defaultdict, deque
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -79,6 +79,11 @@ class Fields(OrderedDict[str, Any]):
         return type(self), (self.first, self.second)
 
 
+class Pair(NamedTuple):
+    left: Any
+    right: Any
+
+
 class Labelled(list[Any]):
     def __init__(self, label: str, items: Any) -> None:
         super().__init__(items)
@@ -99,6 +104,13 @@ def test_containers_with_attributes_and_an_order_of_their_own(copied: Any) -> No
     assert (found.first, found.second) == ("a", "b")
     assert type(found.extra) is Labelled and found.extra == ["c", 3] and found.extra.label == "two"
     assert fields.extra is items and is_tensor(items[0])
+
+
+def test_an_object_inside_a_container_of_its_own_kind() -> None:
+    template, parts = take_apart(Labelled("one", [Holder(cache=Holder(keys=torch.ones(2)))]), is_tensor)
+    assert len(parts) == 1 and put_together(template, "keys")[0].cache.keys == "keys"
+    template, _ = take_apart(Pair(Holder(keys=torch.ones(2)), 1), is_tensor)
+    assert put_together(template, "keys").left.keys == "keys"
 
 
 def test_other_items_in_a_container_of_the_same_class() -> None:

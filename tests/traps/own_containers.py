@@ -150,3 +150,13 @@ def defaultdict_given(given: Any) -> torch.Tensor:
     given["twice"].append(given["all"][0] * 2)
     given.extra = given.extra + 1
     return given.extra + given["twice"][0]
+
+
+class Cache:
+    def __init__(self, keys: torch.Tensor) -> None:
+        self.keys = keys
+
+
+@TRAPS.function("a cache among results")
+def cache_among_results(x: torch.Tensor) -> Any:
+    return Results(first=x, second=Cache(x * 2), third=Pair(Cache(x + 1), 2))

@@ -49,6 +49,7 @@ class ExampleInputs:
         # The tensors among the inputs, each once.
         self._tensors: list[MakeNode] = []
         self.bound = bind(function, args, kwargs)
+        self._positional = len(args)
         self.nodes = placeholders(watcher.graph, self.bound)
         self._where = f"the inputs of {getattr(function, '__qualname__', type(function).__name__)}"
         expected = {}
@@ -70,6 +71,22 @@ class ExampleInputs:
         for path, make_first, make_second in self._same:
             same = watcher.create_node("call_function", operator.is_, (make_first(), make_second()), {})
             watcher.guard(same, True, f"'{path}' is the same tensor as another input")
+
+    def call(self, function: Callable[..., Any]) -> Any:
+        """Call the model as it was called: decorators may tell what is given by name from what is not."""
+        positional: list[Any] = []
+        named: dict[str, Any] = {}
+        for name, value in self.bound.arguments.items():
+            kind = self.bound.signature.parameters[name].kind
+            if kind is inspect.Parameter.VAR_POSITIONAL:
+                positional += value
+            elif kind is inspect.Parameter.VAR_KEYWORD:
+                named |= value
+            elif kind is inspect.Parameter.POSITIONAL_ONLY or len(positional) < self._positional:
+                positional.append(value)
+            else:
+                named[name] = value
+        return function(*positional, **named)
 
     def guard_identities(self, where: str) -> None:
         """Have the program check that no two inputs are one tensor: the model may ask for that (`query is key`).

@@ -330,7 +330,7 @@ def _watched_run(
     previous, active.tracer = active.tracer, watcher
     try:
         with WatchingMode(watcher):
-            result = function(*inputs.bound.args, **inputs.bound.kwargs)
+            result = inputs.call(function)
             output = result_argument(watcher, result)
             watcher.unwatched(write_objects, watcher)
             # While what it may change of the model is still going to be put back.

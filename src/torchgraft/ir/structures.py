@@ -156,7 +156,7 @@ def take_apart(value: Any, is_part: Callable[[Any], bool]) -> tuple[Any, list[An
 
 def put_together(template: Any, *parts: Any) -> Any:
     """A new object like the template, with the parts in its slots."""
-    holders = _holders(template, lambda leaf: isinstance(leaf, (_Container, _Slot)))
+    holders = _holders(template, lambda leaf: isinstance(leaf, _Slot))
     return _rebuild(template, lambda leaf: parts[leaf.number] if isinstance(leaf, _Slot) else leaf, {}, holders)
 
 
@@ -190,7 +190,7 @@ def _holders(value: Any, is_part: Callable[[Any], bool]) -> set[int]:
     pending = [(value, -1)]
     while pending:
         item, holder = pending.pop()
-        if is_part(item) or isinstance(item, (list, set, dict, deque)):
+        if is_part(item) or isinstance(item, (list, set, dict, deque, _Container)):
             found.append(holder)
         if is_part(item) or isinstance(item, (torch.Tensor, torch.nn.Module, type)):
             continue
