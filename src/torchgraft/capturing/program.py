@@ -26,7 +26,7 @@ from torchgraft.capturing.identities import (
     line_of_comparison,
 )
 from torchgraft.capturing.kinds import PARAMETER_PATCH, type_patches
-from torchgraft.capturing.leftovers import Left, have_program_leave
+from torchgraft.capturing.leftovers import Left, have_program_leave, sees_only_itself
 from torchgraft.capturing.memos import memo_patches
 from torchgraft.capturing.min_max import BUILTIN_PATCHES
 from torchgraft.capturing.mode_statements import choice_patches, methods_of_torch
@@ -389,7 +389,7 @@ def _draws(module: torch.nn.Module, name: str) -> bool:
 
 def _may_be_read(watcher: Watcher) -> bool:
     """Whether something ran that nobody watched, and that may have read what the run wrote into attributes."""
-    return any(not is_from_torch(type(module)) for module in watcher.ran_whole)  # type: ignore[arg-type]
+    return not all(map(sees_only_itself, watcher.ran_whole))
 
 
 def _can_be_left(watcher: Watcher, left: list[Left], whole: set[torch.nn.Module]) -> bool:
