@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 from torchgraft.capturing.active import Beginning, CodePatch, acquire_all, active, paused_collection, release_all
 from torchgraft.capturing.dtypes import DTYPE_PATCHES
 from torchgraft.capturing.example import ExampleInputs, refuse_iterators
+from torchgraft.capturing.free_dimensions import check_free
 from torchgraft.capturing.hooks import RunHooks
 from torchgraft.capturing.identities import (
     compare_ours,
@@ -46,7 +47,6 @@ from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import TraceError
 from torchgraft.ir.contexts import exit_context
 from torchgraft.ir.modules import has_hooks, hooks_for_all, inner_modules, no_model, paths_of_modules
-from torchgraft.ir.node import Node
 
 LeafRule = Callable[[torch.nn.Module, str], bool] | Iterable[Any] | type | str | None
 
@@ -81,9 +81,11 @@ def capture(
     if (problem := no_model(model)) is not None:
         raise TypeError(f"cannot capture {problem}")
     values = tuple(args) if isinstance(args, (tuple, list)) else (args,)
-    program = _Capture(model, values, dict(kwargs or {}), _leaf_rule(level, leaf)).run()
+    run = _Capture(model, values, dict(kwargs or {}), _leaf_rule(level, leaf))
+    _check_leaf_names(leaf, run.paths.values())
+    program = run.run()
     if dynamic:
-        _check_dynamic(program, dynamic)
+        check_free(program, model, values, dict(kwargs or {}), dynamic)
     return program
 
 
@@ -261,7 +263,16 @@ class _Capture:
 
 
 def _is_callable(module: torch.nn.Module) -> bool:
-    return type(module).forward is not torch.nn.Module.forward
+    # A scripted module has a forward that its class cannot be asked for.
+    return inspect.getattr_static(type(module), "forward") is not torch.nn.Module.forward
+
+
+def _check_leaf_names(leaf: LeafRule, paths: Iterable[str]) -> None:
+    """Refuse the path of a module that there is none at."""
+    wanted = [leaf] if isinstance(leaf, str) else leaf if isinstance(leaf, (list, tuple, set, frozenset)) else []
+    unknown = [item for item in wanted if isinstance(item, str) and item not in set(paths)]
+    if unknown:
+        raise ValueError(f"leaf names '{unknown[0]}', and the model has no module there; see model.named_modules()")
 
 
 def _leaf_rule(level: str, leaf: LeafRule) -> Callable[[torch.nn.Module, str], bool]:
@@ -426,20 +437,3 @@ def _tidy(watcher: Watcher) -> None:
 
 
 _READS = frozenset({getattr, "size", "numel", "item"})
-
-
-def _check_dynamic(program: GraphModule, dynamic: dict[str, Iterable[int]]) -> None:
-    """Refuse a program in which a dimension that must stay free was fixed to a number."""
-    inputs = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
-    for name, dimensions in dynamic.items():
-        if name not in inputs:
-            raise ValueError(f"dynamic names '{name}', but the inputs are {', '.join(map(repr, inputs))}")
-        for dimension in dimensions:
-            for guard in program.guards:
-                size = guard.node.args[0]
-                is_size = isinstance(size, Node) and size.target == "size" and size.args == (inputs[name], dimension)
-                if is_size and type(guard.expected) is int:
-                    raise TraceError(
-                        f"dimension {dimension} of '{name}' was to stay free, but the model fixed it to {guard.expected} at "
-                        f"{guard.where}; rewrite that line so that the size only flows into other calls"
-                    )
