@@ -32,8 +32,8 @@ from torchgraft.capturing.memos import memo_patches
 from torchgraft.capturing.min_max import BUILTIN_PATCHES
 from torchgraft.capturing.mode_statements import choice_patches, methods_of_torch
 from torchgraft.capturing.mode_switches import guard_modes, has_own_train, only_switches
-from torchgraft.capturing.model_state import is_from_torch
 from torchgraft.capturing.module_patches import MODULE_GETATTR, MODULE_PATCHES, TENSOR_ATTRIBUTE_PATCH
+from torchgraft.capturing.packing import PACKING_PATCHES
 from torchgraft.capturing.plain_numbers import call_ours, number_patches
 from torchgraft.capturing.reads import KeepWhole, RunAgain
 from torchgraft.capturing.refusals import UnsupportedArgument
@@ -317,7 +317,7 @@ _PATCHES = [
     for patch in MODULE_PATCHES
     if getattr(patch, "holder", None) not in (torch, torch.Tensor, TorchFunctionMode) and patch is not MODULE_GETATTR
 ]
-_PATCHES += [TENSOR_ATTRIBUTE_PATCH, *BUILTIN_PATCHES, SCRIPT_PATCH, PARAMETER_PATCH, *DTYPE_PATCHES]
+_PATCHES += [TENSOR_ATTRIBUTE_PATCH, *BUILTIN_PATCHES, SCRIPT_PATCH, PARAMETER_PATCH, *DTYPE_PATCHES, *PACKING_PATCHES]
 
 
 def _watched_run(

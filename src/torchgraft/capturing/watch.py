@@ -323,6 +323,10 @@ class Watcher(Values):
             return result
         raise KeepWhole(self._modules[-1], f"{function.__name__}() draws what cannot be written down{at_line()}")
 
+    def before_packing(self) -> None:
+        """An encoder would pack what is not padded, unless gradients are needed."""
+        raise KeepWhole(self._modules[-1], "it packs what is not padded where no gradients are needed")
+
     def before_key(self, number: Any) -> None:
         """A number is about to be the key of a table, which may outlive the run."""
         if active.tracer is self and not self._switching:
