@@ -119,13 +119,31 @@ class InBranch(Linear):
         return self.linear(x.to(kind)) if x.dtype != kind else self.linear(x) * 2
 
 
-@pytest.mark.parametrize("kind", [Compared, InTuple, AsText, AsKey, AsSize, ByInformation, InBranch])
+@pytest.mark.parametrize("kind", [Compared, InTuple, AsText, AsKey, AsSize, ByInformation])
 def test_what_decides_is_a_guard(kind: type[nn.Module]) -> None:
     model, x = kind(), torch.randn(2, 4)
     program = capture(model, (x,))
     assert torch.equal(program(x), model(x)) and program.meta["kept_whole"] == {}
     with pytest.raises(GuardError):
         program.double()(x.double())
+
+
+class NotHalf(Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.linear(x)
+        if y.dtype == torch.float16 or y.dtype in (torch.bfloat16, None) or y.dtype is torch.int32:
+            y = y.clamp(max=1)
+        return y
+
+
+@pytest.mark.parametrize("kind", [InBranch, NotHalf])
+def test_of_dtypes_that_are_compared_the_answer_is_checked(kind: type[nn.Module]) -> None:
+    model, x = kind(), torch.randn(2, 4)
+    program = capture(copy.deepcopy(model), (x,))
+    assert torch.equal(program(x), model(x)) and program.meta["kept_whole"] == {}
+    assert torch.equal(program.double()(x.double()), model.double()(x.double()))
+    with pytest.raises(GuardError, match="=="):
+        program.to(torch.bfloat16)(x.bfloat16() if kind is NotHalf else x.double())
 
 
 TABLE: dict[Any, Any] = {}

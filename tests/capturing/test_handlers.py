@@ -96,3 +96,31 @@ def test_what_is_further_out_than_the_capture_is_no_business_of_the_model() -> N
         return recovering_frame(sys._getframe(0), within.__code__)
 
     assert _caught(within) is None
+
+
+def _missing_kernel(call: Callable[[], Any]) -> Any:
+    try:
+        return call()
+    except NotImplementedError:
+        return None
+
+
+def _missing_kernel_or_more(call: Callable[[], Any]) -> Any:
+    try:
+        return call()
+    except NotImplementedError:
+        return None
+    except RuntimeError:
+        return 1
+
+
+def _missing_kernel_inside(call: Callable[[], Any]) -> Any:
+    try:
+        return _missing_kernel(call)
+    except (NotImplementedError, RuntimeError):
+        return None
+
+
+def test_what_torch_has_no_kernel_for_is_no_question_of_values() -> None:
+    assert not recovers(_missing_kernel.__code__)
+    assert recovers(_missing_kernel_or_more.__code__) and recovers(_missing_kernel_inside.__code__)

@@ -194,3 +194,43 @@ def test_what_is_kept_whole_may_read_it() -> None:
             return self.inner(x)
 
     assert list(capture(Reading(), (torch.ones(2),)).meta["kept_whole"]) == [""]
+
+
+def _dropped(x: torch.Tensor, rate: float, training: bool) -> torch.Tensor:
+    return x * torch.empty(x.shape[0], 1).bernoulli_(1 - rate) if training and rate > 0 else x
+
+
+class StochasticDepth(nn.Module):
+    """Kept whole, because it does something else in the other mode; it reads nothing but its own number."""
+
+    def __init__(self, rate: float) -> None:
+        super().__init__()
+        self.rate = rate
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.rate == 0.0 or not self.training:
+            return x
+        return _dropped(x, self.rate, self.training)
+
+
+class Knowing(StochasticDepth):
+    """The same with a look at the configuration."""
+
+    def __init__(self, rate: float, config: Any) -> None:
+        super().__init__(rate)
+        self.config = config
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) if self.config.problem is None else super().forward(x) * 2
+
+
+def test_what_is_kept_whole_and_sees_only_itself_does_not_matter() -> None:
+    model, labels = Classifier(), torch.tensor([0, 2])
+    model.linear = nn.Sequential(nn.Linear(4, 3), StochasticDepth(0.5))
+    program = capture(model.eval(), (torch.ones(2, 4), labels))
+    assert list(program.meta["kept_whole"]) == ["linear.1"] and model.config.problem is None
+    torch.testing.assert_close(program(torch.ones(2, 4), labels), model(torch.ones(2, 4), labels))
+    assert model.config.problem == "one"
+    model = Classifier()
+    model.linear = nn.Sequential(nn.Linear(4, 3), Knowing(0.5, model.config))
+    assert "" in capture(model, (torch.ones(2, 4), labels)).meta["kept_whole"]

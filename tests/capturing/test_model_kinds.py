@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -575,3 +576,12 @@ def test_a_module_whose_method_is_called_keeps_its_caller_whole() -> None:
     assert "encoder" in program.meta["kept_whole"] and "" not in program.meta["kept_whole"]
     assert torch.equal(program(x), model(x))
     assert model.encoder.parts[0].calls == 2
+
+
+def test_a_scripted_model_is_one_call() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = torch.jit.script(nn.Linear(4, 4))
+    program = capture(model, (torch.ones(2, 4),))
+    assert list(program.meta["kept_whole"]) == [""]
+    assert torch.equal(program(torch.ones(5, 4)), model(torch.ones(5, 4)))

@@ -554,3 +554,30 @@ def test_operations_of_resnet50_are_those_the_paper_counts() -> None:
     counts = collections.Counter(operations(program))
     wanted = {"conv2d": 53, "batch_norm": 53, "relu": 49, "add_": 16, "max_pool2d": 1, "flatten": 1, "linear": 1}
     assert {name: counts[name] for name in wanted} == wanted
+
+
+def _telling(forward: Any) -> Any:
+    """A decorator that tells what is given by name from what is not, as some of transformers do."""
+
+    @functools.wraps(forward)
+    def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
+        wanted = kwargs.get("twice", False)
+        kwargs["twice"] = True
+        return forward(self, *args, **kwargs) + (len(args) if wanted else 10 * len(args))
+
+    return wrapper
+
+
+class Telling(nn.Module):
+    @_telling
+    def forward(self, x: torch.Tensor, twice: bool = False, scale: float = 1.0) -> torch.Tensor:
+        return x * scale * (2 if twice else 1)
+
+
+@pytest.mark.parametrize("options", [{}, {"twice": True}, {"scale": 3.0, "twice": True}])
+def test_what_is_given_by_name_stays_by_name(options: dict[str, Any]) -> None:
+    model, x = Telling(), torch.ones(2)
+    program = capture(model, (x,), options)
+    assert program.meta["kept_whole"] == {} and torch.equal(program(x, **options), model(x, **options))
+    program = capture(model, (), {"x": x, **options})
+    assert program.meta["kept_whole"] == {} and torch.equal(program(x=x, **options), model(x=x, **options))

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+import copy
+import dataclasses
+import pickle
+from collections import OrderedDict, defaultdict, deque
+from typing import Any, NamedTuple
 
+import pytest
 import torch
 
 from torchgraft.ir.arguments import immutable_dict, immutable_list
-from torchgraft.ir.structures import parts_of, put_together, take_apart
+from torchgraft.ir.structures import parts_of, put_together, remade, take_apart
 
 
 class Holder:
@@ -57,3 +62,60 @@ def test_containers_that_refuse_to_change() -> None:
     template, parts = take_apart(value, is_tensor)
     found = put_together(template, "part")
     assert len(parts) == 1 and found == {"a": ["part"], "b": {"c": 2}} and type(found) is immutable_dict
+
+
+@dataclasses.dataclass
+class Fields(OrderedDict[str, Any]):
+    """Copied from its fields, whatever order its items are in; filled by way of its attributes."""
+
+    first: Any = None
+    second: Any = None
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        OrderedDict.__setitem__(self, key, value)
+        object.__setattr__(self, key, value)
+
+    def __reduce__(self) -> Any:
+        return type(self), (self.first, self.second)
+
+
+class Pair(NamedTuple):
+    left: Any
+    right: Any
+
+
+class Labelled(list[Any]):
+    def __init__(self, label: str, items: Any) -> None:
+        super().__init__(items)
+        self.label = label
+
+
+@pytest.mark.parametrize(
+    "copied", [lambda template: template, copy.deepcopy, lambda it: pickle.loads(pickle.dumps(it))]
+)
+def test_containers_with_attributes_and_an_order_of_their_own(copied: Any) -> None:
+    fields, items = Fields(), Labelled("two", [torch.ones(1), 3])
+    fields["second"], fields["first"] = torch.ones(2), torch.ones(3)
+    fields.extra = items  # type: ignore[attr-defined]
+    template, parts = take_apart(fields, is_tensor)
+    assert [part.numel() for part in parts] == [2, 3, 1], "each once"
+    found = put_together(copied(template), "b", "a", "c")
+    assert type(found) is Fields and list(found.items()) == [("second", "b"), ("first", "a")]
+    assert (found.first, found.second) == ("a", "b")
+    assert type(found.extra) is Labelled and found.extra == ["c", 3] and found.extra.label == "two"
+    assert fields.extra is items and is_tensor(items[0])
+
+
+def test_an_object_inside_a_container_of_its_own_kind() -> None:
+    template, parts = take_apart(Labelled("one", [Holder(cache=Holder(keys=torch.ones(2)))]), is_tensor)
+    assert len(parts) == 1 and put_together(template, "keys")[0].cache.keys == "keys"
+    template, _ = take_apart(Pair(Holder(keys=torch.ones(2)), 1), is_tensor)
+    assert put_together(template, "keys").left.keys == "keys"
+
+
+def test_other_items_in_a_container_of_the_same_class() -> None:
+    groups = defaultdict(list, a=[1])
+    assert remade(groups, {"b": [2]})["new"] == [] and groups == {"a": [1]}
+    recent = remade(deque([1, 2], maxlen=2), [5, 6, 7])
+    assert recent == deque([6, 7], maxlen=2) and recent.maxlen == 2
+    assert remade(torch.Size([1]), [2, 3]) == torch.Size([2, 3])

@@ -409,3 +409,21 @@ def test_to_dict_is_plain():
     data = verify(model, symbolic_trace(model), (torch.ones(2, 4),)).to_dict()
     assert json.loads(json.dumps(data)) == data
     assert data["ok"] and data["checks"][0]["aspects"]["state"] == "equal"
+
+
+class Counting(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls, self.linear = 0, nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return self.linear(x) * self.calls
+
+
+def test_a_model_that_is_one_call_changes_its_attributes_like_itself() -> None:
+    model, x = Counting(), torch.ones(2, 4)
+    found = verify(model, capture(model, (x,)), (x,))
+    assert found.ok and found, str(found)
+    assert not verify(model, symbolic_trace(nn.Linear(4, 4)), (x,))
+    assert model.calls == 0

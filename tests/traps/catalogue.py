@@ -20,6 +20,8 @@ from tests.traps import (
     mutation,
     numbers_read,
     outside,
+    own_containers,
+    places,
     random_numbers,
     reads,
     regions,
@@ -44,7 +46,9 @@ GROUPS: dict[str, list[Trap]] = {
     ],
     "hostile": [
         trap
-        for file in (outside, asked, numbers_read, differentiation, surroundings, containers, flow, libraries)
+        for file in (
+            outside, places, asked, numbers_read, differentiation, surroundings, containers, own_containers, flow, libraries,
+        )
         for trap in file.TRAPS
     ],
     "afterwards": [trap for file in (switched, leftovers) for trap in file.TRAPS],

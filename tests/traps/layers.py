@@ -285,3 +285,34 @@ class Loss(nn.Module):
 
     def forward(self, x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         return self.loss(x, target) + F.nll_loss(x.log_softmax(-1), target)
+
+
+def _padded(n: int = 3) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.randn(2, max(n, 2), 8), torch.tensor([max(n, 2), 1])
+
+
+class EncoderOfItsOwn(nn.TransformerEncoder):
+    pass
+
+
+class PaddedEncoder(nn.Module):
+    """Without gradients, torch's encoder packs what is not padded, and the padding becomes zeros."""
+
+    def __init__(self, kind: type[nn.TransformerEncoder]) -> None:
+        super().__init__()
+        self.encoder = kind(nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True), 1)
+
+    def forward(self, x: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        return self.encoder(x, src_key_padding_mask=torch.arange(x.shape[1])[None] >= lengths[:, None])
+
+
+TRAPS.add(
+    "an encoder of padded texts", lambda: PaddedEncoder(nn.TransformerEncoder), inputs=_padded, sizes=(5,), mode="eval"
+)
+TRAPS.add(
+    "an encoder of padded texts of its own class",
+    lambda: PaddedEncoder(EncoderOfItsOwn),
+    inputs=_padded,
+    sizes=(5,),
+    mode="eval",
+)

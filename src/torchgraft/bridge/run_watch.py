@@ -33,6 +33,7 @@ from torchgraft.bridge.refusals import (
 from torchgraft.capturing.active import Patch, acquire_all, active, release_all
 from torchgraft.capturing.autograd_functions import FUNCTION_PATCHES
 from torchgraft.capturing.kinds import PARAMETER_PATCH, type_patches
+from torchgraft.capturing.packing import PACKING_PATCHES
 from torchgraft.capturing.parts import mutable_parts, parts_now, same_parts
 from torchgraft.capturing.switches import SWITCH_PATCHES
 from torchgraft.ir.origin import SourceLine, at, current_source_line, is_user_code
@@ -75,7 +76,7 @@ class RunWatch:
     def __enter__(self) -> RunWatch:
         function = forward_of(self._modules[0])
         inner = [part for module in self._modules for part in module.modules()]
-        self._patches = [*SWITCH_PATCHES, *FUNCTION_PATCHES, PARAMETER_PATCH, _DEVICE_PATCH]
+        self._patches = [*SWITCH_PATCHES, *FUNCTION_PATCHES, PARAMETER_PATCH, *PACKING_PATCHES, _DEVICE_PATCH]
         self._patches += type_patches(function, inner)
         acquire_all(self._patches)
         self._step_hook = register_optimizer_step_pre_hook(self._listener.note_step)
@@ -137,6 +138,11 @@ class Listener:
         self._asked.facts.add("class")
         stands_in = type(tensor).__module__.startswith("torch._subclasses.")
         return type(tensor) if not stands_in else _parameter_or_tensor(tensor)
+
+    def before_packing(self) -> None:
+        """An encoder would pack what is not padded, unless gradients are needed."""
+        if torch.is_grad_enabled():
+            self._asked.situation.setdefault("torch.is_grad_enabled() == True", at(current_source_line()))
 
     def use_function(self, cls: Any) -> None:
         """A torch.autograd.Function is called; somebody may need its backward."""

@@ -16,7 +16,7 @@ from torchgraft.capturing.proxy import Proxy, _proxyable_classes
 from torchgraft.capturing.reads import at_line
 from torchgraft.capturing.tracer_base import TracerBase
 from torchgraft.errors import TraceError, UnknownModuleError
-from torchgraft.ir.arguments import immutable_dict
+from torchgraft.ir.arguments import immutable_dict, immutable_list
 from torchgraft.ir.node import Argument, Node
 from torchgraft.ir.structures import put_together, take_apart
 
@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     from torchgraft.capturing.recording import RecordingMode
 
 # What the base class makes an argument of, without losing what they are.
-_KNOWN_DICTS = frozenset({dict, OrderedDict, defaultdict, immutable_dict})
+_KNOWN_CONTAINERS = frozenset({
+    dict, OrderedDict, defaultdict, immutable_dict, list, immutable_list, tuple, torch.Size,
+})  # fmt: skip
 
 
 class ModelAttributes(TracerBase):
@@ -67,12 +69,13 @@ class ModelAttributes(TracerBase):
             return self._constant(f"_{cls.__name__}_constant_", a)
         if isinstance(a, tuple) and hasattr(a, "_fields"):
             return self.create_node("call_function", cls, tuple([self.create_arg(item) for item in a]), {})
-        if isinstance(a, dict) and cls not in _KNOWN_DICTS:
+        if isinstance(a, (dict, list, tuple)) and cls not in _KNOWN_CONTAINERS:
             template, parts = take_apart(
                 a, lambda part: isinstance(part, torch.Tensor) or issubclass(type(part), Proxy)
             )
-            arguments = (self._constant("_template", template), *[self.create_arg(part) for part in parts])
-            return self.create_node("call_function", put_together, arguments, {})
+            if parts or isinstance(a, dict):
+                arguments = (self._constant("_template", template), *[self.create_arg(part) for part in parts])
+                return self.create_node("call_function", put_together, arguments, {})
         return super()._create_unusual_arg(a)
 
     def _path_of_tensor(self, tensor: torch.Tensor) -> str | None:

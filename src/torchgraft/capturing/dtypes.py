@@ -51,7 +51,12 @@ class FlowingDtype:
         return getattr(self.decide(), name)
 
     def __eq__(self, other: object) -> bool:
-        return self.decide() is (other.decide() if type(other) is FlowingDtype else other)
+        # What is no dtype is never equal to one. Of two that differ, the program has to find that they differ, no more.
+        return isinstance(other, torch.dtype) and self._watcher.guarded_comparison(self, other)
+
+    def described(self) -> str:
+        """What it is the dtype of."""
+        return f"dtype of '{self.node._args[0].name}'" if self.node._target is getattr else f"'{self.node.name}'"
 
     def __hash__(self) -> int:
         self._watcher.before_key(self)

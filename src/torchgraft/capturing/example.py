@@ -22,7 +22,7 @@ from torchgraft.errors import TraceError
 from torchgraft.ir.arguments import rebuild_tuple
 from torchgraft.ir.guards import Like, are_different, check_inputs, check_value, parts_of, stands_in, tensor_attributes
 from torchgraft.ir.node import Node
-from torchgraft.ir.structures import has_attributes, set_attributes
+from torchgraft.ir.structures import attributes_of, has_attributes, remade, set_attributes
 
 if TYPE_CHECKING:
     from torchgraft.capturing.watch import Watcher
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 MakeNode = Callable[[], Node]
 _Parameter = torch.nn.Parameter
 _STARS: dict[Any, str] = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
+_MISSING = object()
 # Objects that are handed to the model as they are.
 _OPAQUE = (torch.nn.Module, type, torch.Generator, enum.Enum)
 
@@ -48,6 +49,7 @@ class ExampleInputs:
         # The tensors among the inputs, each once.
         self._tensors: list[MakeNode] = []
         self.bound = bind(function, args, kwargs)
+        self._positional = len(args)
         self.nodes = placeholders(watcher.graph, self.bound)
         self._where = f"the inputs of {getattr(function, '__qualname__', type(function).__name__)}"
         expected = {}
@@ -69,6 +71,22 @@ class ExampleInputs:
         for path, make_first, make_second in self._same:
             same = watcher.create_node("call_function", operator.is_, (make_first(), make_second()), {})
             watcher.guard(same, True, f"'{path}' is the same tensor as another input")
+
+    def call(self, function: Callable[..., Any]) -> Any:
+        """Call the model as it was called: decorators may tell what is given by name from what is not."""
+        positional: list[Any] = []
+        named: dict[str, Any] = {}
+        for name, value in self.bound.arguments.items():
+            kind = self.bound.signature.parameters[name].kind
+            if kind is inspect.Parameter.VAR_POSITIONAL:
+                positional += value
+            elif kind is inspect.Parameter.VAR_KEYWORD:
+                named |= value
+            elif kind is inspect.Parameter.POSITIONAL_ONLY or len(positional) < self._positional:
+                positional.append(value)
+            else:
+                named[name] = value
+        return function(*positional, **named)
 
     def guard_identities(self, where: str) -> None:
         """Have the program check that no two inputs are one tensor: the model may ask for that (`query is key`).
@@ -131,6 +149,10 @@ class ExampleInputs:
                 raise KeepWhole(None, f"the input {path} refers to itself")
             self._same.append((path, known[2], make))
             return known[1]
+        if not by_attribute and (name := _beside_items(value)):
+            raise KeepWhole(
+                None, f"the input {path} is a {type(value).__name__} that has the attribute {name} beside its items"
+            )
         if not isinstance(value, tuple):
             self._objects[id(value)] = (value, None, make)
         new: dict[Any, Any] = {}
@@ -293,12 +315,26 @@ def rebuilt(value: Any, parts: dict[Any, Any]) -> Any:
         return parts
     if isinstance(value, tuple):
         return rebuild_tuple(value, list(parts.values()))
+    if isinstance(value, (list, dict)):
+        result = remade(value, parts if isinstance(value, dict) else list(parts.values()))
+        set_attributes(result, {name: parts[name] for name in _mirrored(value)})
+        return result
     result = copy.copy(value)
-    if isinstance(value, list):
-        result[:] = parts.values()
-    elif isinstance(value, dict):
-        for key, part in parts.items():
-            result[key] = part
-    else:
-        set_attributes(result, parts)
+    set_attributes(result, parts)
     return result
+
+
+def _mirrored(value: Any) -> list[str]:
+    """The attributes of a dict that are its items, too; transformers' results have them."""
+    return [
+        name
+        for name, item in attributes_of(value).items()
+        if isinstance(value, dict) and value.get(name, _MISSING) is item
+    ]
+
+
+def _beside_items(value: Any) -> str | None:
+    """The first attribute of a container that says something which its items do not."""
+    attributes = attributes_of(value) if type(value) not in (tuple, list, dict) else {}
+    mirrored = _mirrored(value) if attributes else []
+    return next((name for name, item in attributes.items() if item is not None and name not in mirrored), None)

@@ -47,7 +47,11 @@ class _Handlers:
                 is_bare = names[1:2] == ["POP_TOP"]
                 is_except = is_bare or "CHECK_EXC_MATCH" in names
                 is_torchs = is_bare or not _RAISED_BY_TORCH.isdisjoint([str(item.argval) for item in start])
-                is_except = is_except and _goes_on(following, entries, entry.target, self.of_any)
+                is_except = (
+                    is_except
+                    and not _is_about_kernels(following[place:])
+                    and _goes_on(following, entries, entry.target, self.of_any)
+                )
             if is_except:
                 places_within = range(entry.start, entry.end)
                 self.of_any.append(places_within)
@@ -84,6 +88,14 @@ def recovering_frame(frame: FrameType | None, last: CodeType | None) -> FrameTyp
                 return frame
         frame = frame.f_back
     return None
+
+
+def _is_about_kernels(listing: list[dis.Instruction]) -> bool:
+    """Whether a handler is for NotImplementedError alone: what torch cannot do on a device, whatever the values are. A program
+    raises that, too."""
+    end = next((place for place, item in enumerate(listing) if place and item.opname == "PUSH_EXC_INFO"), len(listing))
+    tests = [place for place, item in enumerate(listing[:end]) if item.opname == "CHECK_EXC_MATCH"]
+    return len(tests) == 1 and [item.argval for item in listing[1 : tests[0]]] == ["NotImplementedError"]
 
 
 def _goes_on(listing: list[dis.Instruction], entries: list[Any], handler: int, handled: list[range]) -> bool:

@@ -26,13 +26,13 @@ _DTYPES = frozenset(name for name in dir(torch) if isinstance(getattr(torch, nam
 
 def same(one: Any, other: Any) -> bool:
     """`one is other`, of what the two stand for."""
-    return _plain(one) is _plain(other)
+    if type(one) is FlowingDtype:
+        return one == other
+    return other == one if type(other) is FlowingDtype else _plain(one) is _plain(other)
 
 
 def _plain(value: Any) -> Any:
-    if type(value) is TrainingFlag:
-        return bool(value)
-    return value.decide() if type(value) is FlowingDtype else value
+    return bool(value) if type(value) is TrainingFlag else value
 
 
 class Identities(Change):

@@ -5,18 +5,20 @@ chosen once, hooks that are installed once. What was changed is found in `model_
 
 from __future__ import annotations
 
+from types import FunctionType
 from typing import Any, NamedTuple
 
 import torch
 
 from torchgraft.capturing.hooks import FORWARD_TABLES, OPTION_TABLES
-from torchgraft.capturing.mentions import PLAIN
+from torchgraft.capturing.mentions import PLAIN, keeps_something, mentions_of, reached
 from torchgraft.capturing.pictures import is_equal
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.ir.leftovers import MISSING, Entry, Leftovers, leave
 
 _HOOKS = frozenset({*FORWARD_TABLES, *OPTION_TABLES})
 _STATE = frozenset({"_parameters", "_buffers", "_modules"})
+_STANDARD = frozenset(vars(torch.nn.Module()))
 _PLAIN = frozenset(PLAIN)
 
 
@@ -33,6 +35,27 @@ class Left(NamedTuple):
         if self.entry is None or self.entry.after is MISSING or self.name in _STATE:
             return False
         return self.name in _HOOKS or is_plain(self.entry.after)
+
+
+def sees_only_itself(module: torch.nn.Module) -> bool:
+    """Whether a module, which runs where nobody watches, can read nothing of what others leave, as far as names show: it has
+    numbers and layers of torch's, and its code mentions nothing but functions of the same kind (a stochastic depth)."""
+    for inner in module.modules():
+        if type(inner).__module__.startswith("torch.nn."):
+            continue
+        own = [value for name, value in vars(inner).items() if name not in _STANDARD]
+        if not all(map(is_plain, own)) or not all(_is_closed(item, set()) for item in reached(type(inner)).functions):
+            return False
+    return True
+
+
+def _is_closed(function: FunctionType, seen: set[FunctionType]) -> bool:
+    if function in seen:
+        return True
+    seen.add(function)
+    mentions = mentions_of(function)
+    is_bare = not mentions.others and not mentions.imports and not keeps_something(function)
+    return is_bare and all(_is_closed(item, seen) for item in mentions.functions)
 
 
 def is_plain(value: Any) -> bool:

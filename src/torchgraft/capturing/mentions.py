@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import inspect
 import itertools
+import os
 import sys
 from collections.abc import Iterable, Iterator
 from operator import attrgetter, is_
@@ -58,7 +59,7 @@ def codes_in(code: CodeType) -> Iterator[CodeType]:
 class Mentions:
     """The global names in a function: those of which nothing can be changed, functions of the user's among them, and others."""
 
-    __slots__ = ("functions", "memos", "names", "others", "recovers", "scope", "values")
+    __slots__ = ("functions", "imports", "memos", "names", "others", "recovers", "scope", "values")
 
     def __init__(self, code: CodeType, scope: dict[str, Any]) -> None:
         self.scope = scope
@@ -71,11 +72,14 @@ class Mentions:
         # Only objects that stay anyway are held on to here.
         self.names: list[str] = []
         self.values: list[Any] = []
+        # Names of the Python modules that are imported on the way.
+        self.imports = _imported(code)
         for name, is_assigned, owner, offset in _mentioned(code):
             value = scope.get(name)
             function: Any = getattr(value, "__wrapped__", value) if callable(value) else value
             is_followed = type(function) is FunctionType and not is_of_library(function.__module__)
-            if is_assigned or not (is_followed or _is_quiet(value)):
+            is_environment = value is os and any("environ" in inner.co_names for inner in codes_in(code))
+            if is_assigned or is_environment or not (is_followed or _is_quiet(value)):
                 self.others.append((name, is_assigned, source_line(owner, offset)))
                 continue
             self.names.append(name)
@@ -122,6 +126,12 @@ def _mentioned(code: CodeType) -> list[tuple[str, bool, CodeType, int]]:
             if name not in found or (is_assigned and not found[name][0]):
                 found[name] = is_assigned, current, offset
     return [(name, *details) for name, details in found.items()]
+
+
+def _imported(code: CodeType) -> list[str]:
+    """The names in a function that are also those of Python modules of the user's."""
+    names = dict.fromkeys(name for inner in codes_in(code) for name in inner.co_names)
+    return [name for name in names if name in sys.modules and not is_of_library(name)]
 
 
 def keeps_something(function: FunctionType) -> bool:

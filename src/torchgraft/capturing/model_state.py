@@ -21,6 +21,7 @@ import torch
 from torchgraft.capturing.hooks import FORWARD_TABLES
 from torchgraft.capturing.leftovers import Left, left_in
 from torchgraft.capturing.pictures import (
+    DEEPEST,
     Picture,
     holdings,
     is_equal,
@@ -81,7 +82,7 @@ class ModelState:
     def _picture(self, module: torch.nn.Module, name: str, holder: Any, key: Any, seen: set[int], depth: int) -> None:
         """Picture `holder[key]`, which is (inside) the attribute `name` of a module."""
         value = holder[key]
-        if id(value) in seen or depth > 4:
+        if id(value) in seen or depth > DEEPEST:
             return
         content, pictures, held = holdings(value)
         if content is None and not pictures and not held:

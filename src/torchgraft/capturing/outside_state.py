@@ -5,8 +5,12 @@ Only what the code that runs mentions (`mentions.py`) is looked at; the model's 
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
+import os
+import sys
 from collections.abc import Callable
+from contextvars import ContextVar
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
@@ -28,12 +32,18 @@ from torchgraft.capturing.mentions import (
 )
 from torchgraft.capturing.pictures import (
     CONTAINERS,
+    DEEPEST,
     Picture,
     holdings,
+    is_iterator,
     is_users_class,
     picture_of,
     picture_of_container,
+    picture_of_context,
+    picture_of_iterator,
+    picture_of_variable,
 )
+from torchgraft.errors import TraceError
 from torchgraft.ir.origin import SourceLine, is_user_code
 
 _MISSING = object()
@@ -56,10 +66,16 @@ class OutsideState:
         # Functions that remember their results (`functools.lru_cache`).
         self.memos: list[Any] = []
         self._seen: set[int] = set()
+        self._watches_context = False
         # (what it is called, where it is mentioned, its picture)
         self._pictures: list[tuple[str, SourceLine | None, Picture]] = []
         # The same for classes: what was in them, and of which names that matters.
         self._tables: list[tuple[str, SourceLine | None, type, ClassTable, frozenset[str] | None]] = []
+
+    def watch_context(self) -> None:
+        """Watch all context variables, which torch's own tracers would write; else those that are mentioned are watched."""
+        self._watches_context = True
+        self._pictures.append(("a context variable", None, picture_of_context()))
 
     def watch_class(self, cls: type) -> None:
         """Watch the attributes of a module's class, and what its methods mention."""
@@ -114,6 +130,9 @@ class OutsideState:
     def _watch_others(self, function: FunctionType, mentions: Mentions) -> None:
         """Watch the global variables that a function mentions, except for those that always stand for the same."""
         scope = function.__globals__
+        for name in mentions.imports:
+            if isinstance(sys.modules.get(name), ModuleType):
+                self._watch_module(sys.modules[name], function.__code__, None)
         for name, is_assigned, line in mentions.others:
             value = scope.get(name, _MISSING)
             if is_assigned:
@@ -125,11 +144,24 @@ class OutsideState:
                 self.watch_function(wrapped)
             elif isinstance(value, ModuleType):
                 self._watch_module(value, function.__code__, line)
+            elif is_iterator(value):
+                self._watch_iterator(scope, name, value, line)
             elif value is not _MISSING:
                 self._watch_value(name, value, line)
 
+    def _watch_iterator(self, scope: dict[str, Any], name: str, value: Any, line: SourceLine | None) -> None:
+        picture = picture_of_iterator(value, functools.partial(scope.__setitem__, name))
+        if picture is None:
+            raise TraceError(
+                f"cannot capture a function that takes from the {type(value).__name__} '{name}'{f' at {line}' if line else ''}: "
+                "that cannot be undone; keep a list or a number instead"
+            )
+        self._pictures.append((name, line, picture))
+
     def _watch_module(self, module: ModuleType, code: CodeType, line: SourceLine | None) -> None:
         """Watch the variables of another Python module that a function may mention."""
+        if module is os and any("environ" in inner.co_names for inner in codes_in(code)):
+            self._watch_value("os.environ", os.environ, line)
         if is_of_library(module.__name__):
             return
         for name in {mentioned for inner in codes_in(code) for mentioned in inner.co_names}:
@@ -162,11 +194,13 @@ class OutsideState:
             self._watch_object(name, value, line, 0)
         elif isinstance(value, torch.Tensor):
             self.tensors.append(value)
+        elif isinstance(value, ContextVar) and not self._watches_context:
+            self._pictures.append((name, line, picture_of_variable(value)))
         elif (picture := None if isinstance(value, PLAIN) else picture_of(value)) is not None:
             self._pictures.append((name, line, picture))
 
     def _watch_object(self, name: str, value: Any, line: SourceLine | None, depth: int) -> None:
-        if id(value) in self._seen or depth > 4:
+        if id(value) in self._seen or depth > DEEPEST:
             return
         if isinstance(value, torch.Tensor):
             self.tensors.append(value)

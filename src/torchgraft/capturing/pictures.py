@@ -5,12 +5,17 @@ random numbers had come. Which objects are pictured, and what it means that one 
 
 from __future__ import annotations
 
-import copy
+import argparse
+import array
 import functools
+import os
+import queue
 import random
 import sys
-from collections import Counter, OrderedDict, defaultdict, deque
+import threading
+from collections import ChainMap, Counter, OrderedDict, UserDict, UserList, defaultdict, deque
 from collections.abc import Callable, Iterable
+from contextvars import ContextVar, copy_context
 from operator import eq, is_
 from types import CellType, FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any
@@ -22,12 +27,15 @@ from torchgraft.ir.graph import Graph
 from torchgraft.ir.origin import is_user_code
 from torchgraft.ir.structures import slots_of
 
+# How far into what a model holds is looked: a trainer, and all that it knows, may be among it.
+DEEPEST = 8
 # Exactly these: a class of somebody's own may do anything when it is asked for an item.
 CONTAINERS = frozenset({list, dict, set, deque, OrderedDict, defaultdict, Counter})
 _BY_VALUE = (int, float, str, bool, bytes)
 _MISSING = object()
 # Objects that change in ways of their own, or that somebody else looks after.
 _NOT_LOOKED_INTO = (torch.Tensor, torch.nn.Module, type, ModuleType, random.Random, Graph)
+_OPEN = (SimpleNamespace, argparse.Namespace, threading.local, UserDict, UserList, ChainMap, queue.Queue)
 _LIBRARIES = frozenset({"torch", "torchgraft", *sys.stdlib_module_names}) - {"__main__"}
 
 
@@ -41,6 +49,10 @@ def picture_of(value: Any) -> Picture | None:
         return _picture(value.getstate, value.setstate)
     if isinstance(value, torch.Generator):
         return _picture(value.get_state, value.set_state, torch.equal)
+    if isinstance(value, (bytearray, array.array)):
+        return _picture(lambda: value[:], functools.partial(value.__setitem__, slice(None)))
+    if value is os.environ:
+        return _picture(value.copy, _set_environment)
     numpy = sys.modules.get("numpy")
     if numpy is None:
         return None
@@ -81,10 +93,44 @@ def holdings(value: Any) -> tuple[Any, list[Picture], Iterable[Any]]:
     return attributes, [_picture_of_slots(value, slots)], in_slots
 
 
+def picture_of_variable(variable: ContextVar[Any]) -> Picture:
+    """A picture of one context variable; one that had no value cannot be made to have none again."""
+    return _picture(
+        lambda: variable.get(_MISSING), lambda before: None if before is _MISSING else variable.set(before), is_
+    )
+
+
+def picture_of_context() -> Picture:
+    """A picture of all context variables."""
+    before = copy_context()
+
+    def restore() -> bool:
+        now = copy_context()
+        if now == before:
+            return False
+        changed = [variable for variable in now if before.get(variable, _MISSING) is not now[variable]]
+        for variable in changed:
+            if variable in before:
+                variable.set(before[variable])
+        return any(variable.name not in _MEMOS_OF_PYTHON for variable in changed)
+
+    return restore
+
+
+# Context variables that Python sets when they are first asked for.
+_MEMOS_OF_PYTHON = frozenset({"decimal_context"})
+
+
+def _set_environment(before: dict[str, str]) -> None:
+    for name in os.environ.keys() - before.keys():
+        del os.environ[name]
+    os.environ.update(before)
+
+
 @functools.cache
 def is_users_class(cls: Any) -> bool:
-    """Whether a class belongs neither to torch nor to Python; SimpleNamespace is there to be written into."""
-    return cls is SimpleNamespace or cls.__module__.split(".")[0] not in _LIBRARIES
+    """Whether a class belongs neither to torch nor to Python, or is there to be written into."""
+    return issubclass(cls, _OPEN) or cls.__module__.split(".")[0] not in _LIBRARIES
 
 
 def _held_by_function(function: FunctionType) -> tuple[Any, list[Picture], Iterable[Any]]:
@@ -103,7 +149,7 @@ def _held_by_function(function: FunctionType) -> tuple[Any, list[Picture], Itera
 def _picture_of_cell(cell: CellType) -> Picture:
     put = functools.partial(setattr, cell, "cell_contents")
     value = cell.cell_contents
-    if not _is_iterator(value):
+    if not is_iterator(value):
         return _picture(lambda: cell.cell_contents, put, is_)
     picture = picture_of_iterator(value, put)
     if picture is None:
@@ -128,12 +174,12 @@ def _picture_of_slots(value: Any, names: tuple[str, ...]) -> Picture:
 def picture_of_iterator(iterator: Any, put: Callable[[Any], None]) -> Picture | None:
     """A picture of an iterator; one that moved is replaced, by `put`, with a copy that did not."""
     try:
-        before, state = copy.copy(iterator), repr(iterator.__reduce__())
+        before, state = _copied_iterator(iterator), repr(_position(iterator))
     except TypeError:  # a generator, which cannot be copied
         return None
 
     def restore() -> bool:
-        if repr(iterator.__reduce__()) == state:
+        if repr(_position(iterator)) == state:
             return False
         put(before)
         return True
@@ -141,7 +187,28 @@ def picture_of_iterator(iterator: Any, put: Callable[[Any], None]) -> Picture | 
     return restore
 
 
-def _is_iterator(value: Any) -> bool:
+def _copied_iterator(value: Any) -> Any:
+    """A copy that goes on from the same place, and so do those that it takes from; of what they are in, a new one."""
+    if type(value) in (tuple, list):
+        return type(value)(map(_copied_iterator, value))
+    if not is_iterator(value):
+        return value
+    make, args, *states = value.__reduce__()
+    result = make(*_copied_iterator(args))
+    for state in states:
+        if state is not None:
+            result.__setstate__(_copied_iterator(state))
+    return result
+
+
+def _position(value: Any) -> Any:
+    if type(value) in (tuple, list):
+        return type(value)(map(_position, value))
+    return _position(value.__reduce__()) if is_iterator(value) else value
+
+
+def is_iterator(value: Any) -> bool:
+    """Whether a value is read by taking from it."""
     # A file is one too, but reading it is nobody's way to compute something.
     return hasattr(type(value), "__next__") and type(value).__module__ in ("builtins", "itertools")
 

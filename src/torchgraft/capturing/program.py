@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 from torchgraft.capturing.active import Beginning, CodePatch, acquire_all, active, paused_collection, release_all
 from torchgraft.capturing.dtypes import DTYPE_PATCHES
 from torchgraft.capturing.example import ExampleInputs, refuse_iterators
+from torchgraft.capturing.free_dimensions import check_free
 from torchgraft.capturing.hooks import RunHooks
 from torchgraft.capturing.identities import (
     compare_ours,
@@ -26,13 +27,13 @@ from torchgraft.capturing.identities import (
     line_of_comparison,
 )
 from torchgraft.capturing.kinds import PARAMETER_PATCH, type_patches
-from torchgraft.capturing.leftovers import Left, have_program_leave
+from torchgraft.capturing.leftovers import Left, have_program_leave, sees_only_itself
 from torchgraft.capturing.memos import memo_patches
 from torchgraft.capturing.min_max import BUILTIN_PATCHES
 from torchgraft.capturing.mode_statements import choice_patches, methods_of_torch
 from torchgraft.capturing.mode_switches import guard_modes, has_own_train, only_switches
-from torchgraft.capturing.model_state import is_from_torch
 from torchgraft.capturing.module_patches import MODULE_GETATTR, MODULE_PATCHES, TENSOR_ATTRIBUTE_PATCH
+from torchgraft.capturing.packing import PACKING_PATCHES
 from torchgraft.capturing.plain_numbers import call_ours, number_patches
 from torchgraft.capturing.reads import KeepWhole, RunAgain
 from torchgraft.capturing.refusals import UnsupportedArgument
@@ -46,7 +47,6 @@ from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import TraceError
 from torchgraft.ir.contexts import exit_context
 from torchgraft.ir.modules import has_hooks, hooks_for_all, inner_modules, no_model, paths_of_modules
-from torchgraft.ir.node import Node
 
 LeafRule = Callable[[torch.nn.Module, str], bool] | Iterable[Any] | type | str | None
 
@@ -81,9 +81,11 @@ def capture(
     if (problem := no_model(model)) is not None:
         raise TypeError(f"cannot capture {problem}")
     values = tuple(args) if isinstance(args, (tuple, list)) else (args,)
-    program = _Capture(model, values, dict(kwargs or {}), _leaf_rule(level, leaf)).run()
+    run = _Capture(model, values, dict(kwargs or {}), _leaf_rule(level, leaf))
+    _check_leaf_names(leaf, run.paths.values())
+    program = run.run()
     if dynamic:
-        _check_dynamic(program, dynamic)
+        check_free(program, model, values, dict(kwargs or {}), dynamic)
     return program
 
 
@@ -261,7 +263,16 @@ class _Capture:
 
 
 def _is_callable(module: torch.nn.Module) -> bool:
-    return type(module).forward is not torch.nn.Module.forward
+    # A scripted module has a forward that its class cannot be asked for.
+    return inspect.getattr_static(type(module), "forward") is not torch.nn.Module.forward
+
+
+def _check_leaf_names(leaf: LeafRule, paths: Iterable[str]) -> None:
+    """Refuse the path of a module that there is none at."""
+    wanted = [leaf] if isinstance(leaf, str) else leaf if isinstance(leaf, (list, tuple, set, frozenset)) else []
+    unknown = [item for item in wanted if isinstance(item, str) and item not in set(paths)]
+    if unknown:
+        raise ValueError(f"leaf names '{unknown[0]}', and the model has no module there; see model.named_modules()")
 
 
 def _leaf_rule(level: str, leaf: LeafRule) -> Callable[[torch.nn.Module, str], bool]:
@@ -306,7 +317,7 @@ _PATCHES = [
     for patch in MODULE_PATCHES
     if getattr(patch, "holder", None) not in (torch, torch.Tensor, TorchFunctionMode) and patch is not MODULE_GETATTR
 ]
-_PATCHES += [TENSOR_ATTRIBUTE_PATCH, *BUILTIN_PATCHES, SCRIPT_PATCH, PARAMETER_PATCH, *DTYPE_PATCHES]
+_PATCHES += [TENSOR_ATTRIBUTE_PATCH, *BUILTIN_PATCHES, SCRIPT_PATCH, PARAMETER_PATCH, *DTYPE_PATCHES, *PACKING_PATCHES]
 
 
 def _watched_run(
@@ -330,7 +341,7 @@ def _watched_run(
     previous, active.tracer = active.tracer, watcher
     try:
         with WatchingMode(watcher):
-            result = function(*inputs.bound.args, **inputs.bound.kwargs)
+            result = inputs.call(function)
             output = result_argument(watcher, result)
             watcher.unwatched(write_objects, watcher)
             # While what it may change of the model is still going to be put back.
@@ -389,7 +400,7 @@ def _draws(module: torch.nn.Module, name: str) -> bool:
 
 def _may_be_read(watcher: Watcher) -> bool:
     """Whether something ran that nobody watched, and that may have read what the run wrote into attributes."""
-    return any(not is_from_torch(type(module)) for module in watcher.ran_whole)  # type: ignore[arg-type]
+    return not all(map(sees_only_itself, watcher.ran_whole))
 
 
 def _can_be_left(watcher: Watcher, left: list[Left], whole: set[torch.nn.Module]) -> bool:
@@ -426,20 +437,3 @@ def _tidy(watcher: Watcher) -> None:
 
 
 _READS = frozenset({getattr, "size", "numel", "item"})
-
-
-def _check_dynamic(program: GraphModule, dynamic: dict[str, Iterable[int]]) -> None:
-    """Refuse a program in which a dimension that must stay free was fixed to a number."""
-    inputs = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
-    for name, dimensions in dynamic.items():
-        if name not in inputs:
-            raise ValueError(f"dynamic names '{name}', but the inputs are {', '.join(map(repr, inputs))}")
-        for dimension in dimensions:
-            for guard in program.guards:
-                size = guard.node.args[0]
-                is_size = isinstance(size, Node) and size.target == "size" and size.args == (inputs[name], dimension)
-                if is_size and type(guard.expected) is int:
-                    raise TraceError(
-                        f"dimension {dimension} of '{name}' was to stay free, but the model fixed it to {guard.expected} at "
-                        f"{guard.where}; rewrite that line so that the size only flows into other calls"
-                    )

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from torchgraft.capturing.dtypes import FlowingDtype
+from torchgraft.capturing.dtypes import FlowingDtype, plain_dtype
 from torchgraft.capturing.sizes import SymbolicNumber, unwrapped, wrapped
 from torchgraft.capturing.tracer_base import TracerBase
 from torchgraft.ir.bytecode import instructions
@@ -138,9 +138,21 @@ class Reads(TracerBase):
         """Python asked for the plain dtype."""
         if (dtype.node, "value") not in self._guarded:
             self._guarded.add((dtype.node, "value"))
-            source = dtype.node._args[0]
-            what = f"dtype of '{source.name}'" if dtype.node._target is getattr else f"'{dtype.node.name}'"
-            self.guard(dtype.node, dtype.value, what)
+            self.guard(dtype.node, dtype.value, dtype.described())
+
+    def guarded_comparison(self, one: FlowingDtype, other: Any) -> bool:
+        """Whether a dtype equals another, which the program checks, once."""
+        answer = one.value is plain_dtype(other)
+        if answer and type(other) is not FlowingDtype:
+            self.guard_dtype(one)
+        operand = other.node if type(other) is FlowingDtype else other
+        is_known = (one.node, "value") in self._guarded and (operand is other or (operand, "value") in self._guarded)
+        if not is_known and (one.node, operand) not in self._guarded:
+            self._guarded.add((one.node, operand))
+            equal = self.create_node("call_function", operator.eq, (one.node, operand), {})
+            text = other.described() if type(other) is FlowingDtype else str(other)
+            self.guard(equal, answer, f"({one.described()} == {text})")
+        return answer
 
     def guarded_part(self, node: Node, name: str, value: Any) -> Any:
         """An attribute of a plain value, which the program checks, once."""

@@ -22,6 +22,7 @@ class Surroundings:
         self._torch = torch.get_rng_state()
         self._devices = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
         self._python = self._explained = python_numbers.now()
+        self._drew_unseen = False
         self._numpy = numpy_numbers.now()
         self._modules = modules
         self._known: set[int] | None = None
@@ -59,6 +60,10 @@ class Surroundings:
             self._known = {_address(value) for value in (*parameters, *buffers) if value is not None} - {0}
         return self._known
 
+    def before_python_draw(self) -> None:
+        """Say that a call that is written down is about to draw Python's random numbers: so far, nothing else may have."""
+        self._drew_unseen = self._drew_unseen or python_numbers.now() != self._explained
+
     def explain_python_draw(self) -> None:
         """Say that Python's random numbers were drawn by a call that is written down."""
         self._explained = python_numbers.now()
@@ -78,7 +83,7 @@ class Surroundings:
         if self._devices is not None:
             torch.cuda.set_rng_state_all(self._devices)
         state = python_numbers.now()
-        if state != self._explained:
+        if self._drew_unseen or state != self._explained:
             unseen.append((None, "Python's random numbers"))
         if state != self._python:
             write_python(self._python)

@@ -413,6 +413,7 @@ class Tracer(ModelAttributes):
         self.submodule_paths = paths_of_modules(self.root)
         self._state = ModelState(self.submodule_paths)
         self._outside = OutsideState(is_memo, allows_notes=True)
+        self._outside.watch_context()
         self._outside.watch_class(type(self.root))
         self._outside.watch_function(function)
         self._outside.watch_function(inspect.unwrap(function))

@@ -81,6 +81,7 @@ class Watcher(CallArguments):
             if not _is_of_torch(module):
                 self.state.watch(module)  # also those that are only called where nobody watches
         self.outside = OutsideState(lambda value: False)
+        self.outside.watch_context()
         self.hooks = hooks or RunHooks()
         self.flags_are_plain = flags_are_plain
         self._is_leaf = is_leaf
@@ -223,7 +224,10 @@ class Watcher(CallArguments):
         """A call of Python's random numbers or of torch's random state, which gives something else each time."""
         if self._switching:
             return function(*args, **kwargs)
+        if function.__name__ == "shuffle":
+            raise KeepWhole(self._modules[-1], f"shuffle() puts a list into an order that Python then reads{at_line()}")
         node = self.create_node("call_function", function, *self._lowered(args, kwargs))
+        self.surroundings.before_python_draw()
         result = self.unwatched(function, *concrete(args), **concrete(kwargs))
         self.surroundings.explain_python_draw()
         if isinstance(result, torch.Tensor):
@@ -233,6 +237,10 @@ class Watcher(CallArguments):
         if result is None or isinstance(result, torch.Generator):
             return result
         raise KeepWhole(self._modules[-1], f"{function.__name__}() draws what cannot be written down{at_line()}")
+
+    def before_packing(self) -> None:
+        """An encoder would pack what is not padded, unless gradients are needed."""
+        raise KeepWhole(self._modules[-1], "it packs what is not padded where no gradients are needed")
 
     def before_key(self, number: Any) -> None:
         """A number is about to be the key of a table, which may outlive the run."""

@@ -7,7 +7,8 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
-from collections import deque
+import operator
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -20,12 +21,55 @@ class _Slot(NamedTuple):
     number: int
 
 
-class _Named:
-    """A named tuple in a template. Its own class may want tensors where the slots are, when the template is copied."""
+class _Container:
+    """A container of somebody's own kind in a template: its class may have ideas about what it holds, and in which order, when
+    it is copied, pickled or filled (transformers' results, named tuples)."""
 
-    def __init__(self, kind: Any, items: list[Any]) -> None:
-        self.kind = kind
-        self.items = items
+    def __init__(self, value: Any) -> None:
+        self.kind = type(value)
+        self.items: Any = []
+        self.attributes: dict[str, Any] = {}
+        self.setting: Any = value.default_factory if isinstance(value, defaultdict) else getattr(value, "maxlen", None)
+
+    def begin(self) -> Any:
+        """The container, still empty, if it can be filled later."""
+        return None if issubclass(self.kind, (tuple, frozenset)) else _builtin(self.kind).__new__(self.kind)
+
+    def fill(self, result: Any, items: Any, attributes: dict[str, Any]) -> Any:
+        """The container with its items and attributes, without asking its class."""
+        base: Any = _builtin(self.kind)
+        if result is None:
+            result = base(items) if base is self.kind else base.__new__(self.kind, items)
+        elif isinstance(result, dict):
+            for key, item in items.items():
+                base.__setitem__(result, key, item)
+            if isinstance(result, defaultdict):
+                result.default_factory = self.setting
+        elif isinstance(result, deque):
+            deque.__init__(result, items, self.setting)
+        else:
+            base.update(result, items) if isinstance(result, set) else base.extend(result, items)
+        set_attributes(result, attributes)
+        return result
+
+
+def remade(value: Any, items: Any) -> Any:
+    """A container of the same class, whatever that is, with other items, and with the attributes that it has.
+
+    >>> remade(deque([1, 2], maxlen=2), [3])
+    deque([3], maxlen=2)
+    """
+    container = _Container(value)
+    return container.fill(container.begin(), items, attributes_of(value))
+
+
+def _builtin(cls: type) -> Any:
+    """The class of Python's own that says how objects of a class lie in memory."""
+    return next(kind for kind in cls.__mro__ if not kind.__flags__ & _MADE_BY_PYTHON_CODE)
+
+
+_MADE_BY_PYTHON_CODE = 1 << 9
+_USUAL = frozenset({list, tuple, set, frozenset, deque, dict, OrderedDict, defaultdict})
 
 
 def has_attributes(value: Any) -> bool:
@@ -97,27 +141,23 @@ def parts_of(value: Any) -> dict[str, Any] | None:
 def take_apart(value: Any, is_part: Callable[[Any], bool]) -> tuple[Any, list[Any]]:
     """A copy of `value` with slots where a part was, and the parts; objects without parts in them are kept as they are."""
     parts: list[Any] = []
+    slots: dict[int, _Slot] = {}
 
     def replace(leaf: Any) -> Any:
         if not is_part(leaf):
             return leaf
-        parts.append(leaf)
-        return _Slot(len(parts) - 1)
+        if id(leaf) not in slots:
+            slots[id(leaf)] = _Slot(len(parts))
+            parts.append(leaf)
+        return slots[id(leaf)]
 
     return _rebuild(value, replace, {}, _holders(value, is_part)), parts
 
 
 def put_together(template: Any, *parts: Any) -> Any:
     """A new object like the template, with the parts in its slots."""
-    memo: dict[int, Any] = {}
-    holders = _holders(template, lambda leaf: isinstance(leaf, (_Named, _Slot)))
-
-    def replace(leaf: Any) -> Any:
-        if isinstance(leaf, _Named):
-            return leaf.kind._make([_rebuild(item, replace, memo, holders) for item in leaf.items])
-        return parts[leaf.number] if isinstance(leaf, _Slot) else leaf
-
-    return _rebuild(template, replace, memo, holders)
+    holders = _holders(template, lambda leaf: isinstance(leaf, _Slot))
+    return _rebuild(template, lambda leaf: parts[leaf.number] if isinstance(leaf, _Slot) else leaf, {}, holders)
 
 
 def put_into(target: Any, keys: tuple[Any, ...], *values: Any) -> None:
@@ -150,7 +190,7 @@ def _holders(value: Any, is_part: Callable[[Any], bool]) -> set[int]:
     pending = [(value, -1)]
     while pending:
         item, holder = pending.pop()
-        if is_part(item) or isinstance(item, (list, set, dict, deque)):
+        if is_part(item) or isinstance(item, (list, set, dict, deque, _Container)):
             found.append(holder)
         if is_part(item) or isinstance(item, (torch.Tensor, torch.nn.Module, type)):
             continue
@@ -169,12 +209,13 @@ def _holders(value: Any, is_part: Callable[[Any], bool]) -> set[int]:
 
 
 def _contents(value: Any) -> list[Any]:
-    if isinstance(value, _Named):
-        return value.items
+    if isinstance(value, _Container):
+        inside = value.items.values() if isinstance(value.items, dict) else value.items
+        return [*inside, *value.attributes.values()]
     if isinstance(value, (list, tuple, set, frozenset, deque)):
-        return list(value)
+        return [*value, *attributes_of(value).values()]
     if isinstance(value, dict):
-        return list(value.values())
+        return [*dict.values(value), *attributes_of(value).values()]
     return list(attributes_of(value).values()) if has_attributes(value) and not callable(value) else []
 
 
@@ -184,32 +225,52 @@ def _rebuild(value: Any, replace: Callable[[Any], Any], memo: dict[int, Any], ho
         return new
     if id(value) in memo:
         return memo[id(value)][1]
-    if isinstance(value, (list, tuple, set, frozenset, deque)):
-        items = [_rebuild(item, replace, memo, holders) for item in value]
-        if all(a is b for a, b in zip(items, value, strict=True)):
-            return value if isinstance(value, tuple) else _remember(memo, value, copy.copy(value))
-        return _remember(memo, value, _with_items(value, items))
+    inner = functools.partial(_rebuild, replace=replace, memo=memo, holders=holders)
+    if isinstance(value, _Container):
+        result = value.begin()
+        if result is not None:  # before its items, which may lead back to it
+            _remember(memo, value, result)
+        return _remember(memo, value, value.fill(result, _each(inner, value.items), _each(inner, value.attributes)))
     if isinstance(value, immutable_dict):  # cannot be filled afterwards, and so cannot hold itself
-        rebuilt = {key: _rebuild(item, replace, memo, holders) for key, item in value.items()}
-        return _remember(memo, value, immutable_dict(rebuilt))
-    if isinstance(value, dict):
-        result = _remember(memo, value, copy.copy(value))
-        for key, item in value.items():
-            result[key] = _rebuild(item, replace, memo, holders)
-        return result
+        return _remember(memo, value, immutable_dict(_each(inner, value)))
+    if isinstance(value, (list, tuple, set, frozenset, deque, dict)):
+        return _rebuilt_container(value, inner, memo)
     if id(value) not in holders or not has_attributes(value) or callable(value):
         return value
-    result = _remember(memo, value, copy.copy(value))  # before its attributes, which may lead back to it
+    result = _remember(memo, value, copy.copy(value))
     inside = attributes_of(value)
-    rebuilt = {name: _rebuild(item, replace, memo, holders) for name, item in inside.items()}
+    rebuilt = _each(inner, inside)
     set_attributes(result, {name: new for name, new in rebuilt.items() if new is not inside[name]})
     return result
 
 
-def _with_items(value: Any, items: list[Any]) -> Any:
-    if hasattr(value, "_fields"):
-        return _Named(type(value), items)
-    return type(value)(items, value.maxlen) if isinstance(value, deque) else type(value)(items)
+def _rebuilt_container(value: Any, inner: Callable[[Any], Any], memo: dict[int, Any]) -> Any:
+    attributes = attributes_of(value)
+    if type(value) in _USUAL and not attributes:
+        if isinstance(value, dict):
+            result = _remember(memo, value, copy.copy(value))
+            for key, item in value.items():
+                result[key] = inner(item)
+            return result
+        items = _each(inner, value)
+        if isinstance(value, tuple) and all(a is b for a, b in zip(items, value, strict=True)):
+            return value
+        return _remember(memo, value, deque(items, value.maxlen) if type(value) is deque else type(value)(items))
+    container = _Container(value)
+    if not isinstance(value, tuple):
+        _remember(memo, value, container)
+    container.items, container.attributes = _each(inner, value), _each(inner, attributes)
+    is_same = all(map(operator.is_, container.items, value)) and all(
+        new is attributes[name] for name, new in container.attributes.items()
+    )
+    return value if isinstance(value, tuple) and is_same else _remember(memo, value, container)
+
+
+def _each(function: Callable[[Any], Any], items: Any) -> Any:
+    if isinstance(items, dict):
+        kind: Any = OrderedDict if isinstance(items, OrderedDict) else dict
+        return {key: function(item) for key, item in kind.items(items)}
+    return [function(item) for item in items]
 
 
 def _remember(memo: dict[int, Any], value: Any, result: Any) -> Any:

@@ -58,8 +58,9 @@ class Surroundings:
         roots = [root for item in callables for root in modules_behind(item)]
         self._modules: dict[torch.nn.Module, tuple[dict[str, Any], dict[str, Any]]] = {}
         self._tensors: dict[int, tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]] = {}
-        # A tensor has one name, the first, whatever else it is called in a program.
+        # A tensor or module has one name, the first, whatever else it is called in a program.
         self._names: dict[int, str] = {}
+        self._paths: dict[torch.nn.Module, str] = {}
         self._generators: dict[int, tuple[torch.Generator, torch.Tensor]] = {}
         self._random = _random_states()
         self._grad_mode = torch.is_grad_enabled()
@@ -73,7 +74,7 @@ class Surroundings:
     def _remember(self, path: str, module: torch.nn.Module) -> None:
         attributes = dict(module.__dict__)
         contents = {name: value.copy() for name, value in attributes.items() if type(value) in _CONTAINERS}
-        self._modules[module] = attributes, contents
+        self._modules[module], self._paths[module] = (attributes, contents), path
         for value in [*vars(type(module)).values(), *attributes.values()]:
             if isinstance(value, torch.Generator) and id(value) not in self._generators:
                 self._generators[id(value)] = value, value.get_state()
@@ -135,8 +136,9 @@ class Surroundings:
         written = self._written()
         for prefix, root in roots:
             for path, module in root.named_modules(prefix=prefix, remove_duplicate=False):
+                known = self._paths.get(module, path)
                 for name, value in self._changes_of(module, written):
-                    result.update(frozen_leaves(value, self.name_of(value, _joined(path, name))))
+                    result.update(frozen_leaves(value, self.name_of(value, _joined(known, name))))
         if torch.is_grad_enabled() != self._grad_mode:
             result["torch.is_grad_enabled()"] = torch.is_grad_enabled()
         return result

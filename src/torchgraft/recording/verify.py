@@ -73,6 +73,10 @@ class Verification:
         """Whether the program is right on the example and wrong nowhere; elsewhere it may refuse."""
         return self.checks[0].status == RIGHT and not any(check.status == WRONG for check in self.checks)
 
+    def __bool__(self) -> bool:
+        """`assert verify(...)` means what it says."""
+        return self.ok
+
     @property
     def wrong(self) -> tuple[Check, ...]:
         """The situations in which the program does something else than the model."""
