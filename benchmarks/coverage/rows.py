@@ -28,10 +28,10 @@ class Attempt:
     nodes: int = 0
     guards: int = 0
     seconds: float | None = None
-    first_seconds: float | None = None
     verdicts: dict[str, str] = field(default_factory=dict)
     reasons: dict[str, str] = field(default_factory=dict)
     kept: dict[str, str] | None = None
+    first_seconds: float | None = None
 
     @property
     def is_wrong(self) -> bool:

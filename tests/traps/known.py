@@ -55,4 +55,6 @@ LEAST_SHARE_OF_RIGHT = {
     "hostile": {"symbolic": 0.43, "module": 0.93, "function": 0.925, "aten": 0.35},
     "afterwards": {"symbolic": 0.27, "module": 0.98, "function": 0.98, "aten": 0.22},
     "exported": {"symbolic": 0.58, "module": 0.92, "function": 0.92, "aten": 0.37},
+    # At the ATen levels all of them are refused, which is what counts there.
+    "hidden": {"symbolic": 0.32, "module": 0.99, "function": 0.99, "aten": 0.0},
 }

@@ -65,7 +65,8 @@ def remade(value: Any, items: Any) -> Any:
 
 def _builtin(cls: type) -> Any:
     """The class of Python's own that says how objects of a class lie in memory."""
-    return next(kind for kind in cls.__mro__ if not kind.__flags__ & _MADE_BY_PYTHON_CODE)
+    # From Python 3.12 on a deque is made as Python code makes classes, although it is none.
+    return next(kind for kind in cls.__mro__ if kind in _USUAL or not kind.__flags__ & _MADE_BY_PYTHON_CODE)
 
 
 _MADE_BY_PYTHON_CODE = 1 << 9
