@@ -134,37 +134,32 @@ class _Types:
 
     def _type_of(self, node: Node) -> torch.dtype | None:
         """The type of the value of a node, as far as it is known without an input."""
-        pending = [node]
+        types, pending = self._types, [node]
         while pending:  # no recursion: a chain may be longer than Python's stack
             current = pending[-1]
-            unknown = [source for source in self._sources(current) if source not in self._types]
+            if current in types:
+                pending.pop()
+                continue
+            decided, sources = self._rule(current)
+            unknown = [source for source in sources if source not in types]
             if unknown:
                 pending += unknown
-            else:
-                self._types[pending.pop()] = self._decided(current)
-        return self._types[node]
+                continue
+            known = {types[source] for source in sources}
+            types[current] = known.pop() if decided is None and len(known) == 1 else decided
+        return types[node]
 
-    def _sources(self, node: Node) -> Sequence[Node]:
-        """The nodes whose types decide that of a node."""
-        if node in self._types:
-            return []
-        if node._op == "call_module" and node not in self._under_autocast:
-            module = self._torch_module(node)
-            return node._inputs[:1] if module is not None and _weight_of(module) is None else []
-        is_operator = node._op == "call_function" and (node._target in _FRESH_OPERATORS or node._target in PLAIN_FORM)
-        return node._inputs if is_operator else []
-
-    def _decided(self, node: Node) -> torch.dtype | None:
-        if node in self._types:
-            return self._types[node]
+    def _rule(self, node: Node) -> tuple[torch.dtype | None, Sequence[Node]]:
+        """The type of a node, if a module decides it, and the nodes whose common type it is otherwise."""
         if node._op == "call_module" and node not in self._under_autocast:
             # Products with a weight need, and give, the type of the weight; other modules keep the type they get.
             module = self._torch_module(node)
             weight = None if module is None else _weight_of(module)
             if weight is not None:
-                return weight.dtype
-        known = {self._types[source] for source in self._sources(node)}
-        return known.pop() if len(known) == 1 else None
+                return weight.dtype, ()
+            return None, () if module is None else node._inputs[:1]
+        is_operator = node._op == "call_function" and (node._target in _FRESH_OPERATORS or node._target in PLAIN_FORM)
+        return None, node._inputs if is_operator else ()
 
     def _torch_module(self, node: Node) -> torch.nn.Module | None:
         module = self._modules.get(node._target)

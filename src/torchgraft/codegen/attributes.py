@@ -30,7 +30,7 @@ class Adoption:
             return False  # a module of the model was adopted whole, and everything in it came along
         if isinstance(original, torch.nn.Module):
             module = original._modules.get(name)
-            if module is not None and not hasattr(type(holder), name):
+            if module is not None and not _is_of_class(holder, name):
                 holder._modules[name] = module
                 self._containers[path] = (module, None)
                 return False
@@ -76,6 +76,14 @@ def empty_module(training: bool) -> torch.nn.Module:
     module.__dict__.update([(name, kind()) for name, kind in _TABLES])
     module.__dict__["training"] = training
     return module
+
+
+_OF_MODULES = frozenset(dir(torch.nn.Module))
+
+
+def _is_of_class(holder: torch.nn.Module, name: str) -> bool:
+    """Whether the class of a module has something under a name."""
+    return name in _OF_MODULES if type(holder) is torch.nn.Module else hasattr(type(holder), name)
 
 
 def assign_attribute(destination: torch.nn.Module, path: str, value: Any) -> None:
