@@ -143,3 +143,21 @@ class TestThreads:
             return x + len(found)
 
         assert fx.symbolic_trace(model)(torch.zeros(1)) == 1
+
+
+@pytest.mark.parametrize("level", ["module", "aten"])
+def test_the_thread_of_a_progress_bar_is_nobodys_business(level) -> None:
+    class Monitor(threading.Thread):
+        __module__ = "tqdm._monitor"
+
+        def run(self) -> None:
+            pass
+
+    class Model(torch.nn.Module):
+        def forward(self, x):
+            Monitor(daemon=True).start()
+            return x * 2
+
+    program = fx.capture(Model(), (torch.ones(3),), level=level)
+    assert torch.equal(program(torch.full((3,), 2.0)), torch.full((3,), 4.0))
+    assert not program.meta.get("kept_whole")

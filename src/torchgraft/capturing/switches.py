@@ -132,6 +132,9 @@ def _handed_to_thread(holder: Any, name: str) -> Patch:
     original = getattr(holder, name)
 
     def hand_over(*args: Any, **kwargs: Any) -> Any:
+        # A progress bar, torch's own among them, has one to see whether it is still alive.
+        if type(args[0]).__module__.startswith("tqdm."):
+            return original(*args, **kwargs)
         tracer = active.tracer
         if tracer is None and active.listener is not None:
             active.listener.refuse(f"calls {holder.__name__}.{name}()", sys._getframe(1))
