@@ -64,6 +64,24 @@ class Strict(Asking):
     is_strict = True
 
 
+class AskingInCircles(Plain):
+    """Two properties that mention one another."""
+
+    @property
+    def first(self) -> bool:
+        return self.kernels if self.kernels is not None else self.second
+
+    @property
+    def second(self) -> bool:
+        return self.kernels if self.kernels is not None else self.first
+
+    def train(self, mode: bool = True) -> Any:
+        result = super().train(mode)
+        if self.first:
+            self.linear = nn.Identity()
+        return result
+
+
 class AskingByName(Plain):
     """A name that is put together is none that a look at the code shows."""
 
@@ -115,7 +133,7 @@ def test_who_has_a_train_of_its_own() -> None:
     assert has_own_train([nn.Linear(1, 1), Polite()])
 
 
-@pytest.mark.parametrize("kind", [Plain, Polite, Asking])
+@pytest.mark.parametrize("kind", [Plain, Polite, Asking, AskingInCircles])
 def test_switching_only(kind: type[Plain]) -> None:
     torch.manual_seed(0)
     model, x = kind().eval(), torch.randn(3, 4)
@@ -155,3 +173,21 @@ def test_what_a_switch_notes_in_a_list_is_put_back() -> None:
     notes = list(model.notes)
     program = capture(model, (x,))
     assert model.notes == notes and torch.equal(program(x), model(x))
+
+
+def test_a_train_that_is_replaced_is_looked_at_anew() -> None:
+    class Replaced(Polite):
+        pass
+
+    model = Replaced()
+    assert only_switches(model, list(model.modules()))
+
+    def train(self: Any, mode: bool = True) -> Any:
+        Plain.train(self, mode)
+        inner = getattr(self, "drop", None)
+        if inner is not None:
+            inner.training = False
+        return self
+
+    Replaced.train = train  # type: ignore[method-assign]
+    assert not only_switches(model, list(model.modules()))

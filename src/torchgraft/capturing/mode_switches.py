@@ -6,12 +6,11 @@ numbers and flags alone, as most do, on an object that has just those.
 from __future__ import annotations
 
 import dis
-import functools
 import inspect
 from collections.abc import Iterable
 from itertools import chain
 from operator import is_
-from types import FunctionType
+from types import CodeType, FunctionType
 from typing import Any, NoReturn
 
 import torch
@@ -20,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 from torchgraft.ir.bytecode import instructions
 from torchgraft.ir.graph import Graph
 from torchgraft.ir.guards import check_modes
-from torchgraft.ir.origin import source_line
+from torchgraft.ir.origin import asked_once, source_line
 
 
 def has_own_train(modules: Iterable[torch.nn.Module]) -> bool:
@@ -74,7 +73,7 @@ def only_switches(root: torch.nn.Module, modules: Iterable[torch.nn.Module]) -> 
 def _only_switches_itself(module: torch.nn.Module, training: bool) -> bool:
     """Whether a module's own `train` is seen to do nothing else, whatever is inside the module."""
     cls = type(module)
-    mentioned = _mentioned_by_train(cls)  # type: ignore[arg-type]
+    mentioned = _mentioned_by_train(cls)
     if mentioned is None:
         return False
     probe = object.__new__(cls)
@@ -108,7 +107,6 @@ def _refuse(*args: Any, **kwargs: Any) -> NoReturn:
 _PLAIN = frozenset({int, float, bool, str, bytes, complex, type(None)})
 
 
-@functools.lru_cache(maxsize=4096)
 def _mentioned_by_train(cls: type[torch.nn.Module]) -> frozenset[str] | None:
     """The attributes that the `train` methods of a class mention; None if they do what a look at these does not show."""
     if any(not getattr(cls, name).__module__.startswith("torch.") for name in ("__getattr__", "__setattr__")):
@@ -118,23 +116,26 @@ def _mentioned_by_train(cls: type[torch.nn.Module]) -> frozenset[str] | None:
     own = [base for base in cls.__mro__ if not base.__module__.startswith("torch.")]
     pending = [vars(base)["train"] for base in own if "train" in vars(base)]
     found: set[str] = set()
+    properties: set[str] = set()
     while pending:
-        names = _names_in(pending.pop())
+        method: Any = pending.pop()
+        names = _names_in(method.__code__) if type(method) is FunctionType else None
         if names is None:
             return None
-        for name in names - found:
+        for name in names - found - properties:
             value = getattr(cls, name, None)
             if isinstance(value, property):
+                properties.add(name)
                 pending.append(value.fget)
             else:
                 found.add(name)
     return None if "children" in found else frozenset(found - {"train", "training"})
 
 
-def _names_in(method: Any) -> set[str] | None:
+@asked_once
+def _names_in(code: CodeType) -> set[str] | None:
     """The attributes that a method mentions; None if it mentions anything else, or makes functions."""
-    code: Any = getattr(method, "__code__", None)
-    if type(method) is not FunctionType or code.co_freevars not in ((), ("__class__",)) or code.co_cellvars:
+    if code.co_freevars not in ((), ("__class__",)) or code.co_cellvars:
         return None
     listing = [item for item in instructions(code) if item.opname != "PUSH_NULL"]
     names: set[str] = set()
