@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import collections
 import random
 from types import SimpleNamespace
@@ -239,3 +240,51 @@ def test_programs_can_be_traced_again() -> None:
 
 def test_a_namespace_is_no_business_of_ours_unless_it_is_at_home() -> None:
     assert picture_of(SimpleNamespace()) is None
+
+
+_written = 0
+
+
+class _ByName(torch.nn.Module):
+    def forward(self, x):
+        globals()["_written"] = globals()["_written"] + 1
+        return x * _written
+
+
+class _InBuiltins(torch.nn.Module):
+    def forward(self, x):
+        builtins.torchgraft_count = getattr(builtins, "torchgraft_count", 0) + 1
+        return x * builtins.torchgraft_count
+
+
+class _InItsText(torch.nn.Module):
+    """0"""
+
+    def forward(self, x):
+        _InItsText.__doc__ = str(int(_InItsText.__doc__) + 1)
+        return x * int(_InItsText.__doc__)
+
+
+class _OnTheWay(torch.nn.Module):
+    def forward(self, x):
+        import tests.capturing.test_outside_state as here
+
+        here._written = here._written + 1
+        return x * here._written
+
+
+@pytest.mark.parametrize("kind", [_ByName, _InBuiltins, _InItsText, _OnTheWay])
+def test_counts_that_no_name_shows_are_put_back_and_kept_whole(kind) -> None:
+    global _written
+    _written, _InItsText.__doc__ = 0, "0"
+    vars(builtins).pop("torchgraft_count", None)
+    model, x = kind(), torch.ones(1)
+    try:
+        program = fx.capture(model, (x,))
+        assert "" in program.meta["kept_whole"]
+        assert [program(x).item() for _ in range(3)] == [1, 2, 3]
+        with pytest.raises(fx.TraceError, match="outside"):
+            fx.symbolic_trace(model)
+        assert program(x).item() == 4
+    finally:
+        vars(builtins).pop("torchgraft_count", None)

@@ -5,6 +5,7 @@ Which of it is pictured before a run, and put back after it, is decided in `outs
 
 from __future__ import annotations
 
+import builtins
 import functools
 import inspect
 import itertools
@@ -79,7 +80,7 @@ class Mentions:
             function: Any = getattr(value, "__wrapped__", value) if callable(value) else value
             is_followed = type(function) is FunctionType and not is_of_library(function.__module__)
             is_environment = value is os and any("environ" in inner.co_names for inner in codes_in(code))
-            if is_assigned or is_environment or not (is_followed or _is_quiet(value)):
+            if is_assigned or is_environment or value is builtins or not (is_followed or _is_quiet(value)):
                 self.others.append((name, is_assigned, source_line(owner, offset)))
                 continue
             self.names.append(name)
@@ -125,6 +126,10 @@ def _mentioned(code: CodeType) -> list[tuple[str, bool, CodeType, int]]:
         for name, is_assigned, offset in global_names(current):
             if name not in found or (is_assigned and not found[name][0]):
                 found[name] = is_assigned, current, offset
+    if "globals" in found:  # `globals()["name"] = value`
+        for current in codes_in(code):
+            names = [item for item in current.co_consts if isinstance(item, str) and item.isidentifier()]
+            found |= dict.fromkeys(names, (True, current, 0))
     return [(name, *details) for name, details in found.items()]
 
 
@@ -252,7 +257,9 @@ class Closure:
         self.identities = [id(function.__code__) for function in found]
         self.recovers = any(mentions.recovers for mentions in found.values())
         self.memos = [memo for mentions in found.values() for memo in mentions.memos]
-        self.others = [(function, mentions) for function, mentions in found.items() if mentions.others]
+        self.others = [
+            (function, mentions) for function, mentions in found.items() if mentions.others or mentions.imports
+        ]
         self._codes = list(map(_code_of, self.plain))
         self._defaults = list(map(_defaults_of, self.plain))
         self._named_defaults = list(map(_named_defaults_of, self.plain))
@@ -308,7 +315,7 @@ class ClassTable:
     def plain(self, names: frozenset[str] | None) -> dict[str, Any]:
         """Numbers, texts and tuples, of certain names."""
         wanted = self.content if names is None else names & self.content.keys()
-        found = {name: self.content[name] for name in wanted if name[:2] != "__"}
+        found = {name: self.content[name] for name in wanted if name[:2] != "__" or name == "__doc__"}
         return {name: value for name, value in found.items() if isinstance(value, (*PLAIN, tuple))}
 
 

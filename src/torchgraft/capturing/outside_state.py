@@ -4,6 +4,7 @@ Only what the code that runs mentions (`mentions.py`) is looked at; the model's 
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import functools
 import inspect
@@ -162,13 +163,15 @@ class OutsideState:
         """Watch the variables of another Python module that a function may mention."""
         if module is os and any("environ" in inner.co_names for inner in codes_in(code)):
             self._watch_value("os.environ", os.environ, line)
-        if is_of_library(module.__name__):
+        if is_of_library(module.__name__) and module is not builtins:
             return
         for name in {mentioned for inner in codes_in(code) for mentioned in inner.co_names}:
             value = vars(module).get(name, _MISSING)
             if isinstance(value, FunctionType):
                 self.functions.append(value)
-            if value is not _MISSING and not isinstance(value, (type, ModuleType)) and not callable(value):
+            if value is _MISSING:
+                self._watch_binding(vars(module), name, value, line)
+            elif not isinstance(value, (type, ModuleType)) and not callable(value):
                 self._watch_binding(vars(module), name, value, line)
                 self._watch_value(name, value, line)
 
