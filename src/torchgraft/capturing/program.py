@@ -90,18 +90,19 @@ def capture(
 
 
 def _operator_program(model: Any, args: Any, kwargs: Any, level: str, leaf: LeafRule, dynamic: Any) -> GraphModule:
-    """The levels below torch's functions, which come through the bridge."""
-    if leaf is not None:
-        raise ValueError(f'leaf keeps modules whole, and level "{level}" has none; use level "module" or "function"')
+    """The levels below torch's functions, which are lowerings of the program at level "function"."""
     if level == "joint":
         from torchgraft.bridge.training import joint_program
 
-        if dynamic:
-            raise ValueError('level "joint" holds for the sizes of the example: dynamic cannot be given')
         return joint_program(model, args, kwargs)
-    from torchgraft.bridge.levels import aten_program
+    from torchgraft.lowering.lower import lower
 
-    return aten_program(model, args, kwargs, core=level == "core_aten", dynamic=dynamic)
+    program = capture(model, args, kwargs, level="function", leaf=leaf)
+    lowered = lower(program, args, kwargs, level=level)
+    if dynamic:
+        values = tuple(args) if isinstance(args, (tuple, list)) else (args,)
+        check_free(lowered, model, values, dict(kwargs or {}), dynamic)
+    return lowered
 
 
 class _Capture:

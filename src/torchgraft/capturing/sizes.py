@@ -30,7 +30,7 @@ class SymbolicNumber:
     The methods below are torch's interface for such objects (what a `SymNode` has); there is no public one.
     """
 
-    __slots__ = ("_description", "_make", "_node", "value", "watcher")
+    __slots__ = ("_description", "_make", "_node", "decides", "is_size", "operation", "value", "watcher")
 
     def __init__(
         self,
@@ -38,9 +38,16 @@ class SymbolicNumber:
         value: Number,
         make: Callable[[], Any] | None,
         description: str | Callable[[], str] = "",
+        decides: bool = True,
+        is_size: bool = False,
     ) -> None:
         self.watcher = watcher
         self.value = value
+        # Whether what is decided by it needs a guard, and whether it is known not to be negative.
+        self.decides = decides
+        self.is_size = is_size
+        # The function and the operands that it was computed from, if it was.
+        self.operation: tuple[Callable[..., Any], tuple[SymbolicNumber, ...]] | None = None
         self._make = make
         self._node: Any = None
         self._description = description
@@ -110,7 +117,7 @@ class SymbolicNumber:
     # ---- Python forces a number: this decides something, so it becomes a guard ----
 
     def _decide(self) -> Any:
-        if self._make is not None:
+        if self._make is not None and self.decides:
             self.watcher.guard_number(self)
         return self.value
 
@@ -187,14 +194,68 @@ def unwrapped(value: Any) -> SymbolicNumber | None:
 def combine(function: Callable[..., Any], symbol: str, *operands: SymbolicNumber) -> SymbolicNumber:
     """The result of a function of numbers, itself symbolic if any operand is."""
     watcher = operands[0].watcher
+    same = _unchanged(function, operands)
+    if same is not None:
+        return same
+    known = getattr(watcher, "combined", None)
+    key = (function, *[(operand.value, type(operand.value)) if operand._make is None else operand for operand in operands])
+    if known is not None and key in known:
+        return known[key]  # type: ignore[no-any-return]
     value = function(*[operand.value for operand in operands])
-    if all(operand._make is None for operand in operands):
+    if all(operand._make is None for operand in operands) or _is_certain(function, operands):
         return SymbolicNumber(watcher, value, None)
 
     def make() -> Node:
         return watcher.create_node("call_function", function, tuple([operand.argument() for operand in operands]), {})
 
-    return SymbolicNumber(watcher, value, make, functools.partial(_text, symbol, operands))
+    decides = all(operand.decides for operand in operands)
+    is_size = function in _KEEP_SIZES and all(operand.is_size or _is_natural(operand) for operand in operands)
+    result = SymbolicNumber(watcher, value, make, functools.partial(_text, symbol, operands), decides, is_size)
+    result.operation = function, operands
+    if known is not None:
+        known[key] = result
+    return result
+
+
+def factors(number: SymbolicNumber) -> list[SymbolicNumber]:
+    """The numbers whose product a number is."""
+    if number.operation is None or number.operation[0] is not operator.mul:
+        return [number]
+    return [factor for operand in number.operation[1] for factor in factors(operand)]
+
+
+def _unchanged(function: Callable[..., Any], operands: tuple[SymbolicNumber, ...]) -> SymbolicNumber | None:
+    """The number that comes out as it is: `1 * n`, `n + 0`, `n // 1`."""
+    if function is not operator.mul and function is not operator.add and function is not operator.floordiv:
+        return None
+    first, second = operands
+    neutral = 0 if function is operator.add else 1
+    if type(first.value) is int and type(second.value) is int:
+        if second._make is None and second.value == neutral:
+            return first
+        if first._make is None and first.value == neutral and function is not operator.floordiv:
+            return second
+    return None
+
+
+_KEEP_SIZES = frozenset({operator.add, operator.mul, operator.floordiv, min, max})
+_COMPARISONS = frozenset({operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge})
+
+
+def _is_natural(number: SymbolicNumber) -> bool:
+    return number._make is None and number.value >= 0
+
+
+def _is_certain(function: Callable[..., Any], operands: tuple[SymbolicNumber, ...]) -> bool:
+    """Whether a comparison gives the same answer in every run: a number with itself, or a size with a negative number."""
+    if function not in _COMPARISONS:
+        return False
+    first, second = operands
+    if first is second or (first._node is not None and first._node is second._node):
+        return True
+    if first.is_size and second._make is None:
+        return second.value < 0 or second.value > 2**60 or (second.value == 0 and function in (operator.ge, operator.lt))
+    return False
 
 
 def _text(symbol: str, operands: tuple[SymbolicNumber, ...]) -> str:

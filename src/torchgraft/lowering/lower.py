@@ -1,0 +1,346 @@
+"""`lower`: a captured program in ATen or core ATen operators, with the same guards, free sizes, regions and calls kept whole.
+How an operator becomes a node is in `recorder.py`; forward and backward as one program are in `joint.py`.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import inspect
+import math
+import operator
+import types
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from torchgraft.analysis.dry_run import inputs_of
+from torchgraft.capturing.model_state import ModelState
+from torchgraft.capturing.sizes import SymbolicNumber, combine, unwrapped, wrapped
+from torchgraft.capturing.surroundings import Surroundings
+from torchgraft.codegen.graph_module import GraphModule
+from torchgraft.ir.contexts import enter_context, exit_context
+from torchgraft.ir.graph import Graph
+from torchgraft.ir.guards import is_guard
+from torchgraft.ir.modules import paths_of_modules
+from torchgraft.ir.node import Node, map_arg
+from torchgraft.ir.verify import find_attribute
+from torchgraft.lowering.decompositions import core_decompositions
+from torchgraft.lowering.modes import recording
+from torchgraft.lowering.recorder import Flow, Recorder, concrete
+from torchgraft.lowering.tensors import TracedTensor
+
+
+def lower(
+    program: GraphModule, args: Iterable[Any] = (), kwargs: dict[str, Any] | None = None, *, level: str = "aten"
+) -> GraphModule:
+    """The program in torch's operators, at level "aten" or "core_aten".
+
+    It is run once, node by node, on copies of the inputs, which have to pass its guards; the operators that torch runs for a
+    node take its place. Guards, sizes, regions and calls that were kept whole stay the nodes they are, and each new node
+    has the name of the node it comes from in `meta["from_node"]`, with its source line and module path.
+
+    >>> import torchgraft
+    >>> program = torchgraft.capture(torch.nn.Linear(2, 3), (torch.ones(4, 2),), level="function")
+    >>> lowered = lower(program, (torch.ones(4, 2),))
+    >>> [str(node.target) for node in lowered.graph.nodes if "aten" in str(node.target)]
+    ['aten.linear.default']
+    >>> lowered(torch.ones(7, 2)).shape
+    torch.Size([7, 3])
+    """
+    if level not in ("aten", "core_aten"):
+        raise ValueError(f'level must be "aten" or "core_aten", not {level!r}')
+    is_core = level == "core_aten"
+    recorder = Recorder(is_above_autograd=True, decompositions=core_decompositions() if is_core else None)
+    values = tuple(args) if isinstance(args, (tuple, list)) else (args,)
+    walk = Walk(program, recorder, inputs_of(program, values, dict(kwargs or {})))
+    walk.run()
+    recorder.graph.set_codegen(program.graph._codegen)
+    result = GraphModule(program, recorder.graph, type(program).__name__)
+    result.meta.update(program.meta)
+    result.meta["kept_calls"] = walk.kept
+    _tidy(result)
+    return result
+
+
+class Walk:
+    """One run of a program on traced tensors."""
+
+    def __init__(self, program: GraphModule, recorder: Recorder, inputs: dict[Node, Any]) -> None:
+        self.program = program
+        self.recorder = recorder
+        self.inputs = copies(inputs)
+        self.env: dict[Node, Any] = {}
+        # Calls of torch that could not be taken apart, by the name of the node, and why.
+        self.kept: dict[str, str] = {}
+        self._attributes: dict[str, Any] = {}
+        self._contexts: list[Any] = []
+
+    def run(self) -> None:
+        """Write down the whole program; the model, its tensors and the random numbers are put back afterwards."""
+        recorder, program = self.recorder, self.program
+        surroundings = Surroundings(paths_of_modules(program))
+        recorder.before_write = surroundings.save_if_known
+        state = ModelState(paths_of_modules(program))
+        for module in state.paths:
+            state.watch(module)
+        try:
+            for node in program.graph.nodes:
+                recorder.above = node
+                self.env[node] = self.node(node)
+        finally:
+            for context in reversed(self._contexts):
+                context.__exit__(None, None, None)
+            recorder.above = None
+            state.restore()
+            surroundings.restore()
+
+    def node(self, node: Node) -> Any:
+        """Write down one node of the program; its value."""
+        if node.op == "placeholder":
+            return self._placeholder(node)
+        if node.op == "get_attr":
+            return self._attribute(str(node.target))
+        args, kwargs = map_arg(node.args, self.env.__getitem__), map_arg(node.kwargs, self.env.__getitem__)
+        if node.op == "output":
+            return self.recorder.create_node("output", "output", self.recorder.argument(args), {})
+        if is_guard(node.target):
+            # A guard on what turned out to be the same in every run says nothing.
+            return None if not _has_nodes(self.recorder, (args, kwargs)) else self._copied(node, args, kwargs)
+        number = _arithmetic(self.recorder, node, args, kwargs)
+        if number is not None:
+            return number
+        if node.op == "call_module" or _is_opaque(node, args, kwargs):
+            return self._kept(node, args, kwargs)
+        last = self.recorder.begin(node)
+        try:
+            return self._traced(node, args, kwargs)
+        except Exception as error:  # what torch cannot do with traced tensors, a program can still call
+            self.recorder.take_back(last)
+            self.kept[node.name] = f"{type(error).__name__}: {error}"
+            return self._kept(node, args, kwargs)
+
+    # ---- where values come from ----
+
+    def _placeholder(self, node: Node) -> Any:
+        new = self.recorder.create_node("placeholder", node.target, node.args, {}, node.name, node.type)
+        return self._known(self.inputs[node], new, is_outside=True)
+
+    def _attribute(self, target: str) -> Any:
+        if target not in self._attributes:
+            value, problem = find_attribute(self.program, target)
+            assert problem is None, problem
+            node = self.recorder.create_node("get_attr", target, (), {})
+            if isinstance(value, torch.Tensor):
+                inner = value if self.recorder.is_above_autograd else value.detach()
+                self._attributes[target] = self.recorder.traced(inner, node, is_static=True, is_outside=True)
+            else:
+                self._attributes[target] = Flow(value, node)
+        return self._attributes[target]
+
+    def _known(self, value: Any, node: Node, is_outside: bool = False) -> Any:
+        """A value of this run that is the value of a node."""
+        if isinstance(value, torch.Tensor):
+            inner = value if self.recorder.is_above_autograd else value.detach()
+            return self.recorder.traced(inner, node, is_outside=is_outside)
+        if type(value) is int:
+            return wrapped(SymbolicNumber(self.recorder, value, lambda: node, node.name))  # type: ignore[arg-type]
+        return Flow(value, node)
+
+    # ---- what becomes of a call ----
+
+    def _copied(self, node: Node, args: Any, kwargs: Any) -> Node:
+        argument = self.recorder.argument
+        return self.recorder.create_node(node.op, node.target, argument(args), argument(kwargs), node.name, node.type)
+
+    def _kept(self, node: Node, args: Any, kwargs: Any) -> Any:
+        """The same call in the new program; run on the real tensors."""
+        plain_args, plain_kwargs = concrete(args), concrete(kwargs)
+        if node.op == "call_module":
+            function: Callable[..., Any] = self.program.get_submodule(str(node.target))
+        elif node.op == "call_method":
+            function = getattr(plain_args[0], str(node.target))
+            plain_args = plain_args[1:]
+        else:
+            function = node.target  # type: ignore[assignment]
+        value = function(*plain_args, **plain_kwargs)
+        if node.target is enter_context:
+            self._contexts.append(value)
+        elif node.target is exit_context:
+            self._contexts.pop()
+        return self._known(value, self._copied(node, args, kwargs))
+
+    def _traced(self, node: Node, args: Any, kwargs: Any) -> Any:
+        """The operators that a call of torch runs, in its place."""
+        recorder = self.recorder
+        if node.target is torch.tensor and isinstance(_plain(args[0]), (int, float)):
+            # Has the dtype and the device as arguments of an operator.
+            kwargs = {"dtype": torch.tensor(concrete(args[0])).dtype, **kwargs}
+            node, args = _FULL, ((), *args)
+        recorder.flows = flows = _flows(node, args, kwargs)
+        before = recorder.graph._root._prev
+        try:
+            with recording(recorder), _Facts(recorder):
+                value = _call(node, _plain(args), _plain(kwargs))
+        finally:
+            recorder.flows = {}
+        if _is_constant_size(node, value):
+            return value
+        is_written = recorder.graph._root._prev is not before
+        if not _is_traced(value) and not (value is None and is_written):
+            recorder.take_back(before)
+            return self._kept(node, args, kwargs)
+        for flow in flows.values():
+            if not flow.used:
+                recorder.guard_flow(flow)
+            flow.used = False
+        return value
+
+
+_FULL = Graph().call_function(torch.full)
+
+
+class _Facts(TorchFunctionMode):
+    """Has the program check what torch's own Python asks about tensors while it runs: their types, ranks and devices."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__()
+        self._recorder = recorder
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        value = function(*args, **(kwargs or {}))
+        name = getattr(function, "__name__", "")
+        if name == "__get__":
+            name = getattr(function.__self__, "__name__", "")
+        if name in _FACTS and self._recorder.is_above_autograd and args and type(args[0]) is TracedTensor:
+            if isinstance(value, (bool, int, torch.dtype, torch.device, torch.layout)):
+                self._recorder.guard_fact(args[0], _FACTS[name], value)
+        return value
+
+
+_FACTS = {"dtype": "dtype", "device": "device", "ndim": "ndim", "dim": "ndim", "requires_grad": "requires_grad"}
+_FACTS |= {"layout": "layout", "is_cuda": "is_cuda", "is_nested": "is_nested"}
+
+def _is_constant_size(node: Node, value: Any) -> bool:
+    """Whether a call asks for a size that is known to be the same in every run."""
+    is_size = node.target in ("size", "numel") or (node.target is getattr and node.args[1] == "shape")
+    return is_size and all(type(item) is int for item in (value if isinstance(value, tuple) else (value,)))
+
+
+def _has_nodes(recorder: Recorder, value: Any) -> bool:
+    if isinstance(value, (tuple, list)):
+        return any(_has_nodes(recorder, item) for item in value)
+    if isinstance(value, dict):
+        return any(_has_nodes(recorder, item) for item in value.values())
+    return type(value) in (TracedTensor, Flow) or unwrapped(value) is not None
+
+
+def _arithmetic(recorder: Recorder, node: Node, args: Any, kwargs: Any) -> Any:
+    """The result of arithmetic on numbers, itself symbolic; None where a call is anything else."""
+    is_known = node.op == "call_function" and node.target in _ARITHMETIC and not kwargs
+    if not is_known or not all(type(value) in (int, float) or unwrapped(value) is not None for value in args):
+        return None
+    operands = [unwrapped(value) or SymbolicNumber(recorder, value, None) for value in args]  # type: ignore[arg-type]
+    name = node.target.__name__  # type: ignore[union-attr]
+    result = combine(node.target, _SIGNS.get(name, name), *operands)  # type: ignore[arg-type]
+    return wrapped(result)
+
+
+_SIGNS = {"add": "+", "sub": "-", "mul": "*", "floordiv": "//", "truediv": "/", "mod": "%", "pow": "**"}
+_SIGNS |= {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
+_ARITHMETIC = frozenset({*[getattr(operator, name) for name in _SIGNS], operator.neg, min, max, int, math.ceil, math.floor})
+
+_PLAIN_MODULES = frozenset({"builtins", "_operator", "operator", "math"})
+
+
+def _is_opaque(node: Node, args: Any, kwargs: Any) -> bool:
+    """Whether a call is not torch's, or computes numbers and the like: it stays the call it is."""
+    if node.op == "call_method":
+        return not _has_traced((args, kwargs))
+    home = getattr(node.target, "__module__", None) or ""
+    if home in _PLAIN_MODULES and isinstance(node.target, (types.BuiltinFunctionType, type)):
+        return not _has_traced((args, kwargs))
+    if isinstance(getattr(node.target, "__self__", None), type) and issubclass(node.target.__self__, torch.autograd.Function):
+        return True
+    return not (home == "torch" or home.startswith("torch.") or not home)
+
+
+def _has_traced(value: Any) -> bool:
+    if isinstance(value, (tuple, list)):
+        return any(map(_has_traced, value))
+    if isinstance(value, dict):
+        return any(map(_has_traced, value.values()))
+    if isinstance(value, slice):
+        return _has_traced((value.start, value.stop, value.step))
+    return type(value) is TracedTensor
+
+
+def _is_traced(value: Any) -> bool:
+    """Whether all of a result is known to the recorder."""
+    if isinstance(value, (tuple, list)):
+        return bool(value) and all(map(_is_traced, value))
+    return type(value) is TracedTensor or unwrapped(value) is not None
+
+
+def _plain(value: Any) -> Any:
+    """Values as torch takes them: traced tensors and symbolic numbers stay, all else is plain. Containers may be changed again."""
+    if isinstance(value, tuple):
+        items = [_plain(item) for item in value]
+        return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, slice):
+        return slice(_plain(value.start), _plain(value.stop), _plain(value.step))
+    return value.value if type(value) is Flow else value
+
+
+def _flows(node: Node, args: Any, kwargs: Any) -> dict[int | str, Flow]:
+    """The values among the arguments that flow, by position and name."""
+    found: dict[int | str, Flow] = {name: value for name, value in kwargs.items() if type(value) is Flow}
+    names = _parameters(node.target) if node.op == "call_function" else []
+    for index, value in enumerate(args):
+        if type(value) is Flow:
+            found[names[index] if index < len(names) else index] = value
+    return found
+
+
+def _parameters(function: Any) -> list[str]:
+    """The names of a function's parameters, where it is written in Python."""
+    return list(inspect.signature(function).parameters) if isinstance(function, types.FunctionType) else []
+
+
+def _call(node: Node, args: Any, kwargs: Any) -> Any:
+    if node.op == "call_method":
+        return getattr(args[0], str(node.target))(*args[1:], **kwargs)
+    return node.target(*args, **kwargs)  # type: ignore[operator]
+
+
+def copies(inputs: dict[Node, Any]) -> dict[Node, Any]:
+    """The inputs with copies of their tensors, so that what the program writes into them is written nowhere else."""
+    known: dict[int, torch.Tensor] = {}
+
+    def copied(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return known.setdefault(id(value), value.clone())
+        if isinstance(value, (tuple, list)) and type(value) in (tuple, list):
+            return type(value)(map(copied, value))
+        if type(value) is dict:
+            return {key: copied(item) for key, item in value.items()}
+        return value
+
+    return {node: copied(value) for node, value in inputs.items()}
+
+
+def _tidy(program: GraphModule) -> None:
+    """Drop what was fetched and never used, and sizes that nobody needed after all."""
+    for node in reversed(program.graph.nodes):
+        is_read = node.op == "get_attr" or (node.op == "call_function" and node.target in _READS)
+        if is_read and not node.users:
+            program.graph.erase_node(node)
+
+
+_READS = frozenset({torch.ops.aten.sym_size.int, torch.ops.aten.sym_stride.int, torch.ops.aten.detach.default, getattr, operator.getitem})

@@ -1,0 +1,130 @@
+"""The tensors that a program is run with while it is lowered: a real tensor, the node that it is the value of, and sizes that stay
+symbolic. Which operators become nodes is decided in `recorder.py`.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from torchgraft.capturing.sizes import SymbolicNumber, wrapped
+from torchgraft.ir.node import Node
+
+if TYPE_CHECKING:
+    from torchgraft.lowering.recorder import Recorder
+
+_aten = torch.ops.aten
+
+
+class TracedTensor(torch.Tensor):
+    """A tensor whose data is in `inner`. torch asks this class for its sizes, which are numbers of the recorder.
+
+    >>> TracedTensor.__torch_function__ is torch._C._disabled_torch_function_impl
+    True
+    """
+
+    inner: torch.Tensor
+    recorder: Recorder
+    is_static: bool
+    # The node, or what makes it when somebody first uses the tensor.
+    source: Any
+    sizes: list[Any] | None
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @staticmethod
+    def __new__(
+        cls: type[TracedTensor], recorder: Recorder, inner: torch.Tensor, source: Any, is_static: bool = False
+    ) -> TracedTensor:
+        """`source` is the node or a function that makes it; a static tensor has the same size in every run."""
+        self: TracedTensor = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+            cls,
+            inner.size(),
+            strides=inner.stride(),
+            storage_offset=inner.storage_offset(),
+            dtype=inner.dtype,
+            layout=inner.layout,
+            device=inner.device,
+            requires_grad=inner.requires_grad and recorder.is_above_autograd,
+            dispatch_sizes_strides_policy="sizes",
+        )
+        self.inner, self.recorder, self.source, self.is_static, self.sizes = inner, recorder, source, is_static, None
+        return self
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
+        return f"TracedTensor({self.node.name})"
+
+    @property
+    def node(self) -> Node:
+        """The node whose value this is."""
+        if not isinstance(self.source, Node):
+            self.source = self.source()
+        return self.source
+
+    def symbolic_sizes(self) -> list[Any]:
+        """The sizes as torch and Python see them: numbers that the program computes anew."""
+        if self.is_static:
+            return list(self.inner.size())
+        known = self.sizes
+        if known is None or len(known) != self.inner.dim():
+            known = self.sizes = [None] * self.inner.dim()
+        for index, value in enumerate(self.inner.size()):
+            if known[index] is None:
+                make = functools.partial(self._size_node, index)
+                known[index] = self.recorder.number(value, make, functools.partial(self._size_text, index))
+        return known
+
+    def _size_node(self, index: int) -> Node:
+        return self.recorder.create_node("call_function", _aten.sym_size.int, (self.node, index), {}, "sym_size")
+
+    def _size_text(self, index: int) -> str:
+        return f"{self.node.name}.size({index})"
+
+    def _stride(self, index: int) -> Any:
+        value = self.inner.stride(index)
+        if self.is_static:
+            return value
+        make = lambda: self.recorder.create_node("call_function", _aten.sym_stride.int, (self.node, index), {}, "sym_stride")  # noqa: E731
+        # How memory is laid out decides between a view and a copy, never a value; the layout of the inputs is checked.
+        return wrapped(SymbolicNumber(self.recorder, value, make, f"{self.node.name}.stride({index})", decides=False))
+
+    def strides(self) -> list[Any]:
+        """The strides; what is decided by them needs no guard."""
+        return [self._stride(index) for index in range(self.inner.dim())]
+
+    @classmethod
+    def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        answer = QUESTIONS.get(function)
+        if answer is None:
+            # Reached where no mode of ours is at work, as in a hook of somebody else's.
+            raise NotImplementedError(f"{function} of a tensor that a program is lowered with, where nobody records it")
+        return answer(*args, **(kwargs or {}))
+
+
+def _count(tensor: TracedTensor) -> Any:
+    return functools.reduce(operator.mul, tensor.symbolic_sizes(), 1)
+
+
+# What torch asks of a tensor without computing anything.
+QUESTIONS: dict[Any, Any] = {
+    _aten.size.default: TracedTensor.symbolic_sizes,
+    _aten.sym_size.default: TracedTensor.symbolic_sizes,
+    _aten.sym_size.int: lambda tensor, index: tensor.symbolic_sizes()[index],
+    _aten.stride.default: TracedTensor.strides,
+    _aten.sym_stride.default: TracedTensor.strides,
+    _aten.sym_stride.int: lambda tensor, index: tensor.strides()[index],
+    _aten.numel.default: _count,
+    _aten.sym_numel.default: _count,
+    _aten.dim.default: lambda tensor: tensor.inner.dim(),
+    _aten.storage_offset.default: lambda tensor: tensor.inner.storage_offset(),
+    _aten.sym_storage_offset.default: lambda tensor: tensor.inner.storage_offset(),
+    _aten.is_contiguous.default: lambda tensor: tensor.inner.is_contiguous(),
+    _aten.is_contiguous.memory_format: lambda tensor, layout: tensor.inner.is_contiguous(memory_format=layout),
+    _aten.is_strides_like_format.default: lambda tensor, layout: _aten.is_strides_like_format.default(tensor.inner, layout),
+    _aten.is_non_overlapping_and_dense.default: lambda tensor: _aten.is_non_overlapping_and_dense.default(tensor.inner),
+    torch.ops.prim.layout.default: lambda tensor: tensor.inner.layout,
+    torch.ops.prim.device.default: lambda tensor: tensor.inner.device,
+}
