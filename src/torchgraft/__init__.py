@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torchgraft.analysis.types import Dyn, TensorType, check_types
     from torchgraft.bridge import from_export, from_fx, to_fx
     from torchgraft.bridge.symbolic_shapes import SymbolicShapes, symbolic_shapes
-    from torchgraft.bridge.training import capture_training
+    from torchgraft.lowering.training import capture_training
     from torchgraft.capturing.inputs import PH
     from torchgraft.capturing.program import capture
     from torchgraft.capturing.proxy import Attribute, ParameterProxy, Proxy, ProxyableClassMeta
@@ -78,7 +78,7 @@ _HOMES = {
     "torchgraft.analysis.types": ("Dyn", "TensorType", "check_types"),
     "torchgraft.bridge": ("from_export", "from_fx", "to_fx"),
     "torchgraft.bridge.symbolic_shapes": ("SymbolicShapes", "symbolic_shapes"),
-    "torchgraft.bridge.training": ("capture_training",),
+    "torchgraft.lowering.training": ("capture_training",),
     "torchgraft.capturing.inputs": ("PH",),
     "torchgraft.capturing.program": ("capture",),
     "torchgraft.capturing.proxy": ("Attribute", "ParameterProxy", "Proxy", "ProxyableClassMeta"),

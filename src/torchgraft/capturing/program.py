@@ -92,7 +92,7 @@ def capture(
 def _operator_program(model: Any, args: Any, kwargs: Any, level: str, leaf: LeafRule, dynamic: Any) -> GraphModule:
     """The levels below torch's functions, which are lowerings of the program at level "function"."""
     if level == "joint":
-        from torchgraft.bridge.training import joint_program
+        from torchgraft.lowering.training import joint_program
 
         return joint_program(model, args, kwargs)
     from torchgraft.lowering.lower import lower

@@ -28,6 +28,7 @@ from torchgraft.ir.modules import paths_of_modules
 from torchgraft.ir.node import Node, map_arg
 from torchgraft.ir.verify import find_attribute
 from torchgraft.lowering.decompositions import core_decompositions
+from torchgraft.lowering.guards import guard_tensors
 from torchgraft.lowering.modes import recording
 from torchgraft.lowering.recorder import Flow, Recorder, concrete
 from torchgraft.lowering.tensors import TracedTensor
@@ -61,7 +62,7 @@ def lower(
     result = GraphModule(program, recorder.graph, type(program).__name__)
     result.meta.update(program.meta)
     result.meta["kept_calls"] = walk.kept
-    _tidy(result)
+    drop_unused(result)
     return result
 
 
@@ -76,6 +77,7 @@ class Walk:
         # Calls of torch that could not be taken apart, by the name of the node, and why.
         self.kept: dict[str, str] = {}
         self._attributes: dict[str, Any] = {}
+        self._placeholders: dict[Node, Any] = {}
         self._contexts: list[Any] = []
 
     def run(self) -> None:
@@ -87,8 +89,9 @@ class Walk:
         for module in state.paths:
             state.watch(module)
         try:
+            self.begin()
             for node in program.graph.nodes:
-                recorder.above = node
+                recorder.begin(node)
                 self.env[node] = self.node(node)
         finally:
             for context in reversed(self._contexts):
@@ -96,6 +99,20 @@ class Walk:
             recorder.above = None
             state.restore()
             surroundings.restore()
+
+    def begin(self) -> None:
+        """Make the inputs, and have the program check what the operators are going to be chosen by."""
+        tensors = {}
+        for node, value in self.inputs.items():
+            new = self.recorder.create_node("placeholder", node.target, node.args, {}, node.name, node.type)
+            new._origin = node._origin
+            self._placeholders[node] = known = self._known(value, new, is_outside=True)
+            if type(known) is TracedTensor:
+                tensors[node.name] = known
+        if self.recorder.decompositions is not None:
+            held = dict.fromkeys(str(node.target) for node in self.program.graph.find_nodes(op="get_attr"))
+            tensors |= {name: value for name in held if type(value := self._attribute(name)) is TracedTensor}
+        guard_tensors(self.recorder, list(tensors.values()), list(tensors))
 
     def node(self, node: Node) -> Any:
         """Write down one node of the program; its value."""
@@ -108,11 +125,11 @@ class Walk:
             return self.recorder.create_node("output", "output", self.recorder.argument(args), {})
         if is_guard(node.target):
             # A guard on what turned out to be the same in every run says nothing.
-            return None if not _has_nodes(self.recorder, (args, kwargs)) else self._copied(node, args, kwargs)
+            return None if not _has_nodes((args, kwargs)) else self._copied(node, args, kwargs)
         number = _arithmetic(self.recorder, node, args, kwargs)
         if number is not None:
             return number
-        if node.op == "call_module" or _is_opaque(node, args, kwargs):
+        if node.op == "call_module" or _is_opaque(node, args, kwargs) or _asks_fact(node):
             return self._kept(node, args, kwargs)
         last = self.recorder.begin(node)
         try:
@@ -125,8 +142,7 @@ class Walk:
     # ---- where values come from ----
 
     def _placeholder(self, node: Node) -> Any:
-        new = self.recorder.create_node("placeholder", node.target, node.args, {}, node.name, node.type)
-        return self._known(self.inputs[node], new, is_outside=True)
+        return self._placeholders[node]
 
     def _attribute(self, target: str) -> Any:
         if target not in self._attributes:
@@ -175,15 +191,13 @@ class Walk:
     def _traced(self, node: Node, args: Any, kwargs: Any) -> Any:
         """The operators that a call of torch runs, in its place."""
         recorder = self.recorder
-        if node.target is torch.tensor and isinstance(_plain(args[0]), (int, float)):
-            # Has the dtype and the device as arguments of an operator.
-            kwargs = {"dtype": torch.tensor(concrete(args[0])).dtype, **kwargs}
-            node, args = _FULL, ((), *args)
+        if node.target is torch.tensor:
+            node, args, kwargs = _constant(recorder, node, args, kwargs)
         recorder.flows = flows = _flows(node, args, kwargs)
         before = recorder.graph._root._prev
         try:
             with recording(recorder), _Facts(recorder):
-                value = _call(node, _plain(args), _plain(kwargs))
+                value = _call(node, plain_values(args), plain_values(kwargs))
         finally:
             recorder.flows = {}
         if _is_constant_size(node, value):
@@ -199,7 +213,17 @@ class Walk:
         return value
 
 
-_FULL = Graph().call_function(torch.full)
+_FULL, _TO = Graph().call_function(torch.full), Graph().call_method("to")
+
+
+def _constant(recorder: Recorder, node: Node, args: Any, kwargs: Any) -> tuple[Node, Any, Any]:
+    """`torch.tensor(...)` as a call of which the dtype and the device are arguments of an operator."""
+    if isinstance(concrete(args[0]), (int, float)):
+        return _FULL, ((), *args), {"dtype": torch.tensor(concrete(args[0])).dtype, **kwargs}
+    if kwargs.keys() <= {"dtype", "device"} and not _has_nodes(args):
+        value = torch.tensor(concrete(args[0]))
+        return _TO, (recorder.traced(value, recorder.constant(value), is_static=True, is_outside=True),), kwargs
+    return node, args, kwargs
 
 
 class _Facts(TorchFunctionMode):
@@ -229,11 +253,11 @@ def _is_constant_size(node: Node, value: Any) -> bool:
     return is_size and all(type(item) is int for item in (value if isinstance(value, tuple) else (value,)))
 
 
-def _has_nodes(recorder: Recorder, value: Any) -> bool:
+def _has_nodes(value: Any) -> bool:
     if isinstance(value, (tuple, list)):
-        return any(_has_nodes(recorder, item) for item in value)
+        return any(map(_has_nodes, value))
     if isinstance(value, dict):
-        return any(_has_nodes(recorder, item) for item in value.values())
+        return any(map(_has_nodes, value.values()))
     return type(value) in (TracedTensor, Flow) or unwrapped(value) is not None
 
 
@@ -267,6 +291,10 @@ def _is_opaque(node: Node, args: Any, kwargs: Any) -> bool:
     return not (home == "torch" or home.startswith("torch.") or not home)
 
 
+def _asks_fact(node: Node) -> bool:
+    return node.op == "call_function" and node.target is getattr and node.args[1] in _FACTS
+
+
 def _has_traced(value: Any) -> bool:
     if isinstance(value, (tuple, list)):
         return any(map(_has_traced, value))
@@ -284,17 +312,17 @@ def _is_traced(value: Any) -> bool:
     return type(value) is TracedTensor or unwrapped(value) is not None
 
 
-def _plain(value: Any) -> Any:
+def plain_values(value: Any) -> Any:
     """Values as torch takes them: traced tensors and symbolic numbers stay, all else is plain. Containers may be changed again."""
     if isinstance(value, tuple):
-        items = [_plain(item) for item in value]
+        items = [plain_values(item) for item in value]
         return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
     if isinstance(value, list):
-        return [_plain(item) for item in value]
+        return [plain_values(item) for item in value]
     if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
+        return {key: plain_values(item) for key, item in value.items()}
     if isinstance(value, slice):
-        return slice(_plain(value.start), _plain(value.stop), _plain(value.step))
+        return slice(plain_values(value.start), plain_values(value.stop), plain_values(value.step))
     return value.value if type(value) is Flow else value
 
 
@@ -335,7 +363,7 @@ def copies(inputs: dict[Node, Any]) -> dict[Node, Any]:
     return {node: copied(value) for node, value in inputs.items()}
 
 
-def _tidy(program: GraphModule) -> None:
+def drop_unused(program: GraphModule) -> None:
     """Drop what was fetched and never used, and sizes that nobody needed after all."""
     for node in reversed(program.graph.nodes):
         is_read = node.op == "get_attr" or (node.op == "call_function" and node.target in _READS)

@@ -49,6 +49,8 @@ class Recorder:
         self.above: Node | None = None
         # Values handed to the call that is being run, by the position and by the name of the parameter.
         self.flows: dict[int | str, Flow] = {}
+        # Whether gradients are being computed.
+        self.is_backward = False
         self.before_write: Callable[[torch.Tensor], None] = lambda tensor: None
         self._guarded: set[Any] = set()
         self._constants: dict[int, tuple[Any, Node]] = {}
@@ -70,6 +72,8 @@ class Recorder:
         if self.above is not None:
             node._origin = self.above._origin
             node.meta["from_node"] = self.above.name
+        if self.is_backward:
+            node.meta["partitioner_tag"] = "is_backward"
         return node
 
     def argument(self, value: Any) -> Any:
@@ -211,7 +215,7 @@ class Recorder:
         for tensor in written:
             self.before_write(tensor.inner)
         value = function(*plain_args, **plain_kwargs)
-        node = self.create_node("call_function", function, *self._arguments(function, args, kwargs))
+        node = self.create_node("call_function", function, *self._arguments(function, args, kwargs), _name(function))
         return self._result(function, args, kwargs, node, value)
 
     def _decomposition(self, function: Any) -> Callable[..., Any] | None:
@@ -258,7 +262,7 @@ class Recorder:
         old = tensor.inner
         if not isinstance(value, torch.Tensor) or (value.dtype, value.shape) != (old.dtype, old.shape):
             return None
-        node = self.create_node("call_function", plain, *self._arguments(plain, args, kwargs))
+        node = self.create_node("call_function", plain, *self._arguments(plain, args, kwargs), _name(plain))
         self._changed.append((tensor, old, tensor.source))
         tensor.inner, tensor.source = value, node
         self._note_memory(tensor)
@@ -343,6 +347,11 @@ def node_name(source: Any) -> str:
     return source.name if isinstance(source, Node) else "a result"
 
 
+@functools.cache
+def _name(function: Any) -> str:
+    return str(function._schema.name.partition("::")[2])
+
+
 def concrete(value: Any) -> Any:
     """A value with the real tensors and plain numbers of this run."""
     return map_aggregate(value, _concrete_leaf) if isinstance(value, (tuple, list, dict, slice)) else _concrete_leaf(value)
@@ -371,6 +380,8 @@ def _without_data(value: Any) -> Any:
 def _written(function: Any, args: Any, kwargs: Any, names: Any = None) -> Iterator[TracedTensor]:
     """The tensors that an operator writes, by its schema; of these, those known by certain names there."""
     schema = function._schema
+    if schema.name in _STATISTICS and args[5] and names is None:  # in training mode, although the schema does not say so
+        yield from [item for item in args[3:5] if type(item) is TracedTensor]
     if not schema.is_mutable:
         return
     for index, argument in enumerate(schema.arguments):
@@ -381,6 +392,9 @@ def _written(function: Any, args: Any, kwargs: Any, names: Any = None) -> Iterat
         for item in value if isinstance(value, (tuple, list)) else (value,):
             if type(item) is TracedTensor:
                 yield item
+
+
+_STATISTICS = frozenset({"aten::native_batch_norm", "aten::cudnn_batch_norm", "aten::miopen_batch_norm", "aten::batch_norm", "aten::_batch_norm_impl_index"})
 
 
 @functools.cache

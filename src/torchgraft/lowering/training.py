@@ -1,0 +1,249 @@
+"""`joint_program` and `capture_training`: forward and backward of a model as programs that anyone can read, change and run.
+How they are written down is in `joint.py`, how they are cut in two in `partition.py`.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import types
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils import _pytree as pytree
+
+from torchgraft.analysis.dry_run import inputs_of
+from torchgraft.capturing.program import capture
+from torchgraft.codegen.graph_module import GraphModule
+from torchgraft.errors import BridgeError, GuardError
+from torchgraft.ir.verify import find_attribute
+from torchgraft.lowering.joint import Joint, Name, lower_to_joint
+from torchgraft.lowering.partition import KINDS, partition
+
+Model = torch.nn.Module | Callable[..., Any]
+Loss = Callable[[Any], torch.Tensor] | None
+
+
+def joint_program(
+    model: Model, args: Iterable[Any] = (), kwargs: Mapping[str, Any] | None = None, *, loss: Loss = None
+) -> GraphModule:
+    """Forward and backward of a model or a captured program as one program in ATen operators.
+
+    The program holds no state. Its inputs are `primals_1`, `primals_2`, ...: parameters, buffers, then the tensors among the
+    inputs of the model; and `tangents_1`, ...: the gradients of the results, one for each result that has a gradient. In
+    the metadata of an input, `origin_kind` says "parameter", "buffer", "constant", "input" or "tangent", and
+    `origin_name` which one. It returns one tuple; `entries` in the metadata of the output says of each entry whether it is
+    a "result", an "update" (the new value of a buffer or input that the model writes) or a "gradient", and of what.
+
+    `loss` is a function of what the model returns, and gives a scalar; then that is the only result.
+
+    >>> model = torch.nn.Linear(2, 3)
+    >>> program = joint_program(model, (torch.ones(4, 2),))
+    >>> [(node.name, node.meta["origin_name"]) for node in program.graph.find_nodes(op="placeholder")]
+    [('primals_1', 'weight'), ('primals_2', 'bias'), ('primals_3', 'input'), ('tangents_1', 'result')]
+    >>> [tuple(entry) for entry in program.graph.output_node().meta["entries"]]
+    [('result', 'result'), ('gradient', 'weight'), ('gradient', 'bias')]
+    >>> result, weight, bias = program(model.weight, model.bias, torch.ones(4, 2), torch.ones(4, 3))
+    >>> bias
+    tensor([4., 4., 4.])
+    """
+    return _joint(model, args, kwargs, loss)[1].program
+
+
+def _joint(
+    model: Model, args: Iterable[Any], kwargs: Mapping[str, Any] | None, loss: Loss
+) -> tuple[GraphModule, Joint, tuple[tuple[Any, ...], dict[str, Any]]]:
+    values = tuple(args) if isinstance(args, (tuple, list)) else (args,)
+    keywords = dict(kwargs or {})
+    is_program = isinstance(model, GraphModule) and loss is None and "kept_whole" in model.meta
+    with torch.inference_mode(False), torch.enable_grad():
+        program = model if is_program else capture(_with_loss(model, loss), values, keywords, level="function")
+    result = lower_to_joint(program, values, keywords, "result" if loss is None else "loss")  # type: ignore[arg-type]
+    return program, result, (values, keywords)  # type: ignore[return-value]
+
+
+def _with_loss(model: Model, loss: Loss) -> Model:
+    """The model with a loss behind it; its parameters keep their names."""
+    if loss is None:
+        return model
+    original = model.forward if isinstance(model, torch.nn.Module) else model
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        return _scalar(loss(original(*args, **kwargs)))
+
+    functools.update_wrapper(forward, original)
+    if not isinstance(model, torch.nn.Module):
+        return forward
+    step = copy.copy(model)
+    vars(step)["_modules"] = dict(model._modules)
+    if isinstance(loss, torch.nn.Module):
+        step._modules["loss"] = loss
+    original = types.MethodType(type(model).forward, step) if "forward" not in vars(model) else original
+    vars(step)["forward"] = forward
+    return step
+
+
+def _scalar(value: Any) -> torch.Tensor:
+    if isinstance(value, torch.Tensor) and value.numel() == 1:
+        return value
+    found = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
+    raise BridgeError(f"loss must give a tensor with one element, not {found}\n  reduce it with .mean() or .sum()")
+
+
+class TrainingStep(NamedTuple):
+    """What the model (or the loss) returned, and the gradients by the names of parameters and inputs.
+
+    A parameter that the results do not depend on, or that needs no gradient, has None, as `parameter.grad` would.
+    """
+
+    results: Any
+    gradients: dict[str, torch.Tensor | None]
+
+
+@dataclass(frozen=True)
+class TrainingPrograms:
+    """The programs of one training step; made by `capture_training`.
+
+    `joint` computes everything at once, see `joint_program`. `forward` takes the primals and returns results, updates and
+    saved values; `backward` takes the saved values and the tangents and returns the gradients. Call them with detached
+    tensors; `run` does it for you. `program` is the captured program that they come from.
+    """
+
+    joint: GraphModule
+    forward: GraphModule
+    backward: GraphModule
+    program: GraphModule
+    _call: _Call = field(repr=False)
+
+    def primals(self, *args: Any, **kwargs: Any) -> list[torch.Tensor]:
+        """What `joint` and `forward` take for these inputs of the model: its tensors as they are now, then the inputs."""
+        return self._call.row(self.program, args, kwargs)
+
+    def run(self, *args: Any, tangents: Sequence[torch.Tensor] | None = None, **kwargs: Any) -> TrainingStep:
+        """Run forward and backward on inputs of the model, and write the buffers that it writes.
+
+        `tangents` are the gradients of the results, in the order of the inputs `tangents_*`; without them they are ones, as
+        if the sum of all results was to be minimised. Gradients are returned; `.grad` of the parameters stays as it is.
+        """
+        primals = self.primals(*args, **kwargs)
+        updated = [entry.name for entry in self.forward.graph.output_node().meta["entries"] if entry.kind == "update"]
+        self._call.refuse_sharing(primals, updated)
+        # Some kernels (LSTM on a CPU) keep what the backward needs only while gradients are on; detached inputs need none.
+        with torch.inference_mode(False), torch.enable_grad():
+            ahead = _by_kind(self.forward, self.forward(*[tensor.detach() for tensor in primals]))
+            saved = list(ahead["saved"].values())
+            back = _by_kind(self.backward, self.backward(*saved, *self._tangents(ahead["result"], tangents)))
+        with torch.no_grad():
+            # Last, because saved values may be the very tensors that are written here.
+            for name, tensor in zip(self._call.names, primals, strict=True):
+                if name in ahead["update"]:
+                    tensor.copy_(ahead["update"][name])
+        gradients: dict[str, torch.Tensor | None] = dict.fromkeys(
+            name for name, kind in zip(self._call.names, self._call.kinds, strict=True) if kind == "parameter"
+        )
+        gradients.update(_apart(back["gradient"]))
+        return TrainingStep(self._call.result(ahead["result"]), gradients)
+
+    def _tangents(self, results: dict[str, torch.Tensor], given: Sequence[torch.Tensor] | None) -> list[torch.Tensor]:
+        nodes = [n for n in self.backward.graph.find_nodes(op="placeholder") if n.meta["origin_kind"] == "tangent"]
+        names = [str(node.meta["origin_name"]) for node in nodes]
+        if given is not None and len(given) != len(nodes):
+            raise GuardError(f"run() got {len(given)} tangents, and the program takes {len(nodes)}: {', '.join(names)}")
+        return [torch.ones_like(results[name]) for name in names] if given is None else list(given)
+
+
+class _Call:
+    """How inputs and results of the model map to those of the joint program."""
+
+    def __init__(self, program: GraphModule, joint: Joint, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.names = [primal.name for primal in joint.primals]
+        self.kinds = [primal.kind for primal in joint.primals]
+        self._needed = [primal.value.requires_grad for primal in joint.primals]
+        self._results, self._structure, self._attributes = joint.results, joint.structure, joint.attributes
+        leaves, self._spec = _leaves(program, args, kwargs)
+        self._plain = [None if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+
+    def row(self, program: GraphModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+        """The tensors of the program as they are now, and those among inputs that are like the ones at the capture."""
+        for target, expected in self._attributes.items():
+            found, _ = find_attribute(program, target)
+            if found != expected:
+                raise GuardError(
+                    f"the programs were captured for {target} = {expected!r}, and now it is {found!r}\n"
+                    "  switch it back, or capture the model again"
+                )
+        leaves, spec = _leaves(program, args, kwargs)
+        plain = [None if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+        if spec != self._spec or [type(item) for item in plain] != [type(item) for item in self._plain] or plain != self._plain:
+            raise GuardError(
+                "the programs were captured for inputs of another structure, or with other plain values\n"
+                "  capture the model again with inputs like these"
+            )
+        held = [find_attribute(program, name)[0] for name, kind in zip(self.names, self.kinds, strict=True) if kind != "input"]
+        row = [*held, *[leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]]
+        for name, tensor, was_needed in zip(self.names, row, self._needed, strict=True):
+            if tensor.requires_grad and not was_needed:
+                raise GuardError(
+                    f"the programs were captured while '{name}' required no gradient, and now it does\n"
+                    "  capture the model again, or give it detached"
+                )
+        return row
+
+    def refuse_sharing(self, row: list[torch.Tensor], updates: list[str]) -> None:
+        """Raise if a tensor that is going to be written shares memory with another, which the model would see change."""
+        for name, tensor in zip(self.names, row, strict=True):
+            for other_name, other in zip(self.names, row, strict=True) if name in updates else ():
+                if other_name != name and torch._C._is_alias_of(tensor, other):  # type: ignore[attr-defined]
+                    raise GuardError(
+                        f"the programs write '{name}', which shares memory with '{other_name}' now and did not when they were captured\n"
+                        "  give a clone()"
+                    )
+
+    def result(self, tensors: dict[str, torch.Tensor]) -> Any:
+        """What the model returned, made of the tensors with these names."""
+        leaves = [tensors[leaf] if isinstance(leaf, Name) else leaf for leaf in self._results]
+        return pytree.tree_unflatten(leaves, self._structure)
+
+
+def _leaves(program: GraphModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], Any]:
+    try:
+        values = inputs_of(program, args, kwargs)
+    except TypeError as error:
+        raise GuardError(f"the programs were captured for another call: {error}") from error
+    return pytree.tree_flatten(list(values.values()))
+
+
+def capture_training(
+    model: Model, args: Iterable[Any] = (), kwargs: Mapping[str, Any] | None = None, *, loss: Loss = None
+) -> TrainingPrograms:
+    """The programs of one training step of a model or a captured program: joint, forward and backward, and a way to run them.
+
+    >>> model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU())
+    >>> programs = capture_training(model, (torch.ones(4, 2),), loss=lambda y: y.pow(2).mean())
+    >>> value, gradients = programs.run(torch.ones(4, 2))
+    >>> model(torch.ones(4, 2)).pow(2).mean().backward()
+    >>> torch.allclose(gradients["0.weight"], model[0].weight.grad)
+    True
+    """
+    program, joint, (values, keywords) = _joint(model, args, kwargs, loss)
+    forward, backward = partition(joint.program)
+    return TrainingPrograms(joint.program, forward, backward, program, _Call(program, joint, values, keywords))
+
+
+def _by_kind(program: GraphModule, values: Sequence[Any]) -> dict[str, dict[str, Any]]:
+    result: dict[str, dict[str, Any]] = {kind: {} for kind in KINDS}
+    for entry, value in zip(program.graph.output_node().meta["entries"], values, strict=True):
+        result[entry.kind][entry.name] = value
+    return result
+
+
+def _apart(gradients: dict[str, torch.Tensor | None]) -> dict[str, Any]:
+    """Each gradient in a tensor of its own, so that whoever changes one changes no other."""
+    seen: set[int] = set()
+    result = {}
+    for name, value in gradients.items():
+        result[name] = value.clone() if value is not None and id(value) in seen else value
+        seen.add(id(value))
+    return result
