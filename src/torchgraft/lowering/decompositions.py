@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch._decomp import core_aten_decompositions
 
+from torchgraft.capturing.sizes import unwrapped
 from torchgraft.lowering.recorder import concrete
 from torchgraft.lowering.sizes import merged
 from torchgraft.lowering.tensors import TracedTensor
@@ -34,11 +35,36 @@ def _reshape(tensor: Any, sizes: Any) -> Any:
     """A view where the memory allows one, else a copy; which of the two, the layout of the inputs decides, which is checked."""
     if type(tensor) is not TracedTensor:
         return NotImplemented
-    try:
-        tensor.inner.view(concrete(tuple(sizes)))
-    except RuntimeError:
+    if not _is_viewable(list(tensor.inner.size()), tensor.inner.stride(), list(concrete(tuple(sizes)))):
         tensor = _aten.clone.default(tensor, memory_format=torch.contiguous_format)
     return _aten.view.default(tensor, sizes)
+
+
+def _is_viewable(old: list[int], strides: Iterable[int], new: list[int]) -> bool:
+    """Whether memory with these sizes and strides can be seen with other sizes as it is."""
+    count = math.prod(old)
+    if not count:
+        return True
+    if -1 in new:
+        new = [size if size != -1 else count // -math.prod(new) for size in new]
+    # Runs of dimensions that lie one behind the other, and their lengths.
+    runs: list[int] = []
+    last = None
+    for size, stride in zip(old, strides, strict=True):
+        if size == 1:
+            continue
+        if last is not None and last == size * stride:
+            runs[-1] *= size
+        else:
+            runs.append(size)
+        last = stride
+    for size in [size for size in new if size != 1]:
+        if not runs or runs[0] % size:
+            return False
+        runs[0] //= size
+        if runs[0] == 1:
+            runs.pop(0)
+    return not runs
 
 
 def _contiguous(tensor: Any, *, memory_format: Any = torch.contiguous_format) -> Any:
@@ -81,8 +107,15 @@ def _matmul(first: Any, second: Any) -> Any:
 
 def _as_batch(tensor: Any, batch: list[Any]) -> Any:
     sizes = [*batch, *tensor.shape[-2:]]
-    whole = _aten.expand.default(tensor, sizes)
+    is_whole = len(sizes) == tensor.dim() and all(map(_is_one, sizes, tensor.shape))
+    whole = tensor if is_whole else _aten.expand.default(tensor, sizes)
     return _reshape(whole, [_product(batch), *sizes[-2:]])
+
+
+def _is_one(size: Any, other: Any) -> bool:
+    """Whether two sizes are the same in every run."""
+    numbers = unwrapped(size), unwrapped(other)
+    return size == other if numbers == (None, None) else numbers[0] is numbers[1]
 
 
 def _attention(
@@ -105,10 +138,21 @@ def _attention(
     return _aten.matmul.default(_aten._safe_softmax.default(scores, -1), value)
 
 
+def _batch_norm(
+    tensor: Any, weight: Any, bias: Any, mean: Any, variance: Any, training: bool, momentum: float, eps: float, cudnn: bool
+) -> Any:
+    if mean is None or variance is None:
+        return NotImplemented
+    if training:
+        return _aten._native_batch_norm_legit.default(tensor, weight, bias, mean, variance, True, momentum, eps)[0]
+    return _aten._native_batch_norm_legit_no_training.default(tensor, weight, bias, mean, variance, momentum, eps)[0]
+
+
 _OWN: dict[Any, Callable[..., Any]] = {
     _aten.reshape.default: _reshape,
     _aten.contiguous.default: _contiguous,
     _aten.linear.default: _linear,
     _aten.matmul.default: _matmul,
+    _aten.batch_norm.default: _batch_norm,
     _aten.scaled_dot_product_attention.default: _attention,
 }

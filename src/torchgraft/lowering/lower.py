@@ -52,7 +52,7 @@ def lower(
     torch.Size([7, 3])
     """
     if level not in ("aten", "core_aten"):
-        raise ValueError(f'level must be "aten" or "core_aten", not {level!r}')
+        raise ValueError(f'level must be "aten" or "core_aten", not "{level}"')
     is_core = level == "core_aten"
     recorder = Recorder(is_above_autograd=True, decompositions=core_decompositions() if is_core else None)
     values = tuple(args) if isinstance(args, (tuple, list)) else (args,)
@@ -186,7 +186,8 @@ class Walk:
             self._contexts.append(value)
         elif node.target is exit_context:
             self._contexts.pop()
-        return self._known(value, self._copied(node, args, kwargs))
+        # It may be, or share memory with, what others hold.
+        return self._known(value, self._copied(node, args, kwargs), is_outside=True)
 
     def _traced(self, node: Node, args: Any, kwargs: Any) -> Any:
         """The operators that a call of torch runs, in its place."""

@@ -125,7 +125,8 @@ class Recorder:
         address = _memory(tensor.inner)
         if address is None or address in self._outside:
             return False
-        return all(reference() is None or reference() is tensor for reference in self._sharing.get(address, ()))
+        others = [other for reference in self._sharing[address] if (other := reference()) is not None and other is not tensor]
+        return all(_memory(other.inner) != address for other in others)  # one that was written got a memory of its own
 
     def take_back(self, last: Node) -> None:
         """Forget the nodes after one, and what they were the values of."""
