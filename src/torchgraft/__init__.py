@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from torchgraft.analysis.types import Dyn, TensorType, check_types
     from torchgraft.bridge import from_export, from_fx, to_fx
     from torchgraft.bridge.symbolic_shapes import SymbolicShapes, symbolic_shapes
-    from torchgraft.lowering.training import capture_training
     from torchgraft.capturing.inputs import PH
     from torchgraft.capturing.program import capture
     from torchgraft.capturing.proxy import Attribute, ParameterProxy, Proxy, ProxyableClassMeta
@@ -42,6 +41,7 @@ if TYPE_CHECKING:
     from torchgraft.ir.graph import Graph
     from torchgraft.ir.leaf_functions import wrap
     from torchgraft.ir.node import Node, has_side_effect, map_arg
+    from torchgraft.lowering.training import capture_training
     from torchgraft.recording.calls import log_calls
     from torchgraft.recording.doctor import doctor
     from torchgraft.recording.program_comparison import compare

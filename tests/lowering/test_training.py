@@ -79,7 +79,9 @@ def assert_same(actual, expected):
 
 def assert_well_formed(program):
     program.graph.lint()
-    operators = [node for node in program.graph.nodes if str(node.target).startswith("aten.") and "sym_" not in str(node.target)]
+    operators = [
+        node for node in program.graph.nodes if str(node.target).startswith("aten.") and "sym_" not in str(node.target)
+    ]
     assert all("val" in node.meta for node in operators)
     assert f"class {type(program).__name__}" in program.print_readable(print_output=False)
     assert copy.deepcopy(program).code == program.code

@@ -11,15 +11,12 @@ import math
 import operator
 import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from torchgraft.ir.node import Node
 from torchgraft.ir.origin import current_source_line
-
-if TYPE_CHECKING:
-    from torchgraft.capturing.reads import Reads
 
 Number = int | float | bool
 
@@ -34,7 +31,7 @@ class SymbolicNumber:
 
     def __init__(
         self,
-        watcher: Reads,
+        watcher: Any,
         value: Number,
         make: Callable[[], Any] | None,
         description: str | Callable[[], str] = "",
@@ -198,9 +195,12 @@ def combine(function: Callable[..., Any], symbol: str, *operands: SymbolicNumber
     if same is not None:
         return same
     known = getattr(watcher, "combined", None)
-    key = (function, *[(operand.value, type(operand.value)) if operand._make is None else operand for operand in operands])
+    key = (
+        function,
+        *[(operand.value, type(operand.value)) if operand._make is None else operand for operand in operands],
+    )
     if known is not None and key in known:
-        return known[key]  # type: ignore[no-any-return]
+        return known[key]
     value = function(*[operand.value for operand in operands])
     if all(operand._make is None for operand in operands) or _is_certain(function, operands):
         return SymbolicNumber(watcher, value, None)
@@ -254,7 +254,9 @@ def _is_certain(function: Callable[..., Any], operands: tuple[SymbolicNumber, ..
     if first is second or (first._node is not None and first._node is second._node):
         return True
     if first.is_size and second._make is None:
-        return second.value < 0 or second.value > 2**60 or (second.value == 0 and function in (operator.ge, operator.lt))
+        return (
+            second.value < 0 or second.value > 2**60 or (second.value == 0 and function in (operator.ge, operator.lt))
+        )
     return False
 
 

@@ -35,7 +35,7 @@ def _reshape(tensor: Any, sizes: Any) -> Any:
     """A view where the memory allows one, else a copy; which of the two, the layout of the inputs decides, which is checked."""
     if type(tensor) is not TracedTensor:
         return NotImplemented
-    if not _is_viewable(list(tensor.inner.size()), tensor.inner.stride(), list(concrete(tuple(sizes)))):
+    if not _is_viewable(list(tensor.actual.size()), tensor.actual.stride(), list(concrete(tuple(sizes)))):
         tensor = _aten.clone.default(tensor, memory_format=torch.contiguous_format)
     return _aten.view.default(tensor, sizes)
 
@@ -70,7 +70,7 @@ def _is_viewable(old: list[int], strides: Iterable[int], new: list[int]) -> bool
 def _contiguous(tensor: Any, *, memory_format: Any = torch.contiguous_format) -> Any:
     if type(tensor) is not TracedTensor:
         return NotImplemented
-    if tensor.inner.is_contiguous(memory_format=memory_format):
+    if tensor.actual.is_contiguous(memory_format=memory_format):
         return tensor
     return _aten.clone.default(tensor, memory_format=memory_format)
 
@@ -97,7 +97,10 @@ def _matmul(first: Any, second: Any) -> Any:
         result = _aten.mm.default(_reshape(first, [_product(sizes[:-1]), sizes[-1]]), second)
         return _aten.view.default(result, [*sizes[:-1], second.shape[1]])
     rank = max(first.dim(), second.dim()) - 2
-    batch = [merged([item.shape[place - rank - 2] for item in (first, second) if item.dim() >= rank - place + 2]) for place in range(rank)]
+    batch = [
+        merged([item.shape[place - rank - 2] for item in (first, second) if item.dim() >= rank - place + 2])
+        for place in range(rank)
+    ]
     if any(size is None for size in batch):
         return NotImplemented  # which of the two is repeated, if any, is for torch to ask
     one, other = (_as_batch(item, batch) for item in (first, second))
@@ -119,7 +122,15 @@ def _is_one(size: Any, other: Any) -> bool:
 
 
 def _attention(
-    query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, is_causal: bool = False, *, scale: Any = None, enable_gqa: bool = False
+    query: Any,
+    key: Any,
+    value: Any,
+    attn_mask: Any = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: Any = None,
+    enable_gqa: bool = False,
 ) -> Any:
     """Attention as matrix products and a softmax, as torch computes it where it has no kernel for the whole."""
     if dropout_p or enable_gqa or not isinstance(concrete(query.shape[-1]), int) or type(query) is not TracedTensor:
@@ -139,7 +150,15 @@ def _attention(
 
 
 def _batch_norm(
-    tensor: Any, weight: Any, bias: Any, mean: Any, variance: Any, training: bool, momentum: float, eps: float, cudnn: bool
+    tensor: Any,
+    weight: Any,
+    bias: Any,
+    mean: Any,
+    variance: Any,
+    training: bool,
+    momentum: float,
+    eps: float,
+    cudnn: bool,
 ) -> Any:
     if mean is None or variance is None:
         return NotImplemented

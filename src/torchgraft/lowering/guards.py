@@ -17,7 +17,11 @@ from torchgraft.lowering.tensors import TracedTensor
 
 @guard
 def check_tensors(
-    tensors: Sequence[torch.Tensor], ranks: Sequence[int], dtypes: Sequence[str], names: Sequence[str], autocast: bool | None
+    tensors: Sequence[torch.Tensor],
+    ranks: Sequence[int],
+    dtypes: Sequence[str],
+    names: Sequence[str],
+    autocast: bool | None,
 ) -> None:
     """Raise unless tensors have these numbers of dimensions and dtypes, and autocast is on or off as it was; an empty sequence
     and None say that it does not matter."""
@@ -34,7 +38,7 @@ def check_tensors(
             )
     if autocast is not None and (torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")) != autocast:
         raise GuardError(
-            f"the program was lowered with autocast {'on' if autocast else 'off'}, and now it is not; its operators have no casts of their own\n"
+            f"the program was lowered with autocast {'on' if autocast else 'off'}, and its operators have no other casts\n"
             "  capture the model again under this autocast, or run it at level 'function' or 'aten'"
         )
 
@@ -48,7 +52,7 @@ def guard_tensors(recorder: Recorder, tensors: Sequence[TracedTensor], names: Se
     is_cast = torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
     arguments: tuple[Any, ...] = (
         tuple(tensor.node for tensor in tensors),
-        tuple(tensor.inner.dim() for tensor in tensors),
+        tuple(tensor.actual.dim() for tensor in tensors),
         dtypes,
         tuple(names),
         is_cast if decided else None,

@@ -48,7 +48,7 @@ class Primal(NamedTuple):
 
 
 class Joint(NamedTuple):
-    """A joint program, its primals, the structure of its results with their names, and the attributes that it took for granted."""
+    """A joint program, its primals, its results by name and structure, and the attributes that it took for granted."""
 
     program: GraphModule
     primals: list[Primal]
@@ -60,9 +60,9 @@ class Joint(NamedTuple):
 class _Written(BaseException):
     """Memory of a primal is written: the program has to begin with a copy of it. No Exception, because torch catches those."""
 
-    def __init__(self, inner: torch.Tensor) -> None:
+    def __init__(self, actual: torch.Tensor) -> None:
         super().__init__()
-        self.memory = inner.untyped_storage()._cdata
+        self.memory = actual.untyped_storage()._cdata
 
 
 def lower_to_joint(program: GraphModule, args: tuple[Any, ...], kwargs: dict[str, Any], result_name: str) -> Joint:
@@ -95,7 +95,7 @@ class _JointWalk(Walk):
 
     def number_of(self, memory: int) -> int:
         """The primal with this memory."""
-        memories = [item.inner.untyped_storage()._cdata for item in self._traced_primals]
+        memories = [item.actual.untyped_storage()._cdata for item in self._traced_primals]
         found = [index for index, item in enumerate(memories) if item == memory]
         if len(found) > 1:
             names = " and ".join([f"'{self.primals[index].name}'" for index in found[:2]])
@@ -122,16 +122,16 @@ class _JointWalk(Walk):
         # What was copied is the program's own.
         self.recorder.before_write = self._refuse_write
 
-    def _refuse_write(self, inner: torch.Tensor) -> None:
-        memory = inner.untyped_storage()._cdata
-        if any(item.inner.untyped_storage()._cdata == memory for item in self._traced_primals):
-            raise _Written(inner)
+    def _refuse_write(self, actual: torch.Tensor) -> None:
+        memory = actual.untyped_storage()._cdata
+        if any(item.actual.untyped_storage()._cdata == memory for item in self._traced_primals):
+            raise _Written(actual)
 
     def _add(self, primal: Primal, tensor: torch.Tensor) -> int:
         node = self.recorder.create_node("placeholder", f"primals_{len(self.primals) + 1}", (), {})
         node.meta["origin_kind"], node.meta["origin_name"] = primal.kind, primal.name
-        inner = primal.value.detach()
-        traced = self.recorder.traced(inner, node, is_static=primal.kind != "input", is_outside=True)
+        actual = primal.value.detach()
+        traced = self.recorder.traced(actual, node, is_static=primal.kind != "input", is_outside=True)
         traced.requires_grad_(primal.value.requires_grad)
         self._by_identity[id(tensor)] = len(self.primals)
         self.primals.append(primal)
@@ -155,7 +155,9 @@ class _JointWalk(Walk):
         return pytree.tree_unflatten(leaves, spec)
 
     def _placeholder(self, node: Node) -> Any:
-        return pytree.tree_map(lambda leaf: self._current[leaf] if isinstance(leaf, _Place) else leaf, self._inputs[node])
+        return pytree.tree_map(
+            lambda leaf: self._current[leaf] if isinstance(leaf, _Place) else leaf, self._inputs[node]
+        )
 
     def _attribute(self, target: str) -> Any:
         value, problem = find_attribute(self.program, target)
@@ -253,13 +255,18 @@ class _JointWalk(Walk):
         self.recorder.is_backward = True
         try:
             with recording(self.recorder):
-                found = torch.autograd.grad(
-                    list(results.values()), [self._traced_primals[index] for index in wanted], tangents, allow_unused=True
+                found: Any = torch.autograd.grad(
+                    list(results.values()),
+                    [self._traced_primals[index] for index in wanted],
+                    tangents,
+                    allow_unused=True,
                 )
         finally:
             self.recorder.is_backward, self.recorder.above = False, None
         pairs = zip(wanted, found, strict=True)
-        return [(OutputEntry("gradient", self.primals[index].name), item.node) for index, item in pairs if item is not None]
+        return [
+            (OutputEntry("gradient", self.primals[index].name), item.node) for index, item in pairs if item is not None
+        ]
 
     def _tangents(self, results: dict[str, TracedTensor]) -> list[TracedTensor]:
         """Inputs for the gradients of the results, behind the primals."""
@@ -269,7 +276,9 @@ class _JointWalk(Walk):
             with graph.inserting_after(last):
                 last = graph.placeholder(f"tangents_{number}")
             last.meta["origin_kind"], last.meta["origin_name"] = "tangent", name
-            tangent = self.recorder.traced(torch.ones_like(result.inner), last, is_static=result.is_static, is_outside=True)
+            tangent = self.recorder.traced(
+                torch.ones_like(result.actual), last, is_static=result.is_static, is_outside=True
+            )
             tangent.sizes = None if result.is_static else result.symbolic_sizes()
             tangents.append(tangent)
         return tangents
@@ -302,7 +311,10 @@ def _held(program: GraphModule) -> list[tuple[str, str, torch.Tensor]]:
     """The tensors that a program fetches: its parameters, its buffers, then constants; each once."""
     targets = dict.fromkeys(str(node.target) for node in program.graph.find_nodes(op="get_attr"))
     kinds: dict[str, str] = {}
-    for kind, pairs in (("parameter", program.named_parameters(remove_duplicate=False)), ("buffer", program.named_buffers(remove_duplicate=False))):
+    for kind, pairs in (
+        ("parameter", program.named_parameters(remove_duplicate=False)),
+        ("buffer", program.named_buffers(remove_duplicate=False)),
+    ):
         kinds |= {name: kind for name, _ in pairs if name in targets}
     kinds |= {name: "constant" for name in targets if name in program.graph._constants or name not in kinds}
     order = sorted(kinds, key=lambda name: ("parameter", "buffer", "constant").index(kinds[name]))

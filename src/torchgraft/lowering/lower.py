@@ -4,13 +4,11 @@ How an operator becomes a node is in `recorder.py`; forward and backward as one 
 
 from __future__ import annotations
 
-import builtins
-import contextlib
 import inspect
 import math
 import operator
 import types
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -150,8 +148,8 @@ class Walk:
             assert problem is None, problem
             node = self.recorder.create_node("get_attr", target, (), {})
             if isinstance(value, torch.Tensor):
-                inner = value if self.recorder.is_above_autograd else value.detach()
-                self._attributes[target] = self.recorder.traced(inner, node, is_static=True, is_outside=True)
+                actual = value if self.recorder.is_above_autograd else value.detach()
+                self._attributes[target] = self.recorder.traced(actual, node, is_static=True, is_outside=True)
             else:
                 self._attributes[target] = Flow(value, node)
         return self._attributes[target]
@@ -159,10 +157,10 @@ class Walk:
     def _known(self, value: Any, node: Node, is_outside: bool = False) -> Any:
         """A value of this run that is the value of a node."""
         if isinstance(value, torch.Tensor):
-            inner = value if self.recorder.is_above_autograd else value.detach()
-            return self.recorder.traced(inner, node, is_outside=is_outside)
+            actual = value if self.recorder.is_above_autograd else value.detach()
+            return self.recorder.traced(actual, node, is_outside=is_outside)
         if type(value) is int:
-            return wrapped(SymbolicNumber(self.recorder, value, lambda: node, node.name))  # type: ignore[arg-type]
+            return wrapped(SymbolicNumber(self.recorder, value, lambda: node, node.name))
         return Flow(value, node)
 
     # ---- what becomes of a call ----
@@ -180,7 +178,7 @@ class Walk:
             function = getattr(plain_args[0], str(node.target))
             plain_args = plain_args[1:]
         else:
-            function = node.target  # type: ignore[assignment]
+            function = node.target
         value = function(*plain_args, **plain_kwargs)
         if node.target is enter_context:
             self._contexts.append(value)
@@ -248,6 +246,7 @@ class _Facts(TorchFunctionMode):
 _FACTS = {"dtype": "dtype", "device": "device", "ndim": "ndim", "dim": "ndim", "requires_grad": "requires_grad"}
 _FACTS |= {"layout": "layout", "is_cuda": "is_cuda", "is_nested": "is_nested"}
 
+
 def _is_constant_size(node: Node, value: Any) -> bool:
     """Whether a call asks for a size that is known to be the same in every run."""
     is_size = node.target in ("size", "numel") or (node.target is getattr and node.args[1] == "shape")
@@ -267,15 +266,17 @@ def _arithmetic(recorder: Recorder, node: Node, args: Any, kwargs: Any) -> Any:
     is_known = node.op == "call_function" and node.target in _ARITHMETIC and not kwargs
     if not is_known or not all(type(value) in (int, float) or unwrapped(value) is not None for value in args):
         return None
-    operands = [unwrapped(value) or SymbolicNumber(recorder, value, None) for value in args]  # type: ignore[arg-type]
-    name = node.target.__name__  # type: ignore[union-attr]
-    result = combine(node.target, _SIGNS.get(name, name), *operands)  # type: ignore[arg-type]
+    operands = [unwrapped(value) or SymbolicNumber(recorder, value, None) for value in args]
+    name = node.target.__name__
+    result = combine(node.target, _SIGNS.get(name, name), *operands)
     return wrapped(result)
 
 
 _SIGNS = {"add": "+", "sub": "-", "mul": "*", "floordiv": "//", "truediv": "/", "mod": "%", "pow": "**"}
 _SIGNS |= {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
-_ARITHMETIC = frozenset({*[getattr(operator, name) for name in _SIGNS], operator.neg, min, max, int, math.ceil, math.floor})
+_ARITHMETIC = frozenset(
+    {*[getattr(operator, name) for name in _SIGNS], operator.neg, min, max, int, math.ceil, math.floor}
+)
 
 _PLAIN_MODULES = frozenset({"builtins", "_operator", "operator", "math"})
 
@@ -287,7 +288,9 @@ def _is_opaque(node: Node, args: Any, kwargs: Any) -> bool:
     home = getattr(node.target, "__module__", None) or ""
     if home in _PLAIN_MODULES and isinstance(node.target, (types.BuiltinFunctionType, type)):
         return not _has_traced((args, kwargs))
-    if isinstance(getattr(node.target, "__self__", None), type) and issubclass(node.target.__self__, torch.autograd.Function):
+    if isinstance(getattr(node.target, "__self__", None), type) and issubclass(
+        node.target.__self__, torch.autograd.Function
+    ):
         return True
     return not (home == "torch" or home.startswith("torch.") or not home)
 
@@ -314,7 +317,7 @@ def _is_traced(value: Any) -> bool:
 
 
 def plain_values(value: Any) -> Any:
-    """Values as torch takes them: traced tensors and symbolic numbers stay, all else is plain. Containers may be changed again."""
+    """Values as torch takes them: traced tensors and symbolic numbers stay, all else is plain, containers are new."""
     if isinstance(value, tuple):
         items = [plain_values(item) for item in value]
         return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
@@ -345,7 +348,7 @@ def _parameters(function: Any) -> list[str]:
 def _call(node: Node, args: Any, kwargs: Any) -> Any:
     if node.op == "call_method":
         return getattr(args[0], str(node.target))(*args[1:], **kwargs)
-    return node.target(*args, **kwargs)  # type: ignore[operator]
+    return node.target(*args, **kwargs)
 
 
 def copies(inputs: dict[Node, Any]) -> dict[Node, Any]:
@@ -372,4 +375,12 @@ def drop_unused(program: GraphModule) -> None:
             program.graph.erase_node(node)
 
 
-_READS = frozenset({torch.ops.aten.sym_size.int, torch.ops.aten.sym_stride.int, torch.ops.aten.detach.default, getattr, operator.getitem})
+_READS = frozenset(
+    {
+        torch.ops.aten.sym_size.int,
+        torch.ops.aten.sym_stride.int,
+        torch.ops.aten.detach.default,
+        getattr,
+        operator.getitem,
+    }
+)

@@ -42,7 +42,9 @@ def _nodes_of_gradients(graph: Graph) -> set[Node]:
     for node in graph.nodes:
         is_late = node.meta.get("partitioner_tag") == "is_backward" or node.meta.get("origin_kind") == "tangent"
         # Parts and sizes of what the forward computed are known there, whoever asked for them first.
-        is_known = node.target in _PARTS or is_guard(node.target) or getattr(node.target, "__module__", "") == "_operator"
+        is_known = (
+            node.target in _PARTS or is_guard(node.target) or getattr(node.target, "__module__", "") == "_operator"
+        )
         if (is_late and not is_known) or not found.isdisjoint(node.all_input_nodes):
             found.add(node)
     return found

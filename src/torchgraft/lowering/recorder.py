@@ -1,5 +1,5 @@
-"""Writes down the operators that run while a program is lowered: one node each, with the arguments that flow and the sizes that stay
-symbolic. Which node of the program above is being run, and how, is decided in `lower.py`.
+"""Writes down the operators that run while a program is lowered: one node each, with the arguments that flow and the sizes that
+stay symbolic. Which node of the program above is being run, and how, is decided in `lower.py`.
 """
 
 from __future__ import annotations
@@ -105,16 +105,18 @@ class Recorder:
             known = self._constants[id(value)] = (value, self.create_node("get_attr", name, (), {}))
         return known[1]
 
-    def traced(self, inner: torch.Tensor, source: Any, is_static: bool = False, is_outside: bool = False) -> TracedTensor:
+    def traced(
+        self, actual: torch.Tensor, source: Any, is_static: bool = False, is_outside: bool = False
+    ) -> TracedTensor:
         """A tensor of the run; one from outside (an input, a parameter) is looked at by others, too."""
-        result = TracedTensor(self, inner, source, is_static)
+        result = TracedTensor(self, actual, source, is_static)
         self._note_memory(result, is_outside)
         if isinstance(source, Node):
-            self.note_value(source, inner)
+            self.note_value(source, actual)
         return result
 
     def _note_memory(self, tensor: TracedTensor, is_outside: bool = False) -> None:
-        address = _memory(tensor.inner)
+        address = _memory(tensor.actual)
         if address is not None:
             self._sharing.setdefault(address, []).append(weakref.ref(tensor))
             if is_outside:
@@ -122,18 +124,20 @@ class Recorder:
 
     def _is_alone(self, tensor: TracedTensor) -> bool:
         """Whether nobody else sees the memory of a tensor."""
-        address = _memory(tensor.inner)
+        address = _memory(tensor.actual)
         if address is None or address in self._outside:
             return False
-        others = [other for reference in self._sharing[address] if (other := reference()) is not None and other is not tensor]
-        return all(_memory(other.inner) != address for other in others)  # one that was written got a memory of its own
+        others = [
+            other for reference in self._sharing[address] if (other := reference()) is not None and other is not tensor
+        ]
+        return all(_memory(other.actual) != address for other in others)  # one that was written got a memory of its own
 
     def take_back(self, last: Node) -> None:
         """Forget the nodes after one, and what they were the values of."""
         while self.graph._root._prev is not last:
             self.graph.erase_node(self.graph._root._prev)
-        for tensor, inner, source in reversed(self._changed):
-            tensor.inner, tensor.source = inner, source
+        for tensor, actual, source in reversed(self._changed):
+            tensor.actual, tensor.source = actual, source
         self._changed.clear()
 
     def begin(self, above: Node) -> Node:
@@ -150,7 +154,7 @@ class Recorder:
 
     def number(self, value: int, make: Callable[[], Node], text: str | Callable[[], str], is_size: bool = True) -> Any:
         """A whole number as torch and Python see it."""
-        return wrapped(SymbolicNumber(self, value, make, text, is_size=is_size))  # type: ignore[arg-type]
+        return wrapped(SymbolicNumber(self, value, make, text, is_size=is_size))
 
     def guard_number(self, number: SymbolicNumber) -> None:
         """Something was decided by a number: the program checks that it is the same."""
@@ -214,7 +218,7 @@ class Recorder:
             if result is not None:
                 return result
         for tensor in written:
-            self.before_write(tensor.inner)
+            self.before_write(tensor.actual)
         value = function(*plain_args, **plain_kwargs)
         node = self.create_node("call_function", function, *self._arguments(function, args, kwargs), _name(function))
         return self._result(function, args, kwargs, node, value)
@@ -243,8 +247,8 @@ class Recorder:
         return tuple(new_args), new_kwargs
 
     def _flowing(self, index: int, name: str, value: Any) -> Any:
-        for key in (name, _SPELLED.get(name), index):
-            flow = self.flows.get(key)  # type: ignore[arg-type]
+        for key in (name, _SPELLED.get(name, name), index):
+            flow = self.flows.get(key)
             if flow is not None and type(flow.value) is type(value) and flow.value == value:
                 flow.used = True
                 return flow.node
@@ -260,12 +264,12 @@ class Recorder:
         if plain is None or tensor is not args[0]:
             return None
         value = plain(*plain_args, **plain_kwargs)
-        old = tensor.inner
+        old = tensor.actual
         if not isinstance(value, torch.Tensor) or (value.dtype, value.shape) != (old.dtype, old.shape):
             return None
         node = self.create_node("call_function", plain, *self._arguments(plain, args, kwargs), _name(plain))
         self._changed.append((tensor, old, tensor.source))
-        tensor.inner, tensor.source = value, node
+        tensor.actual, tensor.source = value, node
         self._note_memory(tensor)
         self.note_value(node, value)
         return tensor
@@ -287,14 +291,17 @@ class Recorder:
         if isinstance(value, torch.Tensor):
             if schema.alias_info is not None and schema.alias_info.is_write:
                 for tensor in _written(function, args, kwargs, schema.alias_info.before_set):
-                    self._changed.append((tensor, tensor.inner, tensor.source))
+                    self._changed.append((tensor, tensor.actual, tensor.source))
                     tensor.source = source
                     return tensor
             result = self.traced(value, source, is_static=_gives_same_sizes(function, (args, kwargs)))
             result.sizes = None if result.is_static else known_sizes(function, args, result)
             return result
         if isinstance(value, (tuple, list)):
-            parts = [self._one_result(function, args, kwargs, self._part(source, index), item, schema) for index, item in enumerate(value)]
+            parts = [
+                self._one_result(function, args, kwargs, self._part(source, index), item, schema)
+                for index, item in enumerate(value)
+            ]
             return type(value)(parts)
         if type(value) is bool:
             node = source if isinstance(source, Node) else source()
@@ -302,7 +309,7 @@ class Recorder:
             return value
         if isinstance(value, (int, float)):
             make = (lambda: source) if isinstance(source, Node) else source
-            return wrapped(SymbolicNumber(self, value, make, f"'{node_name(source)}'"))  # type: ignore[arg-type]
+            return wrapped(SymbolicNumber(self, value, make, f"'{node_name(source)}'"))
         return value
 
     def _part(self, node: Any, index: int) -> Callable[[], Node]:
@@ -335,7 +342,9 @@ def _gives_same_sizes(function: Any, values: Any) -> bool:
     if not _SIZES_BY_VALUE.isdisjoint(function.tags):
         return False
     leaves = pytree.tree_leaves(values)
-    return not any(unwrapped(leaf) is not None or (type(leaf) is TracedTensor and not leaf.is_static) for leaf in leaves)
+    return not any(
+        unwrapped(leaf) is not None or (type(leaf) is TracedTensor and not leaf.is_static) for leaf in leaves
+    )
 
 
 _SIZES_BY_VALUE = frozenset({torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output})
@@ -355,12 +364,14 @@ def _name(function: Any) -> str:
 
 def concrete(value: Any) -> Any:
     """A value with the real tensors and plain numbers of this run."""
-    return map_aggregate(value, _concrete_leaf) if isinstance(value, (tuple, list, dict, slice)) else _concrete_leaf(value)
+    return (
+        map_aggregate(value, _concrete_leaf) if isinstance(value, (tuple, list, dict, slice)) else _concrete_leaf(value)
+    )
 
 
 def _concrete_leaf(value: Any) -> Any:
     if type(value) is TracedTensor:
-        return value.inner
+        return value.actual
     if type(value) is Flow:
         return value.value
     number = unwrapped(value)
@@ -375,13 +386,19 @@ def _memory(tensor: torch.Tensor) -> int | None:
 
 
 def _without_data(value: Any) -> Any:
-    return torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device="meta") if isinstance(value, torch.Tensor) and value.layout is torch.strided else value
+    return (
+        torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device="meta")
+        if isinstance(value, torch.Tensor) and value.layout is torch.strided
+        else value
+    )
 
 
 def _written(function: Any, args: Any, kwargs: Any, names: Any = None) -> Iterator[TracedTensor]:
     """The tensors that an operator writes, by its schema; of these, those known by certain names there."""
     schema = function._schema
-    if schema.name in _STATISTICS and args[5] and names is None:  # in training mode, although the schema does not say so
+    if (
+        schema.name in _STATISTICS and args[5] and names is None
+    ):  # in training mode, although the schema does not say so
         yield from [item for item in args[3:5] if type(item) is TracedTensor]
     if not schema.is_mutable:
         return
@@ -395,7 +412,15 @@ def _written(function: Any, args: Any, kwargs: Any, names: Any = None) -> Iterat
                 yield item
 
 
-_STATISTICS = frozenset({"aten::native_batch_norm", "aten::cudnn_batch_norm", "aten::miopen_batch_norm", "aten::batch_norm", "aten::_batch_norm_impl_index"})
+_STATISTICS = frozenset(
+    {
+        "aten::native_batch_norm",
+        "aten::cudnn_batch_norm",
+        "aten::miopen_batch_norm",
+        "aten::batch_norm",
+        "aten::_batch_norm_impl_index",
+    }
+)
 
 
 @functools.cache

@@ -20,16 +20,16 @@ def known_sizes(function: Any, args: tuple[Any, ...], result: TracedTensor) -> S
     rule = _RULES.get(function._schema.name.removeprefix("aten::").rstrip("_"))
     try:
         if rule is not None:
-            sizes = rule(result.inner.dim(), *args)
+            sizes = rule(result.actual.dim(), *args)
         elif torch.Tag.pointwise in function.tags:
-            sizes = _broadcast(result.inner.dim(), [item for item in args if type(item) is TracedTensor])
+            sizes = _broadcast(result.actual.dim(), [item for item in args if type(item) is TracedTensor])
         else:
             return None
     except (IndexError, TypeError, AttributeError):  # called in a way that the rule does not know
         return None
     values = [_plain(size) for size in sizes]
-    is_right = len(sizes) == result.inner.dim() and all(
-        value is None or value == size for value, size in zip(values, result.inner.size(), strict=True)
+    is_right = len(sizes) == result.actual.dim() and all(
+        value is None or value == size for value, size in zip(values, result.actual.size(), strict=True)
     )
     return sizes if is_right else None
 
@@ -45,7 +45,10 @@ def _of(tensor: Any) -> Sizes:
 
 def _broadcast(rank: int, tensors: list[TracedTensor]) -> Sizes:
     """Where all sizes of a dimension are one, or a constant that is not 1, that is the size of the result."""
-    return [merged([_of(item)[place - rank] for item in tensors if item.inner.dim() >= rank - place]) for place in range(rank)]
+    return [
+        merged([_of(item)[place - rank] for item in tensors if item.actual.dim() >= rank - place])
+        for place in range(rank)
+    ]
 
 
 def merged(sizes: Sizes) -> Any:
@@ -102,7 +105,7 @@ def _without(numbers: list[SymbolicNumber], gone: SymbolicNumber) -> list[Symbol
 
 
 def _expanded(rank: int, tensor: Any, sizes: Any, *rest: Any) -> Sizes:
-    old = [None] * (rank - tensor.inner.dim()) + _of(tensor)
+    old = [None] * (rank - tensor.actual.dim()) + _of(tensor)
     return [known if _plain(size) == -1 else size for size, known in zip(sizes, old, strict=True)]
 
 
@@ -124,7 +127,7 @@ def _unsqueezed(rank: int, tensor: Any, place: int) -> Sizes:
 
 
 def _squeezed(rank: int, tensor: Any, places: Any) -> Sizes:
-    gone = {place % tensor.inner.dim() for place in ([places] if isinstance(places, int) else places)}
+    gone = {place % tensor.actual.dim() for place in ([places] if isinstance(places, int) else places)}
     sizes = [size for place, size in enumerate(_of(tensor)) if place not in gone]
     return sizes if len(sizes) == rank else [None] * rank
 
@@ -147,15 +150,19 @@ def _changed_at(position: int) -> Callable[..., Sizes]:
 
 
 def _reduced(rank: int, tensor: Any, places: Any = None, keep: bool = False, *rest: Any) -> Sizes:
-    chosen = range(tensor.inner.dim()) if not places and places != 0 else [places] if isinstance(places, int) else places
-    gone = {place % tensor.inner.dim() for place in chosen}
-    if rank == tensor.inner.dim():
+    chosen = (
+        range(tensor.actual.dim()) if not places and places != 0 else [places] if isinstance(places, int) else places
+    )
+    gone = {place % tensor.actual.dim() for place in chosen}
+    if rank == tensor.actual.dim():
         return [1 if place in gone else size for place, size in enumerate(_of(tensor))]
     return [size for place, size in enumerate(_of(tensor)) if place not in gone]
 
 
 def _joined(rank: int, tensors: Any, place: int = 0) -> Sizes:
-    joined = [_of(tensor) for tensor in tensors if tensor.inner.dim() == rank]  # torch passes over empty ones of another rank
+    joined = [
+        _of(tensor) for tensor in tensors if tensor.actual.dim() == rank
+    ]  # torch passes over empty ones of another rank
     sizes = list(joined[0])
     sizes[place] = sum([item[place] for item in joined[1:]], joined[0][place])
     return sizes
@@ -188,11 +195,13 @@ _RULES: dict[str, Callable[..., Sizes]] = {
     "arange": lambda rank, end, *rest: [None] if rest else [end],
     **dict.fromkeys(
         (
-            "clone", "contiguous", "detach", "alias", "lift_fresh_copy", "_to_copy", "to", "softmax", "_softmax", "log_softmax", "_log_softmax",
-            "dropout", "native_dropout", "layer_norm", "native_layer_norm", "batch_norm", "native_batch_norm", "_native_batch_norm_legit",
-            "_native_batch_norm_legit_no_training", "group_norm", "native_group_norm", "cumsum", "flip", "roll", "masked_fill", "zeros_like",
-            "ones_like", "empty_like", "full_like", "rand_like", "randn_like", "new_empty_strided", "_scaled_dot_product_flash_attention_for_cpu",
-            "scaled_dot_product_attention", "rms_norm", "index_put", "scatter", "triu", "tril", "copy",
+            "clone", "contiguous", "detach", "alias", "lift_fresh_copy", "_to_copy", "to", "softmax", "_softmax",
+            "log_softmax", "_log_softmax", "dropout", "native_dropout", "layer_norm", "native_layer_norm",
+            "batch_norm", "native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_no_training",
+            "group_norm", "native_group_norm", "cumsum", "flip", "roll", "masked_fill", "zeros_like", "ones_like",
+            "empty_like", "full_like", "rand_like", "randn_like", "new_empty_strided",
+            "_scaled_dot_product_flash_attention_for_cpu", "scaled_dot_product_attention", "rms_norm", "index_put",
+            "scatter", "triu", "tril", "copy",
         ),
         _same,
     ),

@@ -1,5 +1,5 @@
-"""The tensors that a program is run with while it is lowered: a real tensor, the node that it is the value of, and sizes that stay
-symbolic. Which operators become nodes is decided in `recorder.py`.
+"""The tensors that a program is run with while it is lowered: a real tensor, the node that it is the value of, and sizes that
+stay symbolic. Which operators become nodes is decided in `recorder.py`.
 """
 
 from __future__ import annotations
@@ -20,41 +20,41 @@ _aten = torch.ops.aten
 
 
 class TracedTensor(torch.Tensor):
-    """A tensor whose data is in `inner`. torch asks this class for its sizes, which are numbers of the recorder.
+    """A tensor whose data is in `actual`. torch asks this class for its sizes, which are numbers of the recorder.
 
     >>> TracedTensor.__torch_function__ is torch._C._disabled_torch_function_impl
     True
     """
 
-    inner: torch.Tensor
+    actual: torch.Tensor
     recorder: Recorder
     is_static: bool
     # The node, or what makes it when somebody first uses the tensor.
     source: Any
     sizes: list[Any] | None
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @staticmethod
     def __new__(
-        cls: type[TracedTensor], recorder: Recorder, inner: torch.Tensor, source: Any, is_static: bool = False
+        cls: type[TracedTensor], recorder: Recorder, actual: torch.Tensor, source: Any, is_static: bool = False
     ) -> TracedTensor:
         """`source` is the node or a function that makes it; a static tensor has the same size in every run."""
-        self: TracedTensor = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+        self: TracedTensor = torch.Tensor._make_wrapper_subclass(
             cls,
-            inner.size(),
-            strides=inner.stride(),
-            storage_offset=inner.storage_offset(),
-            dtype=inner.dtype,
-            layout=inner.layout,
-            device=inner.device,
-            requires_grad=inner.requires_grad and recorder.is_above_autograd,
+            actual.size(),
+            strides=actual.stride(),
+            storage_offset=actual.storage_offset(),
+            dtype=actual.dtype,
+            layout=actual.layout,
+            device=actual.device,
+            requires_grad=actual.requires_grad and recorder.is_above_autograd,
             dispatch_sizes_strides_policy="sizes",
         )
-        self.inner, self.recorder, self.source, self.is_static, self.sizes = inner, recorder, source, is_static, None
+        self.actual, self.recorder, self.source, self.is_static, self.sizes = actual, recorder, source, is_static, None
         return self
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"TracedTensor({self.node.name})"
 
     @property
@@ -67,11 +67,11 @@ class TracedTensor(torch.Tensor):
     def symbolic_sizes(self) -> list[Any]:
         """The sizes as torch and Python see them: numbers that the program computes anew."""
         if self.is_static:
-            return list(self.inner.size())
+            return list(self.actual.size())
         known = self.sizes
-        if known is None or len(known) != self.inner.dim():
-            known = self.sizes = [None] * self.inner.dim()
-        for index, value in enumerate(self.inner.size()):
+        if known is None or len(known) != self.actual.dim():
+            known = self.sizes = [None] * self.actual.dim()
+        for index, value in enumerate(self.actual.size()):
             if known[index] is None:
                 make = functools.partial(self._size_node, index)
                 known[index] = self.recorder.number(value, make, functools.partial(self._size_text, index))
@@ -84,19 +84,21 @@ class TracedTensor(torch.Tensor):
         return f"{self.node.name}.size({index})"
 
     def _stride(self, index: int) -> Any:
-        value = self.inner.stride(index)
+        value = self.actual.stride(index)
         if self.is_static:
             return value
-        make = lambda: self.recorder.create_node("call_function", _aten.sym_stride.int, (self.node, index), {}, "sym_stride")  # noqa: E731
+        make = functools.partial(
+            self.recorder.create_node, "call_function", _aten.sym_stride.int, (self.node, index), {}, "sym_stride"
+        )
         # How memory is laid out decides between a view and a copy, never a value; the layout of the inputs is checked.
         return wrapped(SymbolicNumber(self.recorder, value, make, f"{self.node.name}.stride({index})", decides=False))
 
     def strides(self) -> list[Any]:
         """The strides; what is decided by them needs no guard."""
-        return [self._stride(index) for index in range(self.inner.dim())]
+        return [self._stride(index) for index in range(self.actual.dim())]
 
     @classmethod
-    def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         answer = QUESTIONS.get(function)
         if answer is None:
             # Reached where no mode of ours is at work, as in a hook of somebody else's.
@@ -118,13 +120,17 @@ QUESTIONS: dict[Any, Any] = {
     _aten.sym_stride.int: lambda tensor, index: tensor.strides()[index],
     _aten.numel.default: _count,
     _aten.sym_numel.default: _count,
-    _aten.dim.default: lambda tensor: tensor.inner.dim(),
-    _aten.storage_offset.default: lambda tensor: tensor.inner.storage_offset(),
-    _aten.sym_storage_offset.default: lambda tensor: tensor.inner.storage_offset(),
-    _aten.is_contiguous.default: lambda tensor: tensor.inner.is_contiguous(),
-    _aten.is_contiguous.memory_format: lambda tensor, layout: tensor.inner.is_contiguous(memory_format=layout),
-    _aten.is_strides_like_format.default: lambda tensor, layout: _aten.is_strides_like_format.default(tensor.inner, layout),
-    _aten.is_non_overlapping_and_dense.default: lambda tensor: _aten.is_non_overlapping_and_dense.default(tensor.inner),
-    torch.ops.prim.layout.default: lambda tensor: tensor.inner.layout,
-    torch.ops.prim.device.default: lambda tensor: tensor.inner.device,
+    _aten.dim.default: lambda tensor: tensor.actual.dim(),
+    _aten.storage_offset.default: lambda tensor: tensor.actual.storage_offset(),
+    _aten.sym_storage_offset.default: lambda tensor: tensor.actual.storage_offset(),
+    _aten.is_contiguous.default: lambda tensor: tensor.actual.is_contiguous(),
+    _aten.is_contiguous.memory_format: lambda tensor, layout: tensor.actual.is_contiguous(memory_format=layout),
+    _aten.is_strides_like_format.default: lambda tensor, layout: _aten.is_strides_like_format.default(
+        tensor.actual, layout
+    ),
+    _aten.is_non_overlapping_and_dense.default: lambda tensor: _aten.is_non_overlapping_and_dense.default(
+        tensor.actual
+    ),
+    torch.ops.prim.layout.default: lambda tensor: tensor.actual.layout,
+    torch.ops.prim.device.default: lambda tensor: tensor.actual.device,
 }

@@ -57,11 +57,13 @@ def _joint(
 ) -> tuple[GraphModule, Joint, tuple[tuple[Any, ...], dict[str, Any]]]:
     values = tuple(args) if isinstance(args, (tuple, list)) else (args,)
     keywords = dict(kwargs or {})
-    is_program = isinstance(model, GraphModule) and loss is None and "kept_whole" in model.meta
     with torch.inference_mode(False), torch.enable_grad():
-        program = model if is_program else capture(_with_loss(model, loss), values, keywords, level="function")
-    result = lower_to_joint(program, values, keywords, "result" if loss is None else "loss")  # type: ignore[arg-type]
-    return program, result, (values, keywords)  # type: ignore[return-value]
+        if isinstance(model, GraphModule) and loss is None and "kept_whole" in model.meta:
+            program = model
+        else:
+            program = capture(_with_loss(model, loss), values, keywords, level="function")
+    result = lower_to_joint(program, values, keywords, "result" if loss is None else "loss")
+    return program, result, (values, keywords)
 
 
 def _with_loss(model: Model, loss: Loss) -> Model:
@@ -176,12 +178,20 @@ class _Call:
                 )
         leaves, spec = _leaves(program, args, kwargs)
         plain = [None if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
-        if spec != self._spec or [type(item) for item in plain] != [type(item) for item in self._plain] or plain != self._plain:
+        if (
+            spec != self._spec
+            or [type(item) for item in plain] != [type(item) for item in self._plain]
+            or plain != self._plain
+        ):
             raise GuardError(
                 "the programs were captured for inputs of another structure, or with other plain values\n"
                 "  capture the model again with inputs like these"
             )
-        held = [find_attribute(program, name)[0] for name, kind in zip(self.names, self.kinds, strict=True) if kind != "input"]
+        held = [
+            find_attribute(program, name)[0]
+            for name, kind in zip(self.names, self.kinds, strict=True)
+            if kind != "input"
+        ]
         row = [*held, *[leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]]
         for name, tensor, was_needed in zip(self.names, row, self._needed, strict=True):
             if tensor.requires_grad and not was_needed:
@@ -197,7 +207,7 @@ class _Call:
             for other_name, other in zip(self.names, row, strict=True) if name in updates else ():
                 if other_name != name and torch._C._is_alias_of(tensor, other):  # type: ignore[attr-defined]
                     raise GuardError(
-                        f"the programs write '{name}', which shares memory with '{other_name}' now and did not when they were captured\n"
+                        f"the programs write '{name}', which shares memory with '{other_name}' now and did not before\n"
                         "  give a clone()"
                     )
 
