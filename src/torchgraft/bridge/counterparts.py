@@ -19,7 +19,6 @@ from torchgraft.capturing.tracer_base import assert_traced
 from torchgraft.errors import BridgeError
 from torchgraft.ir.arguments import immutable_dict, immutable_list
 from torchgraft.ir.contexts import enter_context, exit_context
-from torchgraft.ir.guards import check_training
 
 
 def enter_region(factory: str, *args: Any, **kwargs: Any) -> Any:
@@ -55,9 +54,14 @@ _PAIRS: list[tuple[Any, Any]] = [
 _OURS = {theirs: ours for theirs, ours in _PAIRS if theirs is not None}
 _THEIRS = {ours: theirs for theirs, ours in _OURS.items()}
 
-# Regions and guards return nothing that is used, so torch.fx's dead code elimination would remove them.
-for _function in (enter_region, exit_context, check_training, assert_is_none, assert_traced):
-    torch.fx.node.has_side_effect(_function)
+
+def keep_in_torch_fx(function: Callable[..., Any]) -> None:
+    """Have torch.fx's dead code elimination leave calls of a function alone whose result is not used."""
+    torch.fx.node.has_side_effect(function)
+
+
+for _function in (enter_region, exit_context, assert_is_none, assert_traced):
+    keep_in_torch_fx(_function)
 
 
 def our_target(target: Any) -> Any:

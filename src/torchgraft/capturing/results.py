@@ -64,6 +64,7 @@ def write_objects(watcher: Watcher) -> None:
         changed = [arguments[0] for arguments in changes]
         nodes = [watcher._outside_node(value) for value in watcher.known_objects()]
         others = [node for node in nodes if node not in changed]
-        watcher.create_node("call_function", check_distinct, (tuple(changed), tuple(others)), {})
+        distinct = ((*changed, *others), len(changed), "the end of the model, where it changes its inputs")
+        watcher.create_node("call_function", check_distinct, distinct, {})
     for arguments in changes:  # after everything that is read
         watcher.create_node("call_function", put_into, arguments, {})

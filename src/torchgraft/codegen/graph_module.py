@@ -22,7 +22,8 @@ from torchgraft.codegen.attributes import Adoption, assign_attribute, is_plain_t
 from torchgraft.codegen.source import PythonCode, PyTreeCodeGen
 from torchgraft.errors import GraphError
 from torchgraft.ir.graph import EditHooks, Graph, SharedHooks
-from torchgraft.ir.guards import Guard, explanation, find_guards
+from torchgraft.ir.explaining import explanation
+from torchgraft.ir.guards import Guard, find_guards
 from torchgraft.ir.leaf_functions import GENERATED
 from torchgraft.ir.node import Node
 
@@ -210,8 +211,9 @@ class GraphModule(torch.nn.Module):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the program; an error inside it is annotated with the generated line and the user's."""
-        if self._edits < 0:  # never so; asking makes torch.compile look at the number, and compile again after an edit
-            raise AssertionError
+        if torch.compiler.is_dynamo_compiling():
+            # Asking for the number of edits makes torch.compile look at it, and compile again after an edit.
+            _generate_code(self, self._edits)
         try:
             return super().__call__(*args, **kwargs)
         except Exception as error:
@@ -412,6 +414,13 @@ def _copy_function(function: Any) -> FunctionType:
         function.__defaults__,
         function.__closure__,
     )
+
+
+@torch.compiler.assume_constant_result
+def _generate_code(module: GraphModule, edits: int) -> int:
+    """Have the code of a program ready. torch.compile runs this, and does not trace it: it cannot trace how code is made."""
+    module._ready()
+    return edits
 
 
 def _refuse_own_names(paths: list[str]) -> None:
