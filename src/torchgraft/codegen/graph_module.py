@@ -20,7 +20,7 @@ import torch
 
 from torchgraft.codegen.attributes import Adoption, assign_attribute, is_plain_tensor, place_attribute
 from torchgraft.codegen.source import PythonCode, PyTreeCodeGen
-from torchgraft.errors import GraphError
+from torchgraft.errors import GraphError, GuardError
 from torchgraft.ir.graph import EditHooks, Graph, SharedHooks
 from torchgraft.ir.explaining import explanation
 from torchgraft.ir.guards import Guard, find_guards
@@ -122,8 +122,13 @@ class GraphModule(torch.nn.Module):
                 is_plain = adoption.adopt(path)
             if is_plain:
                 plain.append(path)
+        adoption.put_in_order()
         if plain:
             self._plain_tensors = tuple(plain)
+
+    def _adopt_state(self, root: torch.nn.Module) -> None:
+        """Take on the parameters and buffers of the model that the program does not use, for the sake of checkpoints."""
+        Adoption(root, self).adopt_state(_OWN_NAMES)
 
     def _adopt_values(self, root: dict[str, Any], graph: Graph) -> None:
         values = {**graph._constants, **root}
@@ -220,7 +225,8 @@ class GraphModule(torch.nn.Module):
             better = self._graph._codegen.error_of_call(error, self, args, kwargs)
             if better is not None:
                 raise better from error
-            _annotate(error, self)
+            if not isinstance(error, GuardError):  # which names the user's line itself
+                _annotate(error, self)
             raise
 
     def compile(self, *args: Any, **kwargs: Any) -> None:

@@ -146,6 +146,8 @@ def are_different(*values: Any) -> bool:
 @guard(lambda found, expected, condition, where: [(condition, expected)])
 def check_value(found: Any, expected: Any, condition: str, where: str) -> None:
     """Raise unless a value that decided what the program does is what it was when the program was captured."""
+    if isinstance(found, torch.Tensor):
+        found = found.item()  # torch.jit.trace hands out sizes as tensors
     if found == expected or (found != found and expected != expected):
         return
     refuse(
