@@ -85,3 +85,61 @@ def test_what_works_on_the_model_works_on_the_program(level: str, model: str, us
 def test_models_that_are_not_traced_symbolically_are_refused(model: str) -> None:
     with pytest.raises(torchgraft.TraceError):
         torchgraft.symbolic_trace(MODELS[model][0]())
+
+
+# ---- models of libraries ----
+
+
+def _library(name: str) -> Any:
+    """A library, or a skip where it is not installed. transformers and timm import torchvision themselves, if there is one."""
+    try:
+        from benchmarks.coverage.torchvision_models import import_torchvision
+
+        import_torchvision()
+    except ImportError:
+        pass
+    return pytest.importorskip(name)
+
+
+def _language_model(kind: str, **options: Any) -> tuple[Callable[[], nn.Module], Callable[[int], Given]]:
+    def make() -> nn.Module:
+        transformers = _library("transformers")
+        sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+        config = getattr(transformers, f"{kind}Config")(**{**sizes, "vocab_size": 99, **options})
+        return transformers.AutoModel.from_config(config)
+
+    return make, lambda n: Given((torch.randint(1, 99, (n, 7)),))
+
+
+def _image_model(library: str, name: str, size: int = 64) -> tuple[Callable[[], nn.Module], Callable[[int], Given]]:
+    def make() -> nn.Module:
+        if library == "timm":
+            return _library("timm").create_model(name, num_classes=5)
+        return getattr(_library("torchvision").models, name)(num_classes=5)
+
+    return make, lambda n: Given((torch.randn(n, 3, size, size),))
+
+
+GPT2_SIZES = {"n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 32}
+LIBRARY_MODELS = {
+    "bert": _language_model("Bert"),
+    "gpt2": _language_model("GPT2", **GPT2_SIZES),
+    "qwen2": _language_model("Qwen2", num_key_value_heads=1),
+    "albert": _language_model("Albert", embedding_size=16),
+    "timm resnet": _image_model("timm", "resnet18"),
+    "timm vit": _image_model("timm", "vit_tiny_patch16_224", 224),
+    "timm convnext": _image_model("timm", "convnext_atto"),
+    "torchvision resnet": _image_model("torchvision", "resnet18"),
+    "torchvision mobilenet": _image_model("torchvision", "mobilenet_v3_small"),
+    "torchvision swin": _image_model("torchvision", "swin_t"),
+}
+
+
+@pytest.mark.zoo
+@pytest.mark.slow
+@pytest.mark.parametrize("use", list(USES))
+@pytest.mark.parametrize("model", list(LIBRARY_MODELS))
+@pytest.mark.parametrize("level", LEVELS[1:])
+def test_models_of_libraries(level: str, model: str, use: str) -> None:
+    make, inputs = LIBRARY_MODELS[model]
+    check(make, inputs, level, use)

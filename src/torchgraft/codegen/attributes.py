@@ -44,13 +44,19 @@ class Adoption:
     def adopt_state(self, reserved: frozenset[str]) -> None:
         """Make all that is in the model's state_dict available, used or not and under each of its names, in the model's order: so
         that checkpoints of the model and of its optimizers are checkpoints of the program."""
-        for prefix, module in self._source.named_modules(remove_duplicate=False):
-            if prefix.partition(".")[0] in reserved:
-                continue
-            for name, value in [*module._parameters.items(), *module._buffers.items()]:
-                if value is not None and (prefix or name not in reserved):
-                    self.adopt(f"{prefix}.{name}" if prefix else name)
+        self._adopt_state(self._source, "", reserved, ())
         self.put_in_order()
+
+    def _adopt_state(
+        self, module: torch.nn.Module, prefix: str, reserved: frozenset[str], outer: tuple[torch.nn.Module, ...]
+    ) -> None:
+        for name, value in [*module._parameters.items(), *module._buffers.items()]:
+            if value is not None and name not in reserved:
+                self.adopt(prefix + name)
+        for name, inner in module._modules.items():
+            # Modules in a circle have no state_dict.
+            if inner is not None and inner is not module and inner not in outer and name not in reserved:
+                self._adopt_state(inner, f"{prefix}{name}.", frozenset(), (*outer, module))
 
     def put_in_order(self) -> None:
         """Order what was adopted as it is in the model: optimizers know parameters by their number."""
