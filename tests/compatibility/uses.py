@@ -295,7 +295,9 @@ class AroundKeywords(Around):
 
 
 class FxTracer(torch.fx.Tracer):
-    """Looks into programs, which torch.fx would call a leaf if they were torch's."""
+    """Looks into programs, and makes nodes of buffers: else an index that is traced could not be used on one."""
+
+    proxy_buffer_attributes = True
 
     def is_leaf_module(self, m: nn.Module, qualified_name: str) -> bool:
         return not isinstance(m, torchgraft.GraphModule | Around) and super().is_leaf_module(m, qualified_name)
