@@ -552,7 +552,7 @@ def test_the_remedy_is_said(name):
     """After what happened comes what to do, in the imperative."""
     text = text_of(CASES[name])
     words = "use|give|add|assign|remove|fix|keep|make|copy|define|choose|take|capture|close|install|name|pass|wrap|move|run|say"
-    assert re.search(rf"(?:[;:!.,]|\bor|\bso) (?i:{words})\b|goes to call_method", text), text
+    assert re.search(rf"(?:[;:!.,\n]|\bor|\bso) +(?i:{words})\b|goes to call_method", text), text
 
 
 def _error_of(raises: Callable[[], Any]) -> Exception:

@@ -140,7 +140,7 @@ def test_a_size_that_steers_is_a_guard() -> None:
     program = capture(branch, (torch.ones(3, 2),))
     assert [guard.expected for guard in program.guards] == [True]
     assert torch.equal(program(torch.ones(9, 2)), torch.ones(9, 2) * 2)
-    with pytest.raises(GuardError, match=r"x.size\(0\) > 2.*test_program.py.*if x.shape\[0\] > 2") as raised:
+    with pytest.raises(GuardError, match=r"(?s)x.size\(0\) > 2.*test_program.py.*if x.shape\[0\] > 2") as raised:
         program(torch.ones(1, 2))
     assert "capture the model again" in str(raised.value)
 
@@ -234,7 +234,7 @@ def _leaves(value: Any) -> list[Any]:
 )
 def test_inputs_of_another_kind_raise_guard_errors(wrong: Any) -> None:
     program = capture(lambda x, items, flag=False: x + items[0] + items[1], (torch.ones(2), [torch.ones(2)] * 2))
-    with pytest.raises(GuardError, match="the program was captured for"):
+    with pytest.raises(GuardError, match=r"expected .* for '(items|flag)', got "):
         program(*wrong[0], **wrong[1])
 
 
@@ -244,9 +244,9 @@ def test_a_tensor_in_the_place_of_none_raises() -> None:
 
     program = capture(masked, (torch.ones(2),))
     assert torch.equal(program(torch.ones(2)), torch.ones(2))
-    with pytest.raises(GuardError, match="mask = None, and now it is a tensor"):
+    with pytest.raises(GuardError, match="expected None for 'mask', got a tensor"):
         program(torch.ones(2), torch.ones(2))
-    with pytest.raises(GuardError, match="mask = a tensor, and now it is None"):
+    with pytest.raises(GuardError, match="expected a tensor for 'mask', got None"):
         capture(masked, (torch.ones(2), torch.ones(2)))(torch.ones(2))
 
 

@@ -4,6 +4,7 @@ Whatever is not listed is the same object on both sides.
 
 from __future__ import annotations
 
+import functools
 import importlib
 from collections.abc import Callable
 from typing import Any
@@ -19,7 +20,6 @@ from torchgraft.capturing.tracer_base import assert_traced
 from torchgraft.errors import BridgeError
 from torchgraft.ir.arguments import immutable_dict, immutable_list
 from torchgraft.ir.contexts import enter_context, exit_context
-from torchgraft.ir.guards import check_training
 
 
 def enter_region(factory: str, *args: Any, **kwargs: Any) -> Any:
@@ -55,19 +55,46 @@ _PAIRS: list[tuple[Any, Any]] = [
 _OURS = {theirs: ours for theirs, ours in _PAIRS if theirs is not None}
 _THEIRS = {ours: theirs for theirs, ours in _OURS.items()}
 
-# Regions and guards return nothing that is used, so torch.fx's dead code elimination would remove them.
-for _function in (enter_region, exit_context, check_training, assert_is_none, assert_traced):
-    torch.fx.node.has_side_effect(_function)
+
+def keep_in_torch_fx(function: Callable[..., Any]) -> None:
+    """Have torch.fx's dead code elimination leave calls of a function alone whose result is not used."""
+    torch.fx.node.has_side_effect(function)
+
+
+for _function in (enter_region, exit_context, assert_is_none, assert_traced):
+    keep_in_torch_fx(_function)
 
 
 def our_target(target: Any) -> Any:
     """What a torch.fx node with this target calls here."""
-    return target if isinstance(target, str) else _lookup(_OURS, target)
+    if isinstance(target, str):
+        return target
+    function = getattr(target, "__torchgraft_function__", None)
+    return _lookup(_OURS, target) if function is None else function.apply
 
 
 def their_target(target: Any) -> Any:
     """What a node with this target calls in torch.fx."""
-    return target if isinstance(target, str) else _lookup(_THEIRS, target)
+    if isinstance(target, str):
+        return target
+    function = getattr(target, "__self__", None)
+    if isinstance(function, type) and issubclass(function, torch.autograd.Function):
+        return _application(function)
+    return _lookup(_THEIRS, target)
+
+
+@functools.cache
+def _application(function: type[torch.autograd.Function]) -> Callable[..., Any]:
+    """A function that applies an autograd function. torch.fx takes the method `apply` of one for a function of that name in
+    `torch.autograd.function`, which does not exist, and once told to wrap that cannot trace any more."""
+
+    def apply(*args: Any, **kwargs: Any) -> Any:
+        return function.apply(*args, **kwargs)
+
+    apply.__torchgraft_function__ = function  # type: ignore[attr-defined]
+    apply.__module__, apply.__name__ = function.__module__, f"{function.__name__}_apply"
+    apply.__qualname__ = f"{function.__qualname__}_apply"
+    return apply
 
 
 def _lookup(table: dict[Any, Any], target: Any) -> Any:

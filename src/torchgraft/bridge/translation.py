@@ -35,6 +35,8 @@ from torchgraft.ir.node import _LEAVES, Node
 
 # What a trace calls the values that were no attributes of the model.
 _CONSTANT = re.compile(r"_(tensor_constant|module_constant|\w+_constant_|torchbind_obj|generator)\d+")
+# The mark of a leaf function that has another name in torch.fx.
+_OUR_WRAPPED = "torchgraft_is_wrapped"
 
 
 class Translation:
@@ -143,6 +145,8 @@ def graph_from_fx(source: torch.fx.Graph) -> tuple[Graph, Translation]:
         kwargs = translation.argument(theirs.kwargs, theirs.name) if theirs.kwargs else EMPTY_DICT
         ours._set_arguments(args, kwargs)
         ours._meta = translation.entries(theirs.meta)
+        if ours._meta.pop(_OUR_WRAPPED, False):
+            ours._meta["is_wrapped"] = True
         if vars(theirs):
             vars(ours).update(translation.entries(vars(theirs)))
     for theirs, ours in translation.nodes.items():
@@ -184,6 +188,8 @@ def graph_to_fx(source: Graph) -> tuple[torch.fx.Graph, Translation]:
         theirs.args = translation.argument(args, ours._name)
         theirs.kwargs = translation.argument(ours._kwargs, ours._name)
         theirs.meta = translation.entries(ours.meta)
+        if theirs.target is not ours._target and theirs.meta.pop("is_wrapped", False):
+            theirs.meta[_OUR_WRAPPED] = True  # torch.fx would look for a function of the other name
         if vars(ours):
             vars(theirs).update(translation.entries(vars(ours)))
         check_writing(theirs)

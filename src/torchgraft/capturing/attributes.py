@@ -18,7 +18,7 @@ from torchgraft.capturing.tracer_base import TracerBase
 from torchgraft.errors import TraceError, UnknownModuleError
 from torchgraft.ir.arguments import immutable_dict, immutable_list
 from torchgraft.ir.node import Argument, Node
-from torchgraft.ir.structures import put_together, take_apart
+from torchgraft.ir.structures import Template, put_together, take_apart
 
 if TYPE_CHECKING:
     from torchgraft.capturing.recording import RecordingMode
@@ -74,7 +74,7 @@ class ModelAttributes(TracerBase):
                 a, lambda part: isinstance(part, torch.Tensor) or issubclass(type(part), Proxy)
             )
             if parts or isinstance(a, dict):
-                arguments = (self._constant("_template", template), *[self.create_arg(part) for part in parts])
+                arguments = (self._constant("_template", Template(template)), *[self.create_arg(part) for part in parts])
                 return self.create_node("call_function", put_together, arguments, {})
         return super()._create_unusual_arg(a)
 

@@ -20,7 +20,8 @@ from torchgraft.capturing.sizes import SymbolicNumber, wrapped
 from torchgraft.capturing.tracer_base import UNCHANGED_TYPES
 from torchgraft.errors import TraceError
 from torchgraft.ir.arguments import rebuild_tuple
-from torchgraft.ir.guards import Like, are_different, check_inputs, check_value, parts_of, stands_in, tensor_attributes
+from torchgraft.ir.guards import are_different, check_inputs, check_value
+from torchgraft.ir.input_kinds import object_kind, parts_of, stands_in, tensor_attributes
 from torchgraft.ir.node import Node
 from torchgraft.ir.structures import attributes_of, has_attributes, remade, set_attributes
 
@@ -46,6 +47,8 @@ class ExampleInputs:
         # Containers and objects that were seen, with what the run gets and what is expected once that is known.
         self._objects: dict[int, tuple[Any, tuple[Any, Any] | None, MakeNode]] = {}
         self._same: list[tuple[str, MakeNode, MakeNode]] = []
+        # Values that no description can spell (a function, a module), which are kept with the program and compared with.
+        self._kept: list[tuple[str, MakeNode, Any]] = []
         # The tensors among the inputs, each once.
         self._tensors: list[MakeNode] = []
         self.bound = bind(function, args, kwargs)
@@ -58,16 +61,20 @@ class ExampleInputs:
                 value, expected[name] = self._take_in(self.bound.arguments[name], lambda node=node: node, name)  # type: ignore[misc]
                 self.bound.arguments[name] = value
             else:
-                expected[name] = _default(self.bound.signature.parameters[name])
+                expected[name] = self._fixed(
+                    _default(self.bound.signature.parameters[name]), lambda node=node: node, name
+                )  # type: ignore[misc]
         self._check(expected)
 
     def _check(self, expected: dict[str, Any]) -> None:
         if not expected:
             return
         watcher = self._watcher
-        template = watcher.constant("_inputs", expected) if _has_objects(expected) else watcher.create_arg(expected)
         found = dict(self.nodes.items())
-        self._checked = watcher.create_node("call_function", check_inputs, (template, found, self._where), {})
+        self._checked = watcher.create_node("call_function", check_inputs, (found, expected, self._where), {})
+        for path, make, value in self._kept:
+            arguments = (make(), watcher.constant("_input", value), f"the argument '{path}'", self._where)
+            self._checked = watcher.create_node("call_function", check_value, arguments, {})
         for path, make_first, make_second in self._same:
             same = watcher.create_node("call_function", operator.is_, (make_first(), make_second()), {})
             watcher.guard(same, True, f"'{path}' is the same tensor as another input")
@@ -112,19 +119,37 @@ class ExampleInputs:
         if type(value) in (int, float):
             return self._number(value, make, path)
         if type(value) in UNCHANGED_TYPES or isinstance(value, _OPAQUE):
-            return value, value
+            return value, self._fixed(value, make, path)
         if isinstance(value, (tuple, list, dict)) or (has_attributes(value) and not callable(value)):
             return self._parts(value, make, path)
         is_open = type(value).__hash__ is None or isinstance(value, Mapping)
         if is_open and not (isinstance(value, set) and all(map(_is_spelled, value))):
             raise KeepWhole(None, f"the input {path} is a {type(value).__name__}, which cannot be looked into")
-        return value, value
+        return value, self._fixed(value, make, path)
+
+    def _fixed(self, value: Any, make: MakeNode, path: str) -> Any:
+        """The description of an input that must have this value."""
+        if type(value) is str:
+            return "=", value
+        if type(value) in UNCHANGED_TYPES:
+            return value
+        if type(value) in (tuple, list):
+            parts = [
+                self._fixed(part, self._watcher.part(make, key), f"{path}[{key}]") for key, part in enumerate(value)
+            ]
+            return type(value).__name__, *parts
+        if type(value) is dict and all(isinstance(key, str) for key in value):
+            return {
+                key: self._fixed(part, self._watcher.part(make, key), f"{path}[{key!r}]") for key, part in value.items()
+            }
+        self._kept.append((path, make, value))
+        return "any"
 
     def _tensor(self, value: torch.Tensor, make: MakeNode, path: str) -> tuple[torch.Tensor, Any]:
         known = self._copies.get(id(value))
         if known is not None:
             self._same.append((path, known[2], make))
-            return known[1], torch.Tensor
+            return known[1], "tensor"
         copied = _copied(value)
         self._copies[id(value)] = (value, copied, make)
         self._tensors.append(make)
@@ -134,12 +159,12 @@ class ExampleInputs:
             make_part = self._watcher.part(make, name, by_attribute=True)
             copied.__dict__[name], expected[name] = self._take_in(part, make_part, f"{path}.{name}")
         is_usual = type(value) is torch.Tensor or stands_in(type(value))
-        return copied, torch.Tensor if is_usual and not expected else Like(type(value), expected)
+        return copied, "tensor" if is_usual and not expected else object_kind(type(value), expected)
 
     def _number(self, value: Any, make: MakeNode, path: str) -> tuple[Any, Any]:
         if not self._watcher.sizes_are_symbolic:
             return value, value
-        return wrapped(SymbolicNumber(self._watcher, value, make, path)), type(value)
+        return wrapped(SymbolicNumber(self._watcher, value, make, path)), type(value).__name__
 
     def _parts(self, value: Any, make: MakeNode, path: str) -> tuple[Any, Any]:
         by_attribute = not isinstance(value, (tuple, list, dict))
@@ -164,11 +189,13 @@ class ExampleInputs:
             )
         result = rebuilt(value, new)
         self._watcher.add_object(result, make)
-        template: Any = Like(type(value), expected)
+        template: Any = (type(value).__name__, *expected.values())
         if type(value) is dict and all(isinstance(key, str) for key in expected):
             template = expected
-        elif type(value) in (tuple, list):
-            template = type(value)(expected.values())
+        elif type(value) not in (tuple, list):
+            if not all(map(_is_spelled, expected)):
+                raise KeepWhole(None, f"the input {path} has keys that code cannot spell")
+            template = object_kind(type(value), expected)
         if not isinstance(value, tuple):
             self._objects[id(value)] = (value, (result, template), make)
         return result, template
@@ -270,12 +297,6 @@ def _is_spelled(value: Any) -> bool:
     if isinstance(value, (FunctionType, BuiltinFunctionType)):
         return value.__name__ != "<lambda>"
     return type(value) in UNCHANGED_TYPES or isinstance(value, (enum.Enum, type, range, slice, frozenset))
-
-
-def _has_objects(expected: Any) -> bool:
-    if isinstance(expected, (tuple, list, dict)):
-        return any(map(_has_objects, expected.values() if isinstance(expected, dict) else expected))
-    return type(expected) not in UNCHANGED_TYPES and expected not in (torch.Tensor, int, float)
 
 
 def _copied(tensor: torch.Tensor) -> torch.Tensor:

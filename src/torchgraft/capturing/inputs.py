@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.overrides import handle_torch_function, has_torch_function
 from torch.utils import _pytree as pytree
 
 from torchgraft.capturing.proxy import Proxy
@@ -40,7 +41,9 @@ PH = PHBase()
 
 
 def assert_is_none(value: Any, message: str) -> None:
-    """What remains in the program of an argument fixed to None."""
+    """What remains in the program of an argument fixed to None; tracing the program again records it."""
+    if has_torch_function((value,)):
+        return handle_torch_function(assert_is_none, (value,), value, message)
     assert value is None, message
 
 

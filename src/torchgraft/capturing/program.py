@@ -382,6 +382,7 @@ def _watched_run(
         guard_modes(watcher.graph, watcher.paths)
     _tidy(watcher)
     program = GraphModule(watcher.root, watcher.graph, program_name(function))
+    program._adopt_state(watcher.root)
     return _Run(program, left, functools.partial(_refuse_unseen, watcher, changed, unseen, whole))
 
 

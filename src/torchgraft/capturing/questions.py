@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from torchgraft.ir.guards import check_kind, check_value
+from torchgraft.ir.input_kinds import class_name, is_instance
 from torchgraft.ir.node import Node
 from torchgraft.ir.origin import current_source_line, is_user_code
 
@@ -110,14 +111,14 @@ class Questions:
         for asked in _asked_classes(frame):
             self._guard_class(proxy.node, asked)
         kind = likely_class(proxy.node)
-        self._guard(proxy.node, kind, check_kind, (kind, proxy.node.name))
+        self._guard(proxy.node, kind, check_kind, (class_name(kind), proxy.node.name))
         return kind
 
     def _guard_class(self, node: Node, kind: Any) -> None:
         """An input may be of a class of its own, and be asked for just that."""
         is_tensors = isinstance(kind, type) and issubclass(kind, torch.Tensor) and kind is not torch.Tensor
         if is_tensors and node._op == "placeholder":
-            found = self._tracer.create_node("call_function", isinstance, (node, kind), {})
+            found = self._tracer.create_node("call_function", is_instance, (node, class_name(kind)), {})
             self._guard(found, kind, check_value, (False, f"isinstance('{node.name}', {kind.__name__})"))
 
     def has_attribute(self, proxy: Proxy, name: str) -> bool:

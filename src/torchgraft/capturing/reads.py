@@ -20,6 +20,7 @@ from torchgraft.capturing.sizes import SymbolicNumber, unwrapped, wrapped
 from torchgraft.capturing.tracer_base import TracerBase
 from torchgraft.ir.bytecode import instructions
 from torchgraft.ir.guards import check_value
+from torchgraft.ir.input_kinds import is_parameter
 from torchgraft.ir.node import Node
 from torchgraft.ir.origin import asked_once, at, current_source_line, is_user_code
 
@@ -124,7 +125,7 @@ class Reads(TracerBase):
         if id(tensor) in self._inputs and (id(tensor), "class") not in self._guarded:
             self._guarded.add((id(tensor), "class"))
             node = self.node_of(tensor)
-            answer = self.create_node("call_function", isinstance, (node, torch.nn.Parameter), {})
+            answer = self.create_node("call_function", is_parameter, (node,), {})
             self.guard(answer, type(tensor) is torch.nn.Parameter, f"isinstance('{node.name}', Parameter)")
 
     def guard_number(self, number: SymbolicNumber) -> None:

@@ -15,7 +15,7 @@ from torchgraft.capturing.reads import KeepWhole
 from torchgraft.capturing.sizes import unwrapped
 from torchgraft.capturing.watch import Watcher
 from torchgraft.ir.guards import check_distinct
-from torchgraft.ir.structures import has_attributes, put_into, put_together, take_apart
+from torchgraft.ir.structures import Template, has_attributes, put_into, put_together, put_together_record, record_of, take_apart
 
 
 def result_argument(watcher: Watcher, value: Any) -> Any:
@@ -33,10 +33,15 @@ def result_argument(watcher: Watcher, value: Any) -> Any:
         known = watcher._outside_node(value)
         if known is not None:
             return known
+        record = record_of(value)
+        if record is not None:
+            fields = [result_argument(watcher, value[name] if isinstance(value, dict) else getattr(value, name)) for name in record.names]
+            arguments = (watcher.constant("_template", record), *fields)
+            return watcher.create_node("call_function", put_together_record, arguments, {})
         template, parts = take_apart(value, functools.partial(_is_part, watcher))
         lowered = [watcher._outside_node(part) or watcher.create_arg(part) for part in parts]
         return watcher.create_node(
-            "call_function", put_together, (watcher.constant("_template", template), *lowered), {}
+            "call_function", put_together, (watcher.constant("_template", Template(template)), *lowered), {}
         )
     return watcher.create_arg(value)
 
@@ -64,6 +69,7 @@ def write_objects(watcher: Watcher) -> None:
         changed = [arguments[0] for arguments in changes]
         nodes = [watcher._outside_node(value) for value in watcher.known_objects()]
         others = [node for node in nodes if node not in changed]
-        watcher.create_node("call_function", check_distinct, (tuple(changed), tuple(others)), {})
+        distinct = ((*changed, *others), len(changed), "the end of the model, where it changes its inputs")
+        watcher.create_node("call_function", check_distinct, distinct, {})
     for arguments in changes:  # after everything that is read
         watcher.create_node("call_function", put_into, arguments, {})

@@ -26,7 +26,7 @@ from torchgraft.ir.modules import names_of_tensors
 from torchgraft.ir.names import wish_of
 from torchgraft.ir.node import Argument, Node
 from torchgraft.ir.origin import current_source_line, is_user_code, user_instruction
-from torchgraft.ir.structures import attributes_of, has_attributes, put_together, take_apart
+from torchgraft.ir.structures import Template, attributes_of, has_attributes, put_together, take_apart
 
 # The attribute of a tensor that says whose node it is the value of.
 MARK = "_torchgraft_value"
@@ -276,7 +276,7 @@ class Values(Reads):
                 return self.create_node("get_attr", name, (), {})
         template, parts = take_apart(a, self.is_of_this_run)
         if parts and not callable(a):
-            arguments = (self.constant("_template", template), *[self.create_arg(part) for part in parts])
+            arguments = (self.constant("_template", Template(template)), *[self.create_arg(part) for part in parts])
             return self.create_node("call_function", put_together, arguments, {})
         is_closed = not callable(a) and not has_attributes(a) and self.is_young(a)  # a deque, a generator
         known = type(a).__module__ == "numpy" or isinstance(a, torch.Generator)

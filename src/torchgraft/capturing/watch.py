@@ -34,7 +34,8 @@ from torchgraft.capturing.tensors import has_tensor, tensors_in, versions_in
 from torchgraft.capturing.values import MARK
 from torchgraft.errors import TraceError
 from torchgraft.ir.arguments import EMPTY_DICT
-from torchgraft.ir.guards import check_result, check_training
+from torchgraft.ir.guards import check_result, check_training, is_guard
+from torchgraft.ir.input_kinds import class_name
 from torchgraft.ir.modules import has_hooks, has_tensors, hooks_for_all
 from torchgraft.ir.node import Node
 from torchgraft.ir.origin import current_source_line, source_line, user_instruction
@@ -188,6 +189,8 @@ class Watcher(CallArguments):
                 self._guard_length(node, result, f"{spelling.name}()")
             return self.register(result, node, given)
         if result is None:
+            if is_guard(node._target) and not node._input_nodes:
+                self.graph.erase_node(node)  # a program inside the model checks what is constant here
             return None
         if not given and not self._is_from_numbers(node):
             self.graph.erase_node(node)  # says nothing about tensors
@@ -361,7 +364,9 @@ class Watcher(CallArguments):
         if kind is not None:
             where = str(current_source_line() or "an unknown line")
             length = len(result) if kind is tuple else None
-            self.create_node("call_function", check_result, (node, kind, length, str(node._target), where), {})
+            self.create_node(
+                "call_function", check_result, (node, class_name(kind), length, str(node._target), where), {}
+            )
 
     def _save_all(self, module: torch.nn.Module) -> None:
         for inner in module.modules():

@@ -41,6 +41,30 @@ class Adoption:
         place_attribute(holder, name, value, persistent)
         return is_plain_tensor(value) and name not in getattr(original, "_buffers", ())
 
+    def adopt_state(self, reserved: frozenset[str]) -> None:
+        """Make all that is in the model's state_dict available, used or not and under each of its names, in the model's order: so
+        that checkpoints of the model and of its optimizers are checkpoints of the program."""
+        self._adopt_state(self._source, "", reserved, ())
+        self.put_in_order()
+
+    def _adopt_state(
+        self, module: torch.nn.Module, prefix: str, reserved: frozenset[str], outer: tuple[torch.nn.Module, ...]
+    ) -> None:
+        for name, value in [*module._parameters.items(), *module._buffers.items()]:
+            if value is not None and name not in reserved:
+                self.adopt(prefix + name)
+        for name, inner in module._modules.items():
+            # Modules in a circle have no state_dict.
+            if inner is not None and inner is not module and inner not in outer and name not in reserved:
+                self._adopt_state(inner, f"{prefix}{name}.", frozenset(), (*outer, module))
+
+    def put_in_order(self) -> None:
+        """Order what was adopted as it is in the model: optimizers know parameters by their number."""
+        for original, holder in self._containers.values():
+            if holder is not None and isinstance(original, torch.nn.Module):
+                for table in ("_modules", "_parameters", "_buffers"):
+                    _put_in_order(getattr(holder, table), getattr(original, table))
+
     def _container(self, prefix: str, path: str) -> tuple[Any, torch.nn.Module | None]:
         outer, _, name = prefix.rpartition(".")
         original, holder = self._containers.get(outer) or self._container(outer, path)
@@ -63,6 +87,12 @@ class Adoption:
         raise GraphAttributeError(
             f"the program refers to '{path}', but {reason}; add the attribute to the module that the graph module is made of"
         )
+
+
+def _put_in_order(table: dict[str, Any], like: dict[str, Any]) -> None:
+    """Order one table as another one is; names that only the first has come last."""
+    for name in [*[name for name in like if name in table], *[name for name in table if name not in like]]:
+        table[name] = table.pop(name)
 
 
 _EMPTY = vars(torch.nn.Module())

@@ -20,9 +20,10 @@ import torch
 
 from torchgraft.codegen.attributes import Adoption, assign_attribute, is_plain_tensor, place_attribute
 from torchgraft.codegen.source import PythonCode, PyTreeCodeGen
-from torchgraft.errors import GraphError
+from torchgraft.errors import GraphError, GuardError
 from torchgraft.ir.graph import EditHooks, Graph, SharedHooks
-from torchgraft.ir.guards import Guard, explanation, find_guards
+from torchgraft.ir.explaining import explanation
+from torchgraft.ir.guards import Guard, find_guards
 from torchgraft.ir.leaf_functions import GENERATED
 from torchgraft.ir.node import Node
 
@@ -121,8 +122,13 @@ class GraphModule(torch.nn.Module):
                 is_plain = adoption.adopt(path)
             if is_plain:
                 plain.append(path)
+        adoption.put_in_order()
         if plain:
             self._plain_tensors = tuple(plain)
+
+    def _adopt_state(self, root: torch.nn.Module) -> None:
+        """Take on the parameters and buffers of the model that the program does not use, for the sake of checkpoints."""
+        Adoption(root, self).adopt_state(_OWN_NAMES)
 
     def _adopt_values(self, root: dict[str, Any], graph: Graph) -> None:
         values = {**graph._constants, **root}
@@ -210,15 +216,17 @@ class GraphModule(torch.nn.Module):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the program; an error inside it is annotated with the generated line and the user's."""
-        if self._edits < 0:  # never so; asking makes torch.compile look at the number, and compile again after an edit
-            raise AssertionError
+        if torch.compiler.is_dynamo_compiling():
+            # Asking for the number of edits makes torch.compile look at it, and compile again after an edit.
+            _generate_code(self, self._edits)
         try:
             return super().__call__(*args, **kwargs)
         except Exception as error:
             better = self._graph._codegen.error_of_call(error, self, args, kwargs)
             if better is not None:
                 raise better from error
-            _annotate(error, self)
+            if not isinstance(error, GuardError):  # which names the user's line itself
+                _annotate(error, self)
             raise
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
@@ -412,6 +420,13 @@ def _copy_function(function: Any) -> FunctionType:
         function.__defaults__,
         function.__closure__,
     )
+
+
+@torch.compiler.assume_constant_result
+def _generate_code(module: GraphModule, edits: int) -> int:
+    """Have the code of a program ready. torch.compile runs this, and does not trace it: it cannot trace how code is made."""
+    module._ready()
+    return edits
 
 
 def _refuse_own_names(paths: list[str]) -> None:

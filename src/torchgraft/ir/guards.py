@@ -1,27 +1,82 @@
-"""Guards: calls in a program that raise when it runs in a situation it was not captured for.
-Which reads become guards is decided while capturing.
+"""Guards: calls in a program that raise when it runs in a situation it was not captured for, and how a guard is written.
+Which reads become guards is decided while capturing; what inputs have to look like is in `input_kinds.py`.
+
+A guard is a node like any other, a call of a function marked `@guard`, so whatever copies, splits, interprets, saves or translates a
+program takes its guards along. There are no guards outside the graph. Their arguments are nodes and plain constants, which any
+code generator can spell, and they follow torch's override protocol, so that whoever traces a program records them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.overrides import handle_torch_function, has_torch_function
 
 from torchgraft.errors import GuardError
-from torchgraft.ir.structures import attributes_of
+from torchgraft.ir.arguments import immutable_dict, immutable_list
+from torchgraft.ir.input_kinds import (
+    fixed_values,
+    in_words,
+    is_instance,
+    misfit,
+    misfit_of_tensor as misfit_of_tensor,  # bridge/ asks for these two here
+    tensor_attributes as tensor_attributes,
+)
 
 if TYPE_CHECKING:
     from torchgraft.ir.graph import Graph
     from torchgraft.ir.node import Node
 
+# What a guard asks for, in words, and the answer that it wants.
+Conditions = Iterable[tuple[str, Any]]
+_CONTAINERS = frozenset({tuple, list, dict, immutable_list, immutable_dict})
+_AGAIN = "capture the model again with inputs like these"
 
-def guard(function: Callable[..., None]) -> Callable[..., None]:
-    """Mark a function as a guard: never dead code (analysis/effects reads the first mark), and written as a bare call."""
-    function.__torchgraft_effect__ = function.__torchgraft_guard__ = True  # type: ignore[attr-defined]
-    return function
+
+def guard(describe: Callable[..., Conditions]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Make a guard of a function that raises GuardError; `describe` takes the same arguments and says what it asks for.
+
+    The first parameter is what is looked at: a value, or a tuple or dict of values. The last one says where the model asked.
+    """
+
+    def mark(check: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(check)
+        def checked(found: Any, *details: Any) -> Any:
+            values = _values(found)
+            if has_torch_function(values):  # a proxy, or a mode that watches the run: the guard is recorded
+                _keep_in_other_graphs(checked, values)
+                return handle_torch_function(checked, values, found, *details)
+            return check(found, *details)
+
+        # The effect keeps it from being removed as dead code (analysis/effects), the guard is written as a bare call.
+        checked.__torchgraft_effect__ = checked.__torchgraft_guard__ = True  # type: ignore[attr-defined]
+        checked.__torchgraft_describe__ = describe  # type: ignore[attr-defined]
+        return checked
+
+    return mark
+
+
+def _values(found: Any) -> tuple[Any, ...]:
+    """The values that a guard looks at, those inside containers included."""
+    if type(found) not in _CONTAINERS:
+        return (found,)
+    items = tuple(found.values()) if isinstance(found, dict) else tuple(found)
+    for item in items:
+        if type(item) in _CONTAINERS:
+            return tuple([value for item in items for value in _values(item)])
+    return items
+
+
+def _keep_in_other_graphs(check: Callable[..., None], values: tuple[Any, ...]) -> None:
+    """torch.fx removes calls whose result is not used, unless it is told about them."""
+    if any(type(value).__module__ == "torch.fx.proxy" for value in values):
+        from torchgraft.bridge.counterparts import keep_in_torch_fx
+
+        keep_in_torch_fx(check)
 
 
 def is_guard(target: Any) -> bool:
@@ -33,36 +88,47 @@ def is_guard(target: Any) -> bool:
     return getattr(target, "__torchgraft_guard__", False) is True
 
 
-@guard
+def refuse(what: str, where: str, remedy: str) -> None:
+    """Raise GuardError: what happened, then the line of the model that asked, then what to do, each on a line of its own."""
+    raise GuardError(f"{what}\n  {'in' if where.startswith('the inputs of') else 'at'} {where}\n  {remedy}")
+
+
+_MODES = {True: "training mode", False: "evaluation mode"}
+
+
+@guard(lambda found, expected, where: [(str(getattr(found, "target", "training")), expected)])
 def check_training(found: bool, expected: bool, where: str) -> None:
     """Raise unless the module is in the mode in which the program was captured."""
     if found != expected:
-        modes = {True: "training mode", False: "evaluation mode"}
-        raise GuardError(
-            f"the program was captured in {modes[expected]} and the module is now in {modes[found]}, "
-            f"but the model branched on self.training at {where}; "
-            f"capture the model again in {modes[found]}, or switch this module back with .{'train' if expected else 'eval'}()"
+        refuse(
+            f"the program was captured in {_MODES[expected]} and the module is now in {_MODES[bool(found)]}, but the model "
+            "branched on self.training",
+            where,
+            f"capture the model again in {_MODES[bool(found)]}, or switch this module back with "
+            f".{'train' if expected else 'eval'}()",
         )
 
 
-@guard
+@guard(lambda found, expected, where: [("the modes of the modules inside", expected)])
 def check_modes(found: tuple[bool, ...], expected: tuple[bool, ...], where: str) -> None:
     """Raise unless modules are in the modes in which the program was captured, where a model has a `train` of its own: what
     that does, such as freezing some modules, switching the program does not do."""
     if tuple(found) != tuple(expected):
-        raise GuardError(
-            f"the program was switched to another mode, but the model has a train() of its own at {where}, which does more than "
-            "that; switch the model before, and capture it again in that mode"
+        refuse(
+            "the program was switched to another mode, but the model has a train() of its own, which does more than that",
+            where,
+            "switch the model before, and capture it again in that mode",
         )
 
 
-@guard
+@guard(lambda found, name, where: [(f"'{name}' is given", True)])
 def check_given(found: Any, name: str, where: str) -> None:
     """Raise if an argument is None although the program was captured with a value for it."""
     if found is None:
-        raise GuardError(
-            f"the program was captured with a value for the argument '{name}', and now it is None: the model asks about that at "
-            f'{where}; capture it again with concrete_args={{"{name}": None}}, or give a value'
+        refuse(
+            f"the program was captured with a value for the argument '{name}', and now it is None",
+            where,
+            f'capture the model again with concrete_args={{"{name}": None}}, or give a value',
         )
 
 
@@ -77,166 +143,91 @@ def are_different(*values: Any) -> bool:
     return len(set(places)) == len(places)
 
 
-@guard
+@guard(lambda found, expected, condition, where: [(condition, expected)])
 def check_value(found: Any, expected: Any, condition: str, where: str) -> None:
     """Raise unless a value that decided what the program does is what it was when the program was captured."""
-    if type(found) is type(expected) and found == expected:
-        return
+    if isinstance(found, torch.Tensor):
+        found = found.item()  # torch.jit.trace hands out sizes as tensors
     if found == expected or (found != found and expected != expected):
         return
-    raise GuardError(
-        f"the program was captured for {condition} = {expected!r}, and now it is {found!r}: the model decided what to do by it"
-        f" at {where}; capture the model again with inputs like these, or rewrite that line with tensor operations"
+    refuse(
+        f"the program was captured for {condition} = {expected!r}, and now it is {found!r}",
+        where,
+        f"{_AGAIN}, or rewrite that line with tensor operations",
     )
 
 
-class Like:
-    """What an object given as an input has to look like: its type, and its attributes or items."""
+@guard(lambda found, expected, where: [(f"the argument '{path}'", value) for path, value in fixed_values(expected)])
+def check_inputs(found: dict[str, Any], expected: dict[str, Any], where: str) -> None:
+    """Raise unless the inputs are of the kinds, and the plain values among them those, that the program was captured for.
 
-    def __init__(self, kind: type, parts: dict[Any, Any]) -> None:
-        self.kind = kind
-        self.parts = parts
-
-    def __repr__(self) -> str:
-        return f"{self.kind.__name__}({', '.join([f'{key}={part!r}' for key, part in self.parts.items()])})"
-
-
-@guard
-def check_inputs(expected: dict[str, Any], found: dict[str, Any], where: str) -> None:
-    """Raise unless the inputs are of the kinds, and the plain values among them those, that the program was captured for."""
+    >>> check_inputs({"x": 5}, {"x": "tensor"}, "the inputs of Net")
+    Traceback (most recent call last):
+    torchgraft.errors.GuardError: expected a tensor for 'x', got 5
+      in the inputs of Net
+      capture the model again with inputs like these
+    """
     for name, value in found.items():
-        problem = _misfit(expected[name], value, name)
+        kind = expected[name]
+        # The commonest case first: guards are run with every call.
+        if kind == "tensor" and type(value) is torch.Tensor and (torch.compiler.is_compiling() or not value.__dict__):
+            continue
+        problem = misfit(kind, value, name)
         if problem is not None:
             path, wanted, got = problem
-            raise GuardError(
-                f"the program was captured for {path} = {wanted}, and now it is {got}, in {where}; "
-                "capture the model again with inputs like these"
-            )
+            refuse(f"expected {wanted} for '{path}', got {got}", where, _AGAIN)
 
 
-def _misfit(expected: Any, found: Any, path: str) -> tuple[str, str, str] | None:
-    """Where a value differs from what is expected: the path, and both sides in words."""
-    if expected is torch.Tensor:
-        return misfit_of_tensor(found, path)
-    if expected is int or expected is float:
-        return None if type(found) is expected else (path, f"a number of type {expected.__name__}", _in_words(found))
-    if isinstance(expected, Like):
-        if type(found) is not expected.kind:
-            return path, f"a {expected.kind.__name__}", _in_words(found)
-        return _misfit_of_parts(expected.parts, parts_of(found), path)
-    if isinstance(expected, (tuple, list, dict)):
-        if isinstance(found, torch.Tensor) or not _is_same_container(expected, found):
-            return path, f"a {_container(expected).__name__}", _in_words(found)
-        return _misfit_of_parts(parts_of(expected), parts_of(found), path)
-    same = found is expected or (type(found) is type(expected) and found == expected)
-    return None if same else (path, repr(expected), _in_words(found))
-
-
-def misfit_of_tensor(found: Any, path: str) -> tuple[str, str, str] | None:
-    """A plain tensor is expected: none of a class of its own, which may be asked for, and without attributes."""
-    if not isinstance(found, torch.Tensor) or not (is_plain(type(found)) or stands_in(type(found))):
-        return path, "a tensor", _in_words(found)
-    attributes = list(tensor_attributes(found))
-    return (path, "a tensor without attributes", f"one with the attribute '{attributes[0]}'") if attributes else None
-
-
-def is_plain(kind: type) -> bool:
-    """Whether a class of tensors is torch's own."""
-    return kind is torch.Tensor or kind is torch.nn.Parameter
-
-
-def stands_in(kind: type) -> bool:
-    """Whether tensors of a class answer every operator themselves, and so stand for others: fake tensors, say."""
-    return kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__  # type: ignore[attr-defined]
-
-
-def tensor_attributes(tensor: torch.Tensor) -> dict[str, Any]:
-    """What somebody has written onto a tensor; names with an underscore are for libraries.
-
-    >>> x = torch.ones(2)
-    >>> x.label = "cat"
-    >>> tensor_attributes(x)
-    {'label': 'cat'}
-    """
-    if not tensor.__dict__ or stands_in(type(tensor)):
-        return {}
-    return {name: value for name, value in tensor.__dict__.items() if not name.startswith("_")}
-
-
-def _misfit_of_parts(expected: dict[Any, Any], found: dict[Any, Any], path: str) -> tuple[str, str, str] | None:
-    if list(expected) != list(found):
-        return path, f"something with {len(expected)} parts {list(expected)}", f"one with {len(found)} {list(found)}"
-    problems = (_misfit(part, found[key], f"{path}[{key!r}]") for key, part in expected.items())
-    return next((problem for problem in problems if problem is not None), None)
-
-
-def _container(value: Any) -> type:
-    return next(kind for kind in (tuple, list, dict) if isinstance(value, kind))
-
-
-def _is_same_container(expected: Any, found: Any) -> bool:
-    # What a graph holds are its own immutable lists and dicts.
-    kind = _container(expected)
-    return type(found) in (type(expected), kind)
-
-
-def parts_of(value: Any) -> dict[Any, Any]:
-    """The items of a container or the attributes of an object."""
-    if isinstance(value, dict):
-        return dict(value)
-    if isinstance(value, (tuple, list)):
-        return dict(enumerate(value))
-    return tensor_attributes(value) if isinstance(value, torch.Tensor) else attributes_of(value)
-
-
-def _in_words(value: Any) -> str:
-    if isinstance(value, torch.Tensor):
-        return "a tensor" if type(value) is torch.Tensor else f"a tensor of the class {type(value).__name__}"
-    if isinstance(value, (int, float, str, bool, type(None))):
-        return repr(value)
-    return f"a {type(value).__name__}"
-
-
-@guard
+@guard(lambda found, expected, condition, where: [(condition, expected)])
 def check_length(found: Any, expected: int, condition: str, where: str) -> None:
     """Raise unless a call returned as many values as it did when the program was captured."""
-    check_value(len(found), expected, condition, where)
+    if len(found) != expected:
+        refuse(f"the program was captured for {condition} = {expected}, and now it is {len(found)}", where, _AGAIN)
 
 
-@guard
-def check_kind(found: Any, expected: type, name: str, where: str) -> None:
-    """Raise unless a value is of the kind that the model was told when it asked."""
-    if not isinstance(found, expected):
-        raise GuardError(
-            f"the program was captured for a {expected.__name__} as '{name}', and now it is a {type(found).__name__}: the model "
-            f"asks what it is at {where}; fix the value with concrete_args, or name its type in the signature"
+@guard(lambda found, kind, name, where: [(f"'{name}' is a {_short(kind)}", True)])
+def check_kind(found: Any, kind: str, name: str, where: str) -> None:
+    """Raise unless a value is of the class, given by its full name, that the model was told when it asked."""
+    if not is_instance(found, kind):
+        refuse(
+            f"expected a {_short(kind)} for '{name}', got {in_words(found)}",
+            where,
+            "fix the value with concrete_args, or name its type in the signature",
         )
 
 
-@guard
-def check_result(found: Any, expected: type, length: int | None, name: str, where: str) -> None:
-    """Raise unless a module that is kept whole gave what it gave when the program was captured, by its kind."""
-    count = len(found) if isinstance(found, (tuple, list, dict)) else None
-    if not isinstance(found, expected) or (length is not None and count != length):
-        size = "" if length is None else f" of {length}"
-        now = _in_words(found) if count is None else f"{_in_words(found)} of {count}"
-        raise GuardError(
-            f"the program was captured for a {expected.__name__}{size} as the result of '{name}', and now it is {now}: what is "
-            f"done with it at {where} was seen for the former; capture the model again with inputs, and in a mode, like these"
+@guard(lambda found, kind, length, name, where: [(f"the result of '{name}' is a {_short(kind)}", True)])
+def check_result(found: Any, kind: str, length: int | None, name: str, where: str) -> None:
+    """Raise unless a module that is kept whole gave what it gave when the program was captured, by its class and length."""
+    if not is_instance(found, kind) or (length is not None and len(found) != length):
+        count = f" of {len(found)}" if isinstance(found, (tuple, list, dict)) else ""
+        refuse(
+            f"expected a {_short(kind)}{'' if length is None else f' of {length}'} as the result of '{name}', got "
+            f"{in_words(found)}{count}",
+            where,
+            "capture the model again with inputs, and in a mode, like these",
         )
 
 
-@guard
-def check_distinct(written: tuple[Any, ...], others: tuple[Any, ...]) -> None:
-    """Raise if an object that the model writes into came in twice: the program reads everything before it writes."""
-    places = [id(value) for value in (*written, *others)]
-    if len(set(places[: len(written)])) < len(written) or not set(places[: len(written)]).isdisjoint(
-        places[len(written) :]
-    ):
-        raise GuardError(
+def _short(kind: str) -> str:
+    return kind.rpartition(".")[2]
+
+
+@guard(lambda found, count, where: [(f"the first {count} inputs that are written are no other inputs", True)])
+def check_distinct(found: tuple[Any, ...], count: int, where: str) -> None:
+    """Raise if one of the first `count` objects, into which the model writes, came in twice: the program reads everything
+    before it writes."""
+    places = [id(value) for value in found]
+    if len(set(places[:count])) < count or not set(places[:count]).isdisjoint(places[count:]):
+        refuse(
             "the program was captured for objects that are all different, and now one that the model writes into is among the "
-            "inputs twice; capture the model again with inputs like these, or give copies"
+            "inputs twice",
+            where,
+            f"{_AGAIN}, or give copies",
         )
+
+
+# ---- what the guards of a program say ----
 
 
 @dataclass(frozen=True)
@@ -252,56 +243,23 @@ class Guard:
         return f"{self.condition} is {self.expected!r}, because of {self.where}"
 
 
+def guards_of(node: Node) -> list[Guard]:
+    """What one node checks; nothing where it is no guard."""
+    if node._op != "call_function" or not is_guard(node._target):
+        return []
+    arguments = [*node._args, *node._kwargs.values()]
+    constants = node.graph._constants
+    return [
+        Guard(
+            condition,
+            constants.get(expected._target, expected) if hasattr(expected, "_target") else expected,
+            arguments[-1],
+            node,
+        )
+        for condition, expected in node._target.__torchgraft_describe__(*arguments)  # type: ignore[union-attr]
+    ]
+
+
 def find_guards(graph: Graph) -> list[Guard]:
     """Every guard of a program, in order."""
-    guards = []
-    for node in graph.nodes:
-        if node._target is check_value or node._target is check_length:
-            _, expected, condition, where = node._args
-            guards.append(Guard(condition, expected, where, node))
-        elif node._target is check_inputs:
-            fixed, _, where = node._args
-            guards += _fixed_inputs(fixed, where, node)
-        elif node._target is check_given:
-            _, name, where = node._args
-            guards.append(Guard(f"'{name}' is given", True, where, node))
-        elif node._target is check_kind:
-            _, kind, name, where = node._args
-            guards.append(Guard(f"'{name}' is a {kind.__name__}", True, where, node))
-        elif node._target is check_modes:
-            _, expected, where = node._args
-            guards.append(Guard("the modes of the modules inside", expected, where, node))
-        elif node._target is check_result:
-            _, kind, _, name, where = node._args
-            guards.append(Guard(f"the result of '{name}' is a {kind.__name__}", True, where, node))
-        elif node._target is check_training:
-            found, expected, where = node._args
-            guards.append(Guard(str(getattr(found, "target", "training")), expected, where, node))
-    return guards
-
-
-def _fixed_inputs(expected: Any, where: str, node: Node) -> list[Guard]:
-    if not isinstance(expected, dict):  # kept as an attribute, because there are objects in it that code cannot spell
-        expected = node.graph._constants.get(expected._target, {})
-    return [Guard(f"the argument '{name}'", value, where, node) for name, value in expected.items() if _is_fixed(value)]
-
-
-def _is_fixed(expected: Any) -> bool:
-    """Whether an input has to have a certain value, not only to be of some kind."""
-    if isinstance(expected, Like):
-        return any(_is_fixed(part) for part in expected.parts.values())
-    if isinstance(expected, (tuple, list)):
-        return any(_is_fixed(part) for part in expected)
-    if isinstance(expected, dict):
-        return any(_is_fixed(part) for part in expected.values())
-    return expected is not torch.Tensor and expected is not int and expected is not float
-
-
-def explanation(graph: Graph) -> str:
-    """What was fixed when a program was captured, and why, in plain words."""
-    guards = find_guards(graph)
-    if not guards:
-        return "Nothing was fixed: the program has no guards."
-    lines = [f"The program is right where these {len(guards)} things hold, and raises GuardError where one does not:"]
-    lines += [f"  {number}. {guard}" for number, guard in enumerate(guards, 1)]
-    return "\n".join(lines)
+    return [found for node in graph.nodes for found in guards_of(node)]

@@ -13,7 +13,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
+from torch.overrides import handle_torch_function, has_torch_function
 
+from torchgraft.errors import GraphError
 from torchgraft.ir.arguments import immutable_dict
 
 
@@ -157,8 +159,69 @@ def take_apart(value: Any, is_part: Callable[[Any], bool]) -> tuple[Any, list[An
 
 def put_together(template: Any, *parts: Any) -> Any:
     """A new object like the template, with the parts in its slots."""
+    if has_torch_function(parts):
+        return handle_torch_function(put_together, parts, template, *parts)
+    if isinstance(template, Template):
+        template = template.value
     holders = _holders(template, lambda leaf: isinstance(leaf, _Slot))
     return _rebuild(template, lambda leaf: parts[leaf.number] if isinstance(leaf, _Slot) else leaf, {}, holders)
+
+
+class _Kept:
+    """Something that a program keeps as an attribute, for building its results, and that tracing the program again finds there."""
+
+    def __fx_create_arg__(self, tracer: Any) -> Any:
+        for path, module in tracer.root.named_modules():
+            for name, value in vars(module).items():
+                if value is self:
+                    return tracer.create_node("get_attr", f"{path}.{name}" if path else name, (), {})
+        raise GraphError(f"cannot trace a {type(self).__name__} that is no attribute of the traced model")
+
+
+class Template(_Kept):
+    """The template of an object that a program puts together."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+class Record(_Kept):
+    """A class whose objects are made of their fields alone, by name: dataclasses, and transformers' results among them."""
+
+    def __init__(self, kind: type, names: tuple[str, ...]) -> None:
+        self.kind = kind
+        self.names = names
+
+
+def record_of(value: Any) -> Record | None:
+    """How to make an object like this one by calling its class with its fields; None where that gives something else."""
+    if not dataclasses.is_dataclass(value) or isinstance(value, type):
+        return None
+    fields = dict(value) if isinstance(value, dict) else {item.name: getattr(value, item.name) for item in dataclasses.fields(value)}
+    try:
+        made = type(value)(**fields)
+    except Exception:  # an __init__ may refuse anything
+        return None
+    is_same = _same_contents(attributes_of(made), attributes_of(value))
+    if isinstance(value, dict):
+        is_same = is_same and _same_contents(dict(made), fields)
+    return Record(type(value), tuple(fields)) if is_same else None
+
+
+def _same_contents(one: dict[Any, Any], other: dict[Any, Any]) -> bool:
+    return list(one) == list(other) and all(one[key] is other[key] for key in other)
+
+
+def put_together_record(record: Record, *parts: Any) -> Any:
+    """A new object of a record's class with these fields, in a way that compilers can trace.
+
+    >>> point = dataclasses.make_dataclass("Point", ["x", "y"])
+    >>> put_together_record(record_of(point(1, 2)), 3, 4)
+    Point(x=3, y=4)
+    """
+    if has_torch_function(parts):
+        return handle_torch_function(put_together_record, parts, record, *parts)
+    return record.kind(**dict(zip(record.names, parts, strict=True)))
 
 
 def put_into(target: Any, keys: tuple[Any, ...], *values: Any) -> None:

@@ -17,6 +17,7 @@ import torch
 from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from torchgraft.ir.guards import is_guard
 from torchgraft.ir.origin import source_line, source_of, user_instruction
 from torchgraft.recording.runs import modules_behind
 
@@ -247,6 +248,8 @@ class _Functions(TorchFunctionMode):
         self._call = watch.call
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if is_guard(func):  # no call of the model's
+            return func(*args, **(kwargs or {}))
         return self._call(func, args, kwargs or {})
 
 

@@ -17,6 +17,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from torchgraft.ir.guards import is_guard
 from torchgraft.ir.origin import current_source_line
 from torchgraft.recording.comparison import comparable, has_values, tensors_in
 
@@ -251,7 +252,7 @@ class _Functions(TorchFunctionMode):
         name = getattr(function, "__name__", "")
         if name == "__get__":
             name = getattr(function.__self__, "__name__", "")
-        if name != "__set__":
+        if name != "__set__" and not is_guard(function):
             self._timeline.add(call_key(name), result, args, name, _writes(name))
         return result
 

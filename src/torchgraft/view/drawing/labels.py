@@ -345,16 +345,12 @@ def short_path(path: str) -> str:
 
 def _guard_condition(node: Any, root: Any) -> tuple[str, str]:
     """What a guard asks for, and the user's line that made it necessary."""
-    from torchgraft.ir.guards import check_given, check_training, check_value
+    from torchgraft.ir.guards import guards_of
 
-    arguments = list(node.args)
-    where = _PATH.sub(r"\1", arguments[-1]) if arguments and isinstance(arguments[-1], str) else ""
-    if node.target is check_value and len(arguments) == 4:
-        return f"{arguments[2]} = {argument_text(arguments[1], 60)}", where
-    if node.target is check_given and len(arguments) == 3:
-        return f"{arguments[1]} is given", where
-    if node.target is check_training and len(arguments) == 3:
-        return "training mode" if arguments[1] else "evaluation mode", where
+    guards = guards_of(node)
+    if guards:
+        conditions = [f"{guard.condition} is {argument_text(guard.expected, 60)}" for guard in guards]
+        return shorten("; ".join(conditions), 200), _PATH.sub(r"\1", guards[0].where)
     guard = attribute_of(root, node.target) if node.op == "call_module" else node.target
     conditions = getattr(guard, "conditions", None)
     return (shorten("; ".join(map(str, conditions)), 200) if conditions else "types of inputs"), ""
