@@ -3,6 +3,7 @@ Copies of whole modules are in tests/codegen/test_graph_module.py.
 """
 
 import copy
+import io
 import pickle
 import warnings
 from typing import NamedTuple
@@ -309,3 +310,14 @@ def test_a_graph_out_of_order_is_refused_with_what_is_wrong() -> None:
     neg.append(relu)
     with pytest.raises(fx.GraftError, match="node 'neg' uses 'relu' before it has been defined"):
         copy.deepcopy(graph)
+
+
+def test_torch_save_writes_memory_formats():
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    graph.output(graph.call_method("contiguous", (x,), {"memory_format": torch.channels_last}))
+    file = io.BytesIO()
+    torch.save(fx.GraphModule({}, graph), file)
+    file.seek(0)
+    loaded = torch.load(file, weights_only=False)
+    assert loaded(torch.ones(2, 3, 4, 4)).is_contiguous(memory_format=torch.channels_last)

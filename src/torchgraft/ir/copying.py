@@ -83,8 +83,14 @@ def graph_state(graph: Graph) -> dict[str, Any]:
     """The graph as data that pickle can write."""
     numbers = {node: index for index, node in enumerate(graph.nodes)}
 
+    def encode_leaf(leaf: Any) -> Any:
+        if isinstance(leaf, Node):
+            return _NodeReference(numbers[leaf])
+        # torch.save uses a protocol of pickle that cannot write these.
+        return _FunctionReference(str(leaf)) if isinstance(leaf, torch.memory_format) else leaf
+
     def encode(value: Any) -> Any:
-        return map_aggregate(value, lambda leaf: _NodeReference(numbers[leaf]) if isinstance(leaf, Node) else leaf)
+        return map_aggregate(value, encode_leaf)
 
     rows = []
     for node in graph.nodes:
@@ -109,6 +115,8 @@ def restore_graph(graph: Graph, state: dict[str, Any]) -> None:
     def walk(value: Any) -> Any:
         if isinstance(value, _NodeReference):
             return nodes[value.position]
+        if isinstance(value, _FunctionReference):
+            return _import_object(value.path)
         if type(value) is tuple:
             return tuple([walk(item) for item in value])
         if isinstance(value, (list, dict, slice, tuple)):
@@ -176,7 +184,7 @@ def _import_object(path: str) -> Any:
 
 def _can_pickle(value: Any) -> bool:
     try:
-        pickle.dumps(value)
+        pickle.dumps(value, protocol=2)  # what torch.save uses
     except Exception:  # pickling runs arbitrary user code, which may raise anything
         return False
     return True

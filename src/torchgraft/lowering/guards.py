@@ -4,57 +4,66 @@ All other guards are those of the program above.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 
-from torchgraft.errors import GuardError
-from torchgraft.ir.guards import guard
+from torchgraft.ir.guards import guard, refuse
 from torchgraft.lowering.recorder import Recorder
 from torchgraft.lowering.tensors import TracedTensor
 
+_AGAIN = "capture the model again with tensors like these, or run it at level 'function'"
 
-@guard
+
+def _conditions(
+    tensors: Any, ranks: Sequence[int], dtypes: Sequence[str], names: Sequence[str], autocast: bool | None, where: str
+) -> Iterator[tuple[str, Any]]:
+    yield from [(f"number of dimensions of '{name}'", rank) for name, rank in zip(names, ranks, strict=True)]
+    yield from [(f"dtype of '{name}'", dtype) for name, dtype in zip(names, dtypes, strict=False)]
+    if autocast is not None:
+        yield "autocast is on", autocast
+
+
+@guard(_conditions)
 def check_tensors(
     tensors: Sequence[torch.Tensor],
     ranks: Sequence[int],
     dtypes: Sequence[str],
     names: Sequence[str],
     autocast: bool | None,
+    where: str,
 ) -> None:
     """Raise unless tensors have these numbers of dimensions and dtypes, and autocast is on or off as it was; an empty sequence
     and None say that it does not matter."""
     for index, tensor in enumerate(tensors):
         if tensor.dim() != ranks[index]:
-            raise GuardError(
-                f"the program was lowered for {ranks[index]} dimensions of '{names[index]}', and now it has {tensor.dim()}\n"
-                "  capture and lower the model again with inputs like these"
-            )
+            what = f"the program was lowered for {ranks[index]} dimensions of '{names[index]}', and now it has {tensor.dim()}"
+            refuse(what, where, _AGAIN)
         if dtypes and str(tensor.dtype) != dtypes[index]:
-            raise GuardError(
-                f"the program was lowered for the dtype {dtypes[index]} of '{names[index]}', and now it is {tensor.dtype}\n"
-                "  capture and lower the model again with tensors like these, or run it at level 'function'"
-            )
-    if autocast is not None and (torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")) != autocast:
-        raise GuardError(
-            f"the program was lowered with autocast {'on' if autocast else 'off'}, and its operators have no other casts\n"
-            "  capture the model again under this autocast, or run it at level 'function' or 'aten'"
-        )
+            what = f"the program was lowered for the dtype {dtypes[index]} of '{names[index]}', and now it is {tensor.dtype}"
+            refuse(what, where, _AGAIN)
+    if autocast is not None and is_autocast_enabled() != autocast:
+        what = f"the program was lowered with autocast {'on' if autocast else 'off'}, and its operators have no other casts"
+        refuse(what, where, "capture the model again under this autocast, or run it at level 'function' or 'aten'")
 
 
-def guard_tensors(recorder: Recorder, tensors: Sequence[TracedTensor], names: Sequence[str]) -> None:
+def is_autocast_enabled() -> bool:
+    """Whether torch casts the arguments of operators by itself, on any kind of device."""
+    return torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
+
+
+def guard_tensors(recorder: Recorder, tensors: Sequence[TracedTensor], names: Sequence[str], where: str) -> None:
     """Have a program begin with the guard."""
     if not tensors:
         return
     decided = recorder.decompositions is not None
-    dtypes = tuple(str(tensor.dtype) for tensor in tensors) if decided else ()
-    is_cast = torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
     arguments: tuple[Any, ...] = (
-        tuple(tensor.node for tensor in tensors),
-        tuple(tensor.actual.dim() for tensor in tensors),
-        dtypes,
+        tuple([tensor.node for tensor in tensors]),
+        tuple([tensor.actual.dim() for tensor in tensors]),
+        tuple([str(tensor.dtype) for tensor in tensors]) if decided else (),
         tuple(names),
-        is_cast if decided else None,
+        is_autocast_enabled() if decided else None,
+        where,
     )
     recorder.create_node("call_function", check_tensors, arguments, {})

@@ -22,7 +22,7 @@ from torchgraft.ir.origin import source_of
 from torchgraft.ir.structures import put_together
 from torchgraft.ir.verify import find_attribute
 from torchgraft.lowering.guards import guard_tensors
-from torchgraft.lowering.lower import Walk, drop_unused, plain_values
+from torchgraft.lowering.lower import Walk, drop_unused, inputs_text, plain_values
 from torchgraft.lowering.modes import recording
 from torchgraft.lowering.recorder import Recorder
 from torchgraft.lowering.tensors import TracedTensor
@@ -113,7 +113,8 @@ class _JointWalk(Walk):
             self._add(Primal(kind, name, tensor), tensor)
         self._seen: dict[int, torch.Tensor] = {}
         self._inputs = {node: self._input(str(node.target), value) for node, value in self.inputs.items()}
-        guard_tensors(self.recorder, self._traced_primals, [item.name for item in self.primals])
+        names = [item.name for item in self.primals]
+        guard_tensors(self.recorder, self._traced_primals, names, inputs_text(self.program))
         with recording(self.recorder):
             self._current = [
                 torch.ops.aten.clone.default(item) if index in self._own else item

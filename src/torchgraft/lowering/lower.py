@@ -58,10 +58,16 @@ def lower(
     walk.run()
     recorder.graph.set_codegen(program.graph._codegen)
     result = GraphModule(program, recorder.graph, type(program).__name__)
+    result._adopt_state(program)
     result.meta.update(program.meta)
     result.meta["kept_calls"] = walk.kept
     drop_unused(result)
     return result
+
+
+def inputs_text(program: GraphModule) -> str:
+    """Where a guard on inputs stands."""
+    return f"the inputs of {type(program).__name__}"
 
 
 class Walk:
@@ -110,7 +116,7 @@ class Walk:
         if self.recorder.decompositions is not None:
             held = dict.fromkeys(str(node.target) for node in self.program.graph.find_nodes(op="get_attr"))
             tensors |= {name: value for name in held if type(value := self._attribute(name)) is TracedTensor}
-        guard_tensors(self.recorder, list(tensors.values()), list(tensors))
+        guard_tensors(self.recorder, list(tensors.values()), list(tensors), inputs_text(self.program))
 
     def node(self, node: Node) -> Any:
         """Write down one node of the program; its value."""
