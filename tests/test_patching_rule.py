@@ -1,5 +1,5 @@
-"""The rule that torch and Python are patched in one counted way only, that of `capturing/active.py`: a plain assignment to a module or
-class of somebody else's outlives an error, and two threads put back each other's patch.
+"""The rule that torch and Python are patched in one counted way only, that of `capturing/active.py`.
+A plain assignment to a module or class of somebody else's outlives an error, and two threads put back each other's patch.
 """
 
 import ast
@@ -77,6 +77,8 @@ def test_nobody_patches_by_plain_assignment() -> None:
 
 
 def test_the_rule_sees_what_it_forbids() -> None:
-    tree = ast.parse("import torch\nfrom torch import nn\ntorch.relu = 1\nnn.Module.forward, x = 1, 2\ndel torch.fx.node\nx.y = 1")
+    tree = ast.parse(
+        "import torch\nfrom torch import nn\ntorch.relu = 1\nnn.Module.forward, x = 1, 2\ndel torch.fx.node\nx.y = 1"
+    )
     found = [ast.unparse(target) for target in assignments(tree) if root_name(target.value) in foreign_names(tree)]
     assert found == ["torch.relu", "nn.Module.forward", "torch.fx.node"]

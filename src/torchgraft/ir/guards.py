@@ -1,9 +1,10 @@
 """Guards: calls in a program that raise when it runs in a situation it was not captured for, and how a guard is written.
 Which reads become guards is decided while capturing; what inputs have to look like is in `input_kinds.py`.
 
-A guard is a node like any other, a call of a function marked `@guard`, so whatever copies, splits, interprets, saves or translates a
-program takes its guards along. There are no guards outside the graph. Their arguments are nodes and plain constants, which any
-code generator can spell, and they follow torch's override protocol, so that whoever traces a program records them.
+A guard is a node like any other, a call of a function marked `@guard`, so whatever copies, splits, interprets, saves or
+translates a program takes its guards along. There are no guards outside the graph. Their arguments are nodes and plain
+constants, which any code generator can spell, and they follow torch's override protocol, so that whoever traces a program
+records them.
 """
 
 from __future__ import annotations
@@ -18,14 +19,9 @@ from torch.overrides import handle_torch_function, has_torch_function
 
 from torchgraft.errors import GuardError
 from torchgraft.ir.arguments import immutable_dict, immutable_list
-from torchgraft.ir.input_kinds import (
-    fixed_values,
-    in_words,
-    is_instance,
-    misfit,
-    misfit_of_tensor as misfit_of_tensor,  # bridge/ asks for these two here
-    tensor_attributes as tensor_attributes,
-)
+from torchgraft.ir.input_kinds import fixed_values, in_words, is_instance, misfit
+from torchgraft.ir.input_kinds import misfit_of_tensor as misfit_of_tensor  # for bridge/, which asks for it here
+from torchgraft.ir.input_kinds import tensor_attributes as tensor_attributes
 
 if TYPE_CHECKING:
     from torchgraft.ir.graph import Graph
@@ -268,7 +264,7 @@ def guards_of(node: Node) -> list[Guard]:
             arguments[-1],
             node,
         )
-        for condition, expected in node._target.__torchgraft_describe__(*arguments)  # type: ignore[union-attr]
+        for condition, expected in node._target.__torchgraft_describe__(*arguments)
     ]
 
 
