@@ -301,3 +301,41 @@ def test_graphs_of_make_fx_cross():
     assert ours.graph._constants["_tensor_constant0"] is theirs._tensor_constant0
     assert_same_module(to_fx(ours), theirs)
     assert torch.equal(ours(torch.ones(4)), theirs(torch.ones(4)))
+
+
+# ---- what captured programs have in them ----
+
+
+class Scale(torch.autograd.Function):
+    """A function with a backward of its own."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient * 5
+
+
+@pytest.mark.parametrize("capture", [torchgraft.symbolic_trace, lambda f: torchgraft.capture(f, (torch.ones(2),))])
+def test_a_custom_autograd_function_crosses_and_leaves_torch_fx_alone(capture):
+    program = capture(lambda x: Scale.apply(x) + 1)
+    theirs = to_fx(program)
+    x = torch.ones(2, requires_grad=True)
+    theirs(x).sum().backward()
+    assert torch.equal(x.grad, torch.full((2,), 5.0))
+    assert "Scale_apply" in theirs.code and "torch.autograd.function.apply" not in theirs.code
+    assert_same_graph(from_fx(theirs).graph, program.graph)
+    # torch.fx traces whatever it has been told to wrap, and fails for good where that does not exist.
+    assert torch.fx.symbolic_trace(nn.ReLU())(torch.tensor([-1.0])) == 0
+
+
+def test_guards_cross_and_are_checked_there():
+    theirs = to_fx(torchgraft.capture(lambda x, flag=False: x * 2 if x.shape[0] > 2 else x, (torch.ones(3),)))
+    theirs.graph.eliminate_dead_code()
+    theirs.recompile()
+    assert torch.equal(theirs(torch.ones(4)), torch.full((4,), 2.0))
+    for wrong in [(torch.ones(2),), (torch.ones(3), True), ("text",)]:
+        with pytest.raises(torchgraft.GuardError):
+            theirs(*wrong)

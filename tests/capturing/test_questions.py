@@ -57,9 +57,7 @@ class TestClasses:
 
     def test_another_kind_is_refused_when_the_program_runs(self) -> None:
         program = fx.symbolic_trace(branch(lambda x: isinstance(x, torch.Tensor)))
-        with pytest.raises(
-            fx.GuardError, match=r"expected a Tensor for 'x', got 2.0\n  at .*test_questions.py"
-        ):
+        with pytest.raises(fx.GuardError, match=r"expected a Tensor for 'x', got 2.0\n  at .*test_questions.py"):
             program(2.0)
         assert "'x' is a Tensor is True" in program.explain_guards() if hasattr(program, "explain_guards") else True
         assert [str(guard.condition) for guard in program.guards] == ["'x' is a Tensor"]

@@ -4,6 +4,7 @@ gives what it gives on the model the program was captured from. How its code is 
 
 from __future__ import annotations
 
+import concurrent.futures
 import copy
 import os
 import pickle
@@ -607,3 +608,52 @@ def test_a_submodule_with_a_name_that_graph_module_uses(name):
         return
     assert_same_values(module(inputs()), model(inputs()))
     assert_same_values(copy.deepcopy(module)(inputs()), model(inputs()))
+
+
+# ---- guards under compilers ----
+
+
+class Positive(nn.Module):
+    """Branches on the values of its input, and on a size."""
+
+    def forward(self, x):
+        y = x * 2 if (x > 0).all() else x
+        return y + 1 if x.shape[0] == 3 else y
+
+
+@pytest.mark.parametrize(
+    "prepare",
+    [
+        lambda program: torch.compile(program, backend="eager"),
+        lambda program: torch.compile(program, backend="eager", fullgraph=True),
+        lambda program: torch.export.export(program, (torch.ones(3),)).module(),
+        lambda program: torch.export.export(program, (torch.ones(3),), strict=True).module(),
+    ],
+    ids=["compile", "fullgraph", "export", "strict"],
+)
+def test_compiled_programs_check_values_and_sizes(prepare):
+    torch._dynamo.reset()
+    prepared = prepare(torchgraft.capture(Positive(), (torch.ones(3),)))
+    assert torch.equal(prepared(torch.ones(3)), torch.full((3,), 3.0))
+    with pytest.raises(Exception, match=r"the program was captured for all_1.item\(\) = True"):
+        prepared(-torch.ones(3))
+    with pytest.raises(Exception, match=r"x.size\(0\) == 3|x.size\(\)\[0\] == 3"):
+        prepared(torch.ones(4))
+
+
+def test_a_program_is_compiled_anew_after_an_edit():
+    torch._dynamo.reset()
+    program = torchgraft.symbolic_trace(lambda x: torch.relu(x))
+    compiled = torch.compile(program, backend="eager", fullgraph=True)
+    assert compiled(torch.tensor(-1.0)) == 0
+    program.graph.find_nodes(op="call_function", target=torch.relu)[0].target = torch.neg
+    assert compiled(torch.tensor(-1.0)) == 1
+    assert compiled(torch.tensor(-2.0)) == 2
+
+
+def test_programs_are_traced_in_threads():
+    program = torchgraft.capture(nn.Sequential(nn.Linear(2, 2), nn.ReLU()), (torch.ones(1, 2),))
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        codes = {pool.submit(lambda: torchgraft.symbolic_trace(program).code).result() for _ in range(16)}
+        found = set(pool.map(lambda _: torchgraft.symbolic_trace(program).code, range(16)))
+    assert found == codes and len(codes) == 1 and "check_inputs" in codes.pop()

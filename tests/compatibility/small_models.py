@@ -200,7 +200,7 @@ class Given(NamedTuple):
     """Inputs of a model for a batch of some size."""
 
     args: tuple[Any, ...]
-    kwargs: dict[str, Any] = {}  # noqa: RUF012 (never written)
+    kwargs: dict[str, Any] = {}
 
 
 MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[int], Given]]] = {
@@ -211,7 +211,10 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[int], Given]]] = {
     "dropout": (DropoutMLP, lambda n: Given((torch.randn(n, 4),))),
     "buffers": (Buffers, lambda n: Given((torch.randn(n, 4),))),
     "tied weights": (TiedWeights, lambda n: Given((torch.randint(0, 12, (n, 5)),))),
-    "keywords": (KeywordArguments, lambda n: Given((torch.randn(n, 4),), {"bias": torch.randn(4), "shift": torch.randn(n, 4)})),
+    "keywords": (
+        KeywordArguments,
+        lambda n: Given((torch.randn(n, 4),), {"bias": torch.randn(4), "shift": torch.randn(n, 4)}),
+    ),
     "tuple inputs": (TupleInputs, lambda n: Given(((torch.randn(n, 4), torch.randn(n, 4)),))),
     "in place": (InPlace, lambda n: Given((torch.randn(n, 4),))),
     "own backward": (OwnBackward, lambda n: Given((torch.randn(n, 4),))),

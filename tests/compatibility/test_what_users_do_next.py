@@ -1,5 +1,5 @@
-"""Levels of capture times what users go on to do, over small models of every kind, with the model itself as the control: every use
-that works on the model works on its program and gives the same. Real models of libraries are tried under the marker `zoo`.
+"""Levels of capture times what users go on to do, over small models of every kind, with the model itself as the control.
+Every use that works on the model works on its program and gives the same; models of libraries are tried under the marker `zoo`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import nn
 
 import torchgraft
 from tests.compatibility.small_models import MODELS, AttentionBlock, Given
-from tests.compatibility.uses import OF_PROGRAMS, SLOW, USES, called
+from tests.compatibility.uses import OF_PROGRAMS, SLOW, USES
 
 LEVELS = ("symbolic", "module", "function")
 # Models that a symbolic trace refuses: one branches on a size, one asks for the names of its inputs, one counts its calls.
@@ -77,7 +77,9 @@ def assert_same(found: Any, expected: Any) -> None:
     assert list(contents) == list(wanted)
     for path, value in wanted.items():
         if isinstance(value, torch.Tensor):
-            torch.testing.assert_close(contents[path], value, rtol=1e-4, atol=1e-5, msg=lambda text, path=path: f"{path}: {text}")
+            torch.testing.assert_close(
+                contents[path], value, rtol=1e-4, atol=1e-5, msg=lambda text, path=path: f"{path}: {text}"
+            )
         else:
             assert contents[path] == value, path
 

@@ -52,7 +52,9 @@ def called(module: Any, given: Given) -> Any:
 
 def loss_of(result: Any) -> torch.Tensor:
     """A number to take the gradient of."""
-    tensors = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()]
+    tensors = [
+        leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()
+    ]
     return torch.stack([tensor.float().square().mean() for tensor in tensors]).sum()
 
 
@@ -336,7 +338,9 @@ further("symbolic_trace around it", lambda program, given: torchgraft.symbolic_t
 further("torch.fx.symbolic_trace", lambda program, given: fx_traced(program))
 further("torch.fx.symbolic_trace around it", lambda program, given: fx_traced(around(program, given)))
 further("capture", lambda program, given: torchgraft.capture(program, given.args, given.kwargs))
-further("capture around it", lambda program, given: torchgraft.capture(around(program, given), given.args, given.kwargs))
+further(
+    "capture around it", lambda program, given: torchgraft.capture(around(program, given), given.args, given.kwargs)
+)
 further("Transformer", lambda program, given: torchgraft.Transformer(program).transform())
 further("Interpreter", lambda program, given: lambda *args, **kwargs: _interpreted(program, args, kwargs))
 

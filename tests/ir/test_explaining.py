@@ -29,7 +29,7 @@ def test_norms_of_a_resnet_are_one_line() -> None:
     lines = program.explain().splitlines()
     assert len(lines) == 3
     assert lines[1] == "  1. 53 BatchNorm2d check that their input has 4 dimensions"
-    assert lines[2].startswith("     first at ") and 'resnet.py:' in lines[2]
+    assert lines[2].startswith("     first at ") and "resnet.py:" in lines[2]
 
 
 def test_arguments_that_are_not_given_are_one_line() -> None:

@@ -74,7 +74,10 @@ class ModelAttributes(TracerBase):
                 a, lambda part: isinstance(part, torch.Tensor) or issubclass(type(part), Proxy)
             )
             if parts or isinstance(a, dict):
-                arguments = (self._constant("_template", Template(template)), *[self.create_arg(part) for part in parts])
+                arguments = (
+                    self._constant("_template", Template(template)),
+                    *[self.create_arg(part) for part in parts],
+                )
                 return self.create_node("call_function", put_together, arguments, {})
         return super()._create_unusual_arg(a)
 

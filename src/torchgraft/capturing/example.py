@@ -61,9 +61,8 @@ class ExampleInputs:
                 value, expected[name] = self._take_in(self.bound.arguments[name], lambda node=node: node, name)  # type: ignore[misc]
                 self.bound.arguments[name] = value
             else:
-                expected[name] = self._fixed(
-                    _default(self.bound.signature.parameters[name]), lambda node=node: node, name
-                )  # type: ignore[misc]
+                default = _default(self.bound.signature.parameters[name])
+                expected[name] = self._fixed(default, lambda node=node: node, name)  # type: ignore[misc]
         self._check(expected)
 
     def _check(self, expected: dict[str, Any]) -> None:

@@ -110,6 +110,8 @@ class Reads(TracerBase):
     def guard(self, node: Any, expected: Any, condition: str) -> Node:
         """Have the program check that a value is what it is in this run."""
         where = str(current_source_line() or "an unknown line")
+        if isinstance(node, Node) and node._op == "call_method" and node._target == "item" and not node.users:
+            node = node._args[0]  # the guard looks into the tensor itself
         return self.create_node("call_function", check_value, (node, self.create_arg(expected), condition, where), {})
 
     def guard_fact(self, tensor: torch.Tensor, name: str, value: Any) -> None:

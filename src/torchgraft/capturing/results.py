@@ -15,7 +15,15 @@ from torchgraft.capturing.reads import KeepWhole
 from torchgraft.capturing.sizes import unwrapped
 from torchgraft.capturing.watch import Watcher
 from torchgraft.ir.guards import check_distinct
-from torchgraft.ir.structures import Template, has_attributes, put_into, put_together, put_together_record, record_of, take_apart
+from torchgraft.ir.structures import (
+    Template,
+    has_attributes,
+    put_into,
+    put_together,
+    put_together_record,
+    record_of,
+    take_apart,
+)
 
 
 def result_argument(watcher: Watcher, value: Any) -> Any:
@@ -35,7 +43,10 @@ def result_argument(watcher: Watcher, value: Any) -> Any:
             return known
         record = record_of(value)
         if record is not None:
-            fields = [result_argument(watcher, value[name] if isinstance(value, dict) else getattr(value, name)) for name in record.names]
+            fields = [
+                result_argument(watcher, value[name] if isinstance(value, dict) else getattr(value, name))
+                for name in record.names
+            ]
             arguments = (watcher.constant("_template", record), *fields)
             return watcher.create_node("call_function", put_together_record, arguments, {})
         template, parts = take_apart(value, functools.partial(_is_part, watcher))

@@ -21,8 +21,8 @@ import torch
 from torchgraft.codegen.attributes import Adoption, assign_attribute, is_plain_tensor, place_attribute
 from torchgraft.codegen.source import PythonCode, PyTreeCodeGen
 from torchgraft.errors import GraphError, GuardError
-from torchgraft.ir.graph import EditHooks, Graph, SharedHooks
 from torchgraft.ir.explaining import explanation
+from torchgraft.ir.graph import EditHooks, Graph, SharedHooks
 from torchgraft.ir.guards import Guard, find_guards
 from torchgraft.ir.leaf_functions import GENERATED
 from torchgraft.ir.node import Node

@@ -1,9 +1,10 @@
 """Guards: calls in a program that raise when it runs in a situation it was not captured for, and how a guard is written.
 Which reads become guards is decided while capturing; what inputs have to look like is in `input_kinds.py`.
 
-A guard is a node like any other, a call of a function marked `@guard`, so whatever copies, splits, interprets, saves or translates a
-program takes its guards along. There are no guards outside the graph. Their arguments are nodes and plain constants, which any
-code generator can spell, and they follow torch's override protocol, so that whoever traces a program records them.
+A guard is a node like any other, a call of a function marked `@guard`, so whatever copies, splits, interprets, saves or
+translates a program takes its guards along. There are no guards outside the graph. Their arguments are nodes and plain
+constants, which any code generator can spell, and they follow torch's override protocol, so that whoever traces a program
+records them.
 """
 
 from __future__ import annotations
@@ -18,14 +19,9 @@ from torch.overrides import handle_torch_function, has_torch_function
 
 from torchgraft.errors import GuardError
 from torchgraft.ir.arguments import immutable_dict, immutable_list
-from torchgraft.ir.input_kinds import (
-    fixed_values,
-    in_words,
-    is_instance,
-    misfit,
-    misfit_of_tensor as misfit_of_tensor,  # bridge/ asks for these two here
-    tensor_attributes as tensor_attributes,
-)
+from torchgraft.ir.input_kinds import fixed_values, in_words, is_instance, misfit
+from torchgraft.ir.input_kinds import misfit_of_tensor as misfit_of_tensor  # for bridge/, which asks for it here
+from torchgraft.ir.input_kinds import tensor_attributes as tensor_attributes
 
 if TYPE_CHECKING:
     from torchgraft.ir.graph import Graph
@@ -145,16 +141,28 @@ def are_different(*values: Any) -> bool:
 
 @guard(lambda found, expected, condition, where: [(condition, expected)])
 def check_value(found: Any, expected: Any, condition: str, where: str) -> None:
-    """Raise unless a value that decided what the program does is what it was when the program was captured."""
+    """Raise unless a value that decided what the program does is what it was when the program was captured.
+
+    A tensor is looked into: a program that reads one only to check it can so be compiled as one graph.
+    """
     if isinstance(found, torch.Tensor):
-        found = found.item()  # torch.jit.trace hands out sizes as tensors
+        if torch.compiler.is_compiling():  # the value is not known yet: the compiled program checks it when it runs
+            holds = torch.isnan(found) if expected != expected else found == expected
+            return torch._assert_async(holds, f"{_captured_for(condition, expected)}\n  at {where}\n  {_AGAIN}")
+        found = found.item()
+    if type(expected) is bool and torch.compiler.is_compiling():
+        found = True if found else False  # noqa: SIM210 (a compiler can branch on a truth value, but not compare it)
     if found == expected or (found != found and expected != expected):
         return
     refuse(
-        f"the program was captured for {condition} = {expected!r}, and now it is {found!r}",
+        f"{_captured_for(condition, expected)}, and now it is {found!r}",
         where,
         f"{_AGAIN}, or rewrite that line with tensor operations",
     )
+
+
+def _captured_for(condition: str, expected: Any) -> str:
+    return f"the program was captured for {condition} = {expected!r}"
 
 
 @guard(lambda found, expected, where: [(f"the argument '{path}'", value) for path, value in fixed_values(expected)])
@@ -182,7 +190,7 @@ def check_inputs(found: dict[str, Any], expected: dict[str, Any], where: str) ->
 def check_length(found: Any, expected: int, condition: str, where: str) -> None:
     """Raise unless a call returned as many values as it did when the program was captured."""
     if len(found) != expected:
-        refuse(f"the program was captured for {condition} = {expected}, and now it is {len(found)}", where, _AGAIN)
+        refuse(f"{_captured_for(condition, expected)}, and now it is {len(found)}", where, _AGAIN)
 
 
 @guard(lambda found, kind, name, where: [(f"'{name}' is a {_short(kind)}", True)])
@@ -256,7 +264,7 @@ def guards_of(node: Node) -> list[Guard]:
             arguments[-1],
             node,
         )
-        for condition, expected in node._target.__torchgraft_describe__(*arguments)  # type: ignore[union-attr]
+        for condition, expected in node._target.__torchgraft_describe__(*arguments)
     ]
 
 

@@ -168,7 +168,7 @@ def put_together(template: Any, *parts: Any) -> Any:
 
 
 class _Kept:
-    """Something that a program keeps as an attribute, for building its results, and that tracing the program again finds there."""
+    """Something that a program keeps as an attribute to build its results from; tracing the program again finds it there."""
 
     def __fx_create_arg__(self, tracer: Any) -> Any:
         for path, module in tracer.root.named_modules():
@@ -197,14 +197,18 @@ def record_of(value: Any) -> Record | None:
     """How to make an object like this one by calling its class with its fields; None where that gives something else."""
     if not dataclasses.is_dataclass(value) or isinstance(value, type):
         return None
-    fields = dict(value) if isinstance(value, dict) else {item.name: getattr(value, item.name) for item in dataclasses.fields(value)}
+    fields = (
+        dict(value)
+        if isinstance(value, dict)
+        else {item.name: getattr(value, item.name) for item in dataclasses.fields(value)}
+    )
     try:
         made = type(value)(**fields)
     except Exception:  # an __init__ may refuse anything
         return None
     is_same = _same_contents(attributes_of(made), attributes_of(value))
     if isinstance(value, dict):
-        is_same = is_same and _same_contents(dict(made), fields)
+        is_same = is_same and _same_contents({**made}, fields)  # type: ignore[dict-item]
     return Record(type(value), tuple(fields)) if is_same else None
 
 

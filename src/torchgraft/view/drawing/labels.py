@@ -349,8 +349,8 @@ def _guard_condition(node: Any, root: Any) -> tuple[str, str]:
 
     guards = guards_of(node)
     if guards:
-        conditions = [f"{guard.condition} is {argument_text(guard.expected, 60)}" for guard in guards]
-        return shorten("; ".join(conditions), 200), _PATH.sub(r"\1", guards[0].where)
+        wanted = [f"{guard.condition} is {argument_text(guard.expected, 60)}" for guard in guards]
+        return shorten("; ".join(wanted), 200), _PATH.sub(r"\1", guards[0].where)
     guard = attribute_of(root, node.target) if node.op == "call_module" else node.target
     conditions = getattr(guard, "conditions", None)
     return (shorten("; ".join(map(str, conditions)), 200) if conditions else "types of inputs"), ""
