@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from torchgraft.capturing.proxy import Proxy
-from torchgraft.capturing.tracer import Tracer
+from torchgraft.capturing.symbolic.tracer import Tracer
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import GraphError
 from torchgraft.ir.arguments import map_aggregate

@@ -1,25 +1,25 @@
-"""Proxies: the stand-ins for values that run through a model while it is traced, and record what is done with them.
+"""Proxies: the objects that run through a model in the place of its values, and record what is done with them.
 What becomes of a recorded call is decided by the tracer they carry.
 """
 
 from __future__ import annotations
 
 import copy
-import dis
 import itertools
 import operator
 import sys
 from collections.abc import Iterator
-from types import CodeType
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from torchgraft.capturing.active import active
+from torchgraft.capturing.comparisons import asks_nearby, compares_element_types, is_compared_with_none
 from torchgraft.errors import TraceError
 from torchgraft.ir.guards import check_given, check_value
 from torchgraft.ir.node import Node
-from torchgraft.ir.origin import asked_once, current_source_line, is_user_code, user_instruction
+from torchgraft.ir.origin import current_source_line, is_user_code, user_instruction
 
 if TYPE_CHECKING:
     from torchgraft.capturing.tracer_base import TracerBase
@@ -35,27 +35,8 @@ UNARY = ("neg", "pos", "invert", "abs")
 _TENSOR_ATTRIBUTES = frozenset(dir(torch.Tensor))
 # Attributes of tensors that mostly are None.
 _USUALLY_ABSENT = frozenset({"grad", "_base", "grad_fn"})
-
-
-def is_compared_with_none(code: CodeType | None, instruction: int) -> bool:
-    """Whether what an instruction takes out of a container or an object is at once asked whether it is None."""
-    return code is not None and instruction in _compared_with_none(code)
-
-
-@asked_once
-def _compared_with_none(code: CodeType) -> frozenset[int]:
-    listing = [item for item in dis.get_instructions(code) if item.opname != "CACHE"]
-    found = set()
-    for item, after, second in zip(listing, listing[1:], [*listing[2:], None], strict=False):
-        is_jump = "JUMP" in after.opname and "NONE" in after.opname
-        is_test = (
-            after.opname == "LOAD_CONST" and after.argval is None and second is not None and second.opname == "IS_OP"
-        )
-        is_item = item.opname == "BINARY_SUBSCR" or (item.opname == "BINARY_OP" and item.argrepr == "[]")
-        if is_item or item.opname == "LOAD_ATTR":
-            if is_jump or is_test:
-                found.add(item.offset)
-    return frozenset(found)
+# Attributes of tensors that Python code compares by `is`.
+_ELEMENT_TYPES = frozenset({"dtype", "layout"})
 
 
 _set = object.__setattr__
@@ -107,10 +88,16 @@ class Proxy:
                 raise AttributeError(name)
         if name in _USUALLY_ABSENT and self._is_none(name):
             return None
+        if name in _ELEMENT_TYPES and active.tracer is self.tracer and self._is_compared_type(sys._getframe(1)):
+            self.tracer._refuse(self, f"compare by `is` the {name} of", "fix the branch with concrete_args")
         if name == "grad_fn" and active.tracer is self.tracer and is_user_code(sys._getframe(1).f_code):
             if not is_compared_with_none(*user_instruction(2)):
                 self.tracer._refuse(self, "read the grad_fn of", "ask for requires_grad")
         return Attribute(self, name)
+
+    def _is_compared_type(self, frame: FrameType) -> bool:
+        """Whether the model asks if a dtype or a layout is another one, which for a proxy never is so."""
+        return is_user_code(frame.f_code) and asks_nearby(compares_element_types, frame)
 
     def _is_none(self, name: str) -> bool:
         """Whether the model asks if an attribute is None, which a proxy never is; the program checks the usual answer."""

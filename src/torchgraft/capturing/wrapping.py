@@ -16,6 +16,7 @@ import torch
 
 from torchgraft.capturing.active import NamespacePatch, Patch, active, shared_patch
 from torchgraft.capturing.proxy import find_proxy
+from torchgraft.capturing.refusals import LEAF, in_lines
 from torchgraft.errors import TraceError
 from torchgraft.ir.leaf_functions import marked_functions, marks_in
 from torchgraft.ir.origin import current_source_line
@@ -89,12 +90,12 @@ def _recorded_always(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _shuffle_error() -> TraceError:
-    line = current_source_line()
-    return TraceError(
-        f"cannot trace shuffle(){f' at {line}' if line else ''}: it changes a list while the program is traced, and every run "
-        "would find that one order; use random.sample(items, len(items)) or torch.randperm, or keep the surrounding module or "
-        "function as a leaf (Tracer.is_leaf_module, torchgraft.wrap)"
+    text = in_lines(
+        "cannot trace shuffle(): it changes a list while tracing, and every run would find that one order",
+        current_source_line(),
+        f"use random.sample(items, len(items)) or torch.randperm, or {LEAF}",
     )
+    return TraceError(text)
 
 
 def _marked(replacement: Any, function: Callable[..., Any], fallback: list[Any]) -> Callable[..., Any]:

@@ -17,7 +17,7 @@ import sys
 import sysconfig
 import textwrap
 import typing
-from types import CodeType, FrameType
+from types import BuiltinFunctionType, CodeType, FrameType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -46,7 +46,9 @@ _BY_NAME: dict[str, type] = {
 _ARITHMETIC = frozenset(
     {operator.add, operator.sub, operator.mul, operator.floordiv, operator.mod, operator.neg, operator.pow}
 )
-_ANNOTATIONS = {kind.__name__: kind for kind in (int, float, bool, str, complex, list, tuple, dict, set)}
+_ANNOTATIONS = {
+    kind.__name__.lower(): kind for kind in (torch.Tensor, int, float, bool, str, complex, list, tuple, dict, set)
+}
 
 
 def likely_class(node: Node) -> type:
@@ -72,10 +74,44 @@ def likely_class(node: Node) -> type:
 
 
 def _annotated_class(annotation: Any) -> type:
+    return _plain_class(annotation) or torch.Tensor
+
+
+def _plain_class(annotation: Any) -> type | None:
+    """The one class that an annotation names, or None where it names none or several."""
     if isinstance(annotation, str):
-        annotation = _ANNOTATIONS.get(annotation.partition("[")[0].removeprefix("typing.").lower())
+        name = annotation.partition("[")[0].rpartition(".")[2]
+        return None if "|" in annotation else _ANNOTATIONS.get(name.lower())
     kind = typing.get_origin(annotation) or annotation
-    return kind if kind in _ANNOTATIONS.values() else torch.Tensor
+    return kind if kind in _ANNOTATIONS.values() else None
+
+
+def is_plainly_typed(annotation: Any) -> bool:
+    """Whether an annotation leaves no doubt about the class of an argument: `torch.Tensor` does, `Optional[torch.Tensor]` not.
+
+    >>> is_plainly_typed(torch.Tensor), is_plainly_typed("list[int]"), is_plainly_typed("torch.Tensor | None")
+    (True, True, False)
+    """
+    return _plain_class(annotation) is not None
+
+
+def is_surely_of_class(node: Node) -> bool:
+    """Whether the value of a node cannot be anything else than it most likely is, so that nobody needs to check it."""
+    if node._op == "placeholder":
+        return is_plainly_typed(node.type) and node._args != (None,)
+    if node._op == "call_function":
+        return node._target in (getattr, len) or _returns_one_tensor(node._target)
+    return node._op == "call_method" and (node._target in _BY_NAME or node._target == "size")
+
+
+@functools.cache
+def _returns_one_tensor(target: Any) -> bool:
+    """Whether a function of torch's always returns one tensor, by the schemas of the operators of its name."""
+    if not isinstance(target, BuiltinFunctionType) or getattr(torch, target.__name__, None) is not target:
+        return False
+    packet = getattr(torch.ops.aten, target.__name__, None)
+    schemas = [getattr(packet, name)._schema for name in packet.overloads()] if packet is not None else []
+    return bool(schemas) and all([str(item.type) for item in schema.returns] == ["Tensor"] for schema in schemas)
 
 
 def _is_integer(value: Any) -> bool:
@@ -110,7 +146,8 @@ class Questions:
         for asked in _asked_classes(frame):
             self._guard_class(proxy.node, asked)
         kind = likely_class(proxy.node)
-        self._guard(proxy.node, kind, check_kind, (kind, proxy.node.name))
+        if not is_surely_of_class(proxy.node):
+            self._guard(proxy.node, kind, check_kind, (kind, proxy.node.name))
         return kind
 
     def _guard_class(self, node: Node, kind: Any) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import torchgraft as fx
-from torchgraft.capturing.inputs import PH, PHBase
+from torchgraft.capturing.symbolic.inputs import PH, PHBase
 
 
 def placeholders(program: fx.GraphModule) -> list[tuple]:

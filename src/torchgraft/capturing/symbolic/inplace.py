@@ -6,12 +6,11 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from torchgraft.capturing.active import Beginning
 from torchgraft.ir.contexts import enter_context, exit_context
 from torchgraft.ir.graph import Graph
 from torchgraft.ir.node import Node
@@ -47,24 +46,26 @@ def simplify_in_place(graph: Graph, paths: dict[torch.nn.Module, str]) -> None:
                 node.target = PLAIN_FORM[node._target]
 
 
-def renew_constants(graph: Graph, beginning: Beginning) -> None:
+def renew_constants(graph: Graph, ids_outside: Callable[[], frozenset[int]]) -> None:
     """Have tensors that the traced function made where nobody saw it (of numpy's arrays, say), and that the program may write
-    into or hand out, be new in every run: the program has a copy of each, and makes another one of it."""
+    into or hand out, be new in every run: the program has a copy of each, and makes another one of it. `ids_outside` has the
+    tensors that were there before."""
     fetches: dict[str, list[Node]] = {}
     for node in graph.nodes:
         if node._op == "get_attr" and isinstance(graph._constants.get(node._target), torch.Tensor):
             fetches.setdefault(node._target, []).append(node)
     suspects = [nodes for nodes in fetches.values() if any(map(_may_be_written, nodes))]
-    young = beginning.ids_since() if suspects else frozenset()
+    known = ids_outside() if suspects else frozenset()
     for nodes in suspects:
-        if id(graph._constants[nodes[0]._target]) in young:
-            with graph.inserting_after(nodes[0]):
-                renewed = graph.create_node("call_method", "clone", (nodes[0],))
-            renewed._origin = nodes[0]._origin
-            for node in nodes:
-                node.replace_all_uses_with(renewed, delete_user_cb=functools.partial(operator.is_not, renewed))
-                if node is not nodes[0]:
-                    graph.erase_node(node)
+        if id(graph._constants[nodes[0]._target]) in known:
+            continue
+        with graph.inserting_after(nodes[0]):
+            renewed = graph.create_node("call_method", "clone", (nodes[0],))
+        renewed._origin = nodes[0]._origin
+        for node in nodes:
+            node.replace_all_uses_with(renewed, delete_user_cb=functools.partial(operator.is_not, renewed))
+            if node is not nodes[0]:
+                graph.erase_node(node)
 
 
 def _may_be_written(node: Node) -> bool:
