@@ -40,9 +40,10 @@ def simplify_in_place(graph: Graph, paths: dict[torch.nn.Module, str]) -> None:
     """
     candidates = [node for node in graph.nodes if node._target in PLAIN_FORM and node._op == "call_function"]
     if candidates:
-        types = _Types({path: module for module, path in paths.items()}, _under_autocast(graph))
+        modules, within = {path: module for module, path in paths.items()}, _under_autocast(graph)
+        types, types_of_autocast = _Types(modules, within), _TypesOfAutocast(modules, within)
         for node in candidates:
-            if types.may_be_plain(node):
+            if types.may_be_plain(node) and types_of_autocast.may_be_plain(node):
                 node.target = PLAIN_FORM[node._target]
 
 
@@ -128,10 +129,14 @@ class _Types:
         if isinstance(other, Node):
             known = self._type_of(written)
             return known is not None and known == (self._type_of(other) or self._wanted(other, node))
-        if isinstance(other, float):
-            known = self._type_of(written)
-            return known is not None and known.is_floating_point
+        # A float, or a quotient, would make floats of integers, where eager raises.
+        if isinstance(other, float) or node._target is operator.itruediv:
+            return isinstance(other, int | float) and self._is_floating(written)
         return isinstance(other, int)
+
+    def _is_floating(self, node: Node) -> bool:
+        known = self._type_of(node)
+        return known is not None and known.is_floating_point
 
     def _type_of(self, node: Node) -> torch.dtype | None:
         """The type of the value of a node, as far as it is known without an input."""
@@ -190,6 +195,37 @@ class _Types:
             return any(value is not None for table in (module._parameters, module._buffers) for value in table.values())
         # Schemas do not say it of all functions (atleast_2d hands its input through); Python's operators always do.
         return node._op == "call_function" and node._target in _FRESH_OPERATORS
+
+
+class _TypesOfAutocast(_Types):
+    """The same where somebody runs the program under autocast, which has rules of its own: `torch.bfloat16` is written for the
+    type that it was told."""
+
+    def _is_floating(self, node: Node) -> bool:
+        return True  # what is known of the run without it; autocast makes no other types of these
+
+    def _rule(self, node: Node) -> tuple[torch.dtype | None, Sequence[Node]]:
+        if node._op == "call_module":
+            module = self._torch_module(node)
+            if isinstance(module, _PRODUCTS):
+                return (None if node in self._under_autocast else torch.bfloat16), ()
+            return None, node._inputs[:1] if isinstance(module, _KEEP_TYPES) else ()
+        return (None, ()) if node._target in _OPERATORS_OF_AUTOCAST else super()._rule(node)
+
+    def _wanted(self, node: Node, operator_node: Node) -> torch.dtype | None:
+        return None  # products take any type then
+
+
+_nn = torch.nn.modules
+_PRODUCTS = (_nn.Linear, _nn.conv._ConvNd)
+# Those without a rule in autocast, on any device; pools of three dimensions have one.
+_KEEP_TYPES = (
+    _nn.batchnorm._BatchNorm, _nn.instancenorm._InstanceNorm, _nn.dropout._DropoutNd, _nn.Identity,
+    _nn.MaxPool1d, _nn.MaxPool2d, _nn.AvgPool1d, _nn.AvgPool2d, _nn.AdaptiveAvgPool1d, _nn.AdaptiveAvgPool2d,
+    _nn.ReLU, _nn.ReLU6, _nn.LeakyReLU, _nn.SiLU, _nn.GELU, _nn.Hardswish, _nn.Hardtanh, _nn.Hardsigmoid, _nn.Mish,
+    _nn.ELU, _nn.Sigmoid, _nn.Tanh,
+)  # fmt: skip
+_OPERATORS_OF_AUTOCAST = frozenset({operator.pow, operator.ipow, operator.matmul, operator.imatmul})
 
 
 def _weight_of(module: torch.nn.Module) -> torch.Tensor | None:
