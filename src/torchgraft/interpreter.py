@@ -230,7 +230,8 @@ class Transformer(Interpreter):
             if made._type is None and made._op == n._op and made._target == n._target:
                 made._type = n._type
             made = made._next
-        return result
+        # A method may have made a node itself, and the methods of the nodes after it want to compute with its value.
+        return Proxy(result, self.tracer) if isinstance(result, Node) else result
 
     def placeholder(self, target: Target, args: tuple[Argument, ...], kwargs: dict[str, Any]) -> Any:
         """An input of the new program."""

@@ -47,6 +47,8 @@ class Proxy:
 
     node: Node
     tracer: TracerBase
+    # Says to `Graph.lint` that this is no argument of a node.
+    __torchgraft_proxy__ = True
 
     def __init__(self, node: Node, tracer: TracerBase | None = None) -> None:
         if tracer is None:
