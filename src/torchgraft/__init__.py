@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from torchgraft.bridge import from_export, from_fx, to_fx
     from torchgraft.bridge.symbolic_shapes import SymbolicShapes, symbolic_shapes
     from torchgraft.bridge.training import capture_training
-    from torchgraft.capturing.symbolic.inputs import PH
     from torchgraft.capturing.program import capture
     from torchgraft.capturing.proxy import Attribute, ParameterProxy, Proxy, ProxyableClassMeta
+    from torchgraft.capturing.symbolic.inputs import PH
     from torchgraft.capturing.symbolic.tracer import Tracer, symbolic_trace
     from torchgraft.capturing.tracer_base import TracerBase
     from torchgraft.codegen.graph_module import GraphModule

@@ -67,7 +67,9 @@ def find_problems(graph: Graph) -> list[str]:
             if source._order >= order or source._erased or source.graph is not graph or node not in source.users:
                 problems.append(_input_problem(graph, node, source))
         if (node._args is not node._inputs or node._kwargs) and _has_proxy((node._args, node._kwargs)):
-            problems.append(f"node '{node._name}' has a Proxy in its arguments; give it the node of the proxy (proxy.node)")
+            problems.append(
+                f"node '{node._name}' has a Proxy in its arguments; give it the node of the proxy (proxy.node)"
+            )
         if op == "call_function":
             if not callable(node._target):
                 problems.append(f"node '{node._name}' calls {node._target!r}, which is not callable; give a function")

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 import torchgraft as fx
-from torchgraft.capturing.symbolic.questions import likely_class
+from torchgraft.ir.value_classes import likely_class
 
 
 def branch(question: Any) -> Any:

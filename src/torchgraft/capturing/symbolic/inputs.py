@@ -19,11 +19,11 @@ from torch.utils import _pytree as pytree
 from torchgraft.capturing.comparisons import Operand, compared_types, identity_comparisons
 from torchgraft.capturing.proxy import Proxy
 from torchgraft.capturing.refusals import in_lines
-from torchgraft.capturing.symbolic.questions import is_plainly_typed
 from torchgraft.codegen.source import PyTreeCodeGen
 from torchgraft.errors import TraceError
 from torchgraft.ir.guards import check_given, check_value
 from torchgraft.ir.origin import source_line
+from torchgraft.ir.value_classes import is_plainly_typed
 
 if TYPE_CHECKING:
     from torchgraft.capturing.symbolic.tracer import Tracer

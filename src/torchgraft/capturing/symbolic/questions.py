@@ -11,13 +11,11 @@ import dis
 import functools
 import inspect
 import linecache
-import operator
 import os
 import sys
 import sysconfig
 import textwrap
-import typing
-from types import BuiltinFunctionType, CodeType, FrameType
+from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,99 +23,13 @@ import torch
 from torchgraft.ir.guards import check_kind, check_value
 from torchgraft.ir.node import Node
 from torchgraft.ir.origin import current_source_line, is_user_code
+from torchgraft.ir.value_classes import is_surely_of_class, likely_class
 
 if TYPE_CHECKING:
     from torchgraft.capturing.proxy import Proxy
 
 _STANDARD_LIBRARY = sysconfig.get_paths()["stdlib"] + os.sep
 _TENSOR_ATTRIBUTES = frozenset(dir(torch.Tensor))
-_INTEGERS = frozenset({"dim", "ndimension", "numel", "nelement", "element_size", "ndim", "itemsize", "nbytes"})
-_TUPLES = frozenset({"split", "chunk", "unbind", "tensor_split"})
-_FLAGS = frozenset({"requires_grad", "is_leaf", "is_cuda", "is_contiguous", "is_floating_point", "is_complex"})
-_BY_NAME: dict[str, type] = {
-    "shape": torch.Size,
-    "dtype": torch.dtype,
-    "device": torch.device,
-    "tolist": list,
-    **dict.fromkeys(_INTEGERS, int),
-    **dict.fromkeys(_FLAGS, bool),
-    **dict.fromkeys(_TUPLES, tuple),
-}
-_ARITHMETIC = frozenset(
-    {operator.add, operator.sub, operator.mul, operator.floordiv, operator.mod, operator.neg, operator.pow}
-)
-_ANNOTATIONS = {
-    kind.__name__.lower(): kind for kind in (torch.Tensor, int, float, bool, str, complex, list, tuple, dict, set)
-}
-
-
-def likely_class(node: Node) -> type:
-    """What the value of a node most likely is: a tensor, where nothing else is known."""
-    if node._op == "placeholder":
-        return _annotated_class(node.type)
-    if node._op == "call_method":
-        if node._target == "size":
-            return int if len(node._args) > 1 or node._kwargs else torch.Size
-        return _BY_NAME.get(str(node._target), torch.Tensor)
-    if node._op != "call_function" or not node._args:
-        return torch.Tensor
-    if node._target is getattr:
-        return _BY_NAME.get(str(node._args[1]), torch.Tensor)
-    if node._target is len:
-        return int
-    source = node._args[0]
-    if node._target is operator.getitem and isinstance(source, Node) and likely_class(source) is torch.Size:
-        return torch.Size if isinstance(node._args[1], slice) else int
-    if node._target in _ARITHMETIC and all(_is_integer(item) for item in node._args):
-        return int
-    return torch.Tensor
-
-
-def _annotated_class(annotation: Any) -> type:
-    return _plain_class(annotation) or torch.Tensor
-
-
-def _plain_class(annotation: Any) -> type | None:
-    """The one class that an annotation names, or None where it names none or several."""
-    if isinstance(annotation, str):
-        name = annotation.partition("[")[0].rpartition(".")[2]
-        return None if "|" in annotation else _ANNOTATIONS.get(name.lower())
-    kind = typing.get_origin(annotation) or annotation
-    return kind if kind in _ANNOTATIONS.values() else None
-
-
-def is_plainly_typed(annotation: Any) -> bool:
-    """Whether an annotation leaves no doubt about the class of an argument: `torch.Tensor` does, `Optional[torch.Tensor]` not.
-
-    >>> is_plainly_typed(torch.Tensor), is_plainly_typed("list[int]"), is_plainly_typed("torch.Tensor | None")
-    (True, True, False)
-    """
-    return _plain_class(annotation) is not None
-
-
-def is_surely_of_class(node: Node) -> bool:
-    """Whether the value of a node cannot be anything else than it most likely is, so that nobody needs to check it."""
-    if node._op == "placeholder":
-        return is_plainly_typed(node.type) and node._args != (None,)
-    if node._op == "call_function":
-        return node._target in (getattr, len) or _returns_one_tensor(node._target)
-    return node._op == "call_method" and (node._target in _BY_NAME or node._target == "size")
-
-
-@functools.cache
-def _returns_one_tensor(target: Any) -> bool:
-    """Whether a function of torch's always returns one tensor, by the schemas of the operators of its name."""
-    if not isinstance(target, BuiltinFunctionType) or getattr(torch, target.__name__, None) is not target:
-        return False
-    packet = getattr(torch.ops.aten, target.__name__, None)
-    schemas = [getattr(packet, name)._schema for name in packet.overloads()] if packet is not None else []
-    return bool(schemas) and all([str(item.type) for item in schema.returns] == ["Tensor"] for schema in schemas)
-
-
-def _is_integer(value: Any) -> bool:
-    return likely_class(value) is int if isinstance(value, Node) else type(value) is int
-
-
 # Python functions that hand on a question.
 _ASK_FOR_OTHERS = frozenset(
     {
