@@ -4,12 +4,10 @@ its program, and what it does that no operator says, which is refused. What is l
 
 from __future__ import annotations
 
-import functools
 import os
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable
 from operator import is_
 from types import FrameType, TracebackType
 from typing import Any
@@ -36,6 +34,7 @@ from torchgraft.capturing.kinds import PARAMETER_PATCH, type_patches
 from torchgraft.capturing.packing import PACKING_PATCHES
 from torchgraft.capturing.parts import mutable_parts, parts_now, same_parts
 from torchgraft.capturing.switches import SWITCH_PATCHES
+from torchgraft.capturing.wrapping import seed_patches
 from torchgraft.ir.origin import SourceLine, at, current_source_line, is_user_code
 
 
@@ -69,7 +68,6 @@ class RunWatch:
         self._inputs = InputWatch(args, kwargs)
         self._tensors = TensorWatch(modules, (args, kwargs))
         self._calls = CallWatch(asked, [part for module in modules for part in module.parameters()], (args, kwargs))
-        self._seeds = SeedWatch()
         self._listener = Listener(asked)
         self._changed: list[str] = []
 
@@ -77,16 +75,14 @@ class RunWatch:
         function = forward_of(self._modules[0])
         inner = [part for module in self._modules for part in module.modules()]
         self._patches = [*SWITCH_PATCHES, *FUNCTION_PATCHES, PARAMETER_PATCH, *PACKING_PATCHES, _DEVICE_PATCH]
-        self._patches += type_patches(function, inner)
+        self._patches += [*seed_patches(), *type_patches(function, inner)]
         acquire_all(self._patches)
         self._step_hook = register_optimizer_step_pre_hook(self._listener.note_step)
         self._before, active.listener = active.listener, self._listener
         self._calls.__enter__()
-        self._seeds.__enter__()
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._seeds.__exit__()
         self._calls.__exit__(kind, error, trace)
         active.listener = self._before
         self._step_hook.remove()
@@ -101,7 +97,7 @@ class RunWatch:
         what = self._listener.what or self._calls.what
         if what is not None:
             refuse_call(model, what)
-        random = self._seeds.what or self._calls.random
+        random = self._listener.seeding or self._calls.random
         if random is not None:
             refuse_random(model, random)
 
@@ -124,6 +120,8 @@ class Listener:
 
     def __init__(self, asked: Asked) -> None:
         self.what: str | None = None
+        # That torch's random numbers were seeded, or their state read or set.
+        self.seeding: str | None = None
         self.gradient: tuple[str | None, SourceLine | None] = (None, None)
         self._asked = asked
         self._owner = threading.get_ident()
@@ -158,6 +156,11 @@ class Listener:
         elif self.what is None:
             self.what = f"{what}{at(current_source_line())}"
             raise _Refused(self.what)
+
+    def note_seeding(self, name: str, frame: FrameType) -> None:
+        """Torch's random numbers are seeded, or their state read or set."""
+        if self.seeding is None and not _is_compiling(frame) and (name not in _READS or is_user_code(frame.f_code)):
+            self.seeding = f"calls torch.{name}(){at(current_source_line())}"
 
     def note_step(self, optimizer: Any, *call: Any) -> None:
         """An optimizer is about to change parameters."""
@@ -280,34 +283,7 @@ _HOOKS = frozenset({torch.Tensor.register_hook, torch.Tensor.register_post_accum
 _SWITCHES = frozenset({torch.Tensor.requires_grad_, torch.Tensor.requires_grad.__set__})  # type: ignore[attr-defined]
 
 
-class SeedWatch:
-    """Notes in `what` that this thread seeds torch's random numbers, or reads or sets their state."""
-
-    def __init__(self) -> None:
-        self.what: str | None = None
-        self._owner = threading.get_ident()
-        self._originals = [(home, name, getattr(home, name)) for home in (torch, torch.random) for name in _SEEDS]
-
-    def __enter__(self) -> SeedWatch:
-        for home, name, original in self._originals:
-            setattr(home, name, functools.partial(self._noted, original))
-        return self
-
-    def _noted(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        caller = sys._getframe(1)
-        is_reading = original.__name__ in _READS
-        if self.what is None and threading.get_ident() == self._owner and not _is_compiling(caller):
-            if not is_reading or is_user_code(caller.f_code):
-                self.what = f"calls torch.{original.__name__}(){at(current_source_line())}"
-        return original(*args, **kwargs)
-
-    def __exit__(self, *error: Any) -> None:
-        for home, name, original in self._originals:
-            setattr(home, name, original)
-
-
 _READS = ("get_rng_state", "initial_seed")
-_SEEDS = ("manual_seed", "set_rng_state", "seed", *_READS)
 
 
 def _is_compiling(frame: FrameType | None) -> bool:

@@ -72,11 +72,14 @@ def recorded_method(function: Callable[..., Any]) -> Callable[..., Any]:
 def _recorded_always(function: Callable[..., Any]) -> Callable[..., Any]:
     """A function whose result differs from call to call: recorded whatever its arguments are."""
 
+    is_seeding = function.__module__ == "torch.random"
     is_numpy = id(function) not in _PYTHON_RANDOM and getattr(function, "__module__", "") == "numpy.random"
 
     @functools.wraps(function, updated=())
     def replacement(*args: Any, **kwargs: Any) -> Any:
         tracer = active.tracer
+        if tracer is None and active.listener is not None and is_seeding:
+            active.listener.note_seeding(function.__name__, sys._getframe(1))
         if tracer is None or (is_numpy and tracer._runs_for_real):
             return fallback[0](*args, **kwargs)
         if tracer._runs_for_real:
@@ -173,11 +176,16 @@ def _public_functions(module: ModuleType) -> list[Callable[..., Any]]:
 
 
 @functools.cache
+def seed_patches() -> list[NamespacePatch]:
+    """Patches of what sets or reads torch's random state."""
+    functions = [getattr(torch, name) for name in _TORCH_RANDOM]
+    return [_library_patch(module, _recorded_always, functions) for module in (torch, torch.random)]
+
+
+@functools.cache
 def _chance(with_numpy: bool) -> tuple[list[NamespacePatch], dict[int, Callable[..., Any]]]:
     """Patches of everything that draws random numbers outside of torch or sets torch's random state; and what draws."""
-    patches = [_library_patch(random, _recorded_always, _PYTHON_RANDOM.values())]
-    for module in (torch, torch.random):
-        patches.append(_library_patch(module, _recorded_always, [getattr(torch, name) for name in _TORCH_RANDOM]))
+    patches = [_library_patch(random, _recorded_always, _PYTHON_RANDOM.values()), *seed_patches()]
     if not with_numpy:
         return patches, _PYTHON_RANDOM
     numpy_random, functions = _numpy_random()
