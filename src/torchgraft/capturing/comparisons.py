@@ -83,7 +83,8 @@ def _operand(listing: list[dis.Instruction], place: int) -> tuple[Operand, int]:
     """What the instruction at a place leaves on the stack, and the place before everything that loads it."""
     if place < 0:
         return Operand("other", (), None, None), -1
-    last, attributes = listing[place], []
+    last = listing[place]
+    attributes: list[str] = []
     while place > 0 and listing[place].opname == "LOAD_ATTR":
         attributes.insert(0, str(listing[place].argval))
         place -= 1
@@ -112,6 +113,14 @@ def _compared_with_none(code: CodeType) -> frozenset[int]:
         for side in sides
         if side.instruction is not None and side.instruction.opname in ("LOAD_ATTR", "BINARY_SUBSCR", "BINARY_OP")
     )
+
+
+def compared_with_none(code: CodeType, variable: str) -> int | None:
+    """The instruction that asks whether a variable is None, if there is one."""
+    found = [
+        item for item in identity_comparisons(code) if item.left.names == (variable,) and _is_constant(item.right, None)
+    ]
+    return found[0].offset if found else None
 
 
 @asked_once

@@ -44,6 +44,8 @@ class ModuleForward:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         self._tracer._enter_module(self._module)
+        if self._tracer._optional_inputs:
+            self._tracer._guard_optional_inputs(self._module, args, kwargs)
         return call_module(self._module, *args, **kwargs)
 
 

@@ -74,6 +74,8 @@ class TracerBase:
     proxy_buffer_attributes: bool = False
     traced_func_name: str = "forward"
     _scope_chain: ScopeChain | None = None
+    # Inputs that may be None and that nobody has asked about.
+    _optional_inputs: Mapping[Node, str] = {}
     # Whether the traced program runs on real tensors (a watched run) and not on proxies.
     _runs_for_real = False
     # Whether `self.training` is handed out as a plain bool, with a guard.

@@ -110,8 +110,8 @@ def _returns_one_tensor(target: Any) -> bool:
     """Whether a function of torch's always returns one tensor, by the schemas of the operators of its name."""
     if isinstance(target, torch._ops.OpOverload):
         schemas = [target._schema]
-    elif isinstance(target, BuiltinFunctionType) and getattr(torch, target.__name__, None) is target:
-        packet = getattr(torch.ops.aten, target.__name__, None)
+    elif isinstance(target, BuiltinFunctionType) and getattr(torch, str(target.__name__), None) is target:
+        packet: Any = getattr(torch.ops.aten, str(target.__name__), None)
         schemas = [getattr(packet, name)._schema for name in packet.overloads()] if packet is not None else []
     else:
         return False

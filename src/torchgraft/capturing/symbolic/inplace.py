@@ -40,10 +40,9 @@ def simplify_in_place(graph: Graph, paths: dict[torch.nn.Module, str]) -> None:
     """
     candidates = [node for node in graph.nodes if node._target in PLAIN_FORM and node._op == "call_function"]
     if candidates:
-        modules, within = {path: module for module, path in paths.items()}, _under_autocast(graph)
-        types, types_of_autocast = _Types(modules, within), _TypesOfAutocast(modules, within)
+        types = _Types({path: module for module, path in paths.items()}, _under_autocast(graph))
         for node in candidates:
-            if types.may_be_plain(node) and types_of_autocast.may_be_plain(node):
+            if types.may_be_plain(node):
                 node.target = PLAIN_FORM[node._target]
 
 
@@ -114,12 +113,13 @@ def _under_autocast(graph: Graph) -> set[Node]:
 
 
 class _Types:
-    """The element types of values where modules of torch.nn decide them, worked out when they are asked for."""
+    """The element types of values where modules of torch.nn decide them, worked out when they are asked for: each as it is, and
+    as it is where somebody runs the program under autocast, which has rules of its own."""
 
     def __init__(self, modules: dict[str, torch.nn.Module], under_autocast: set[Node]) -> None:
         self._modules = modules
         self._under_autocast = under_autocast
-        self._types: dict[Node, torch.dtype | None] = {}
+        self._types: dict[Node, _TwoTypes] = {}
 
     def may_be_plain(self, node: Node) -> bool:
         """Whether nobody can tell an in-place operator from the plain one."""
@@ -127,45 +127,53 @@ class _Types:
         if not isinstance(written, Node) or len(written.users) > 1 or not self._is_new(written):
             return False
         if isinstance(other, Node):
-            known = self._type_of(written)
-            return known is not None and known == (self._type_of(other) or self._wanted(other, node))
+            (known, narrow), (known_other, narrow_other) = self._types_of(written), self._types_of(other)
+            wanted = known_other or self._wanted(other, node)
+            return known is not None and known == wanted and narrow is not None and narrow == narrow_other
         # A float, or a quotient, would make floats of integers, where eager raises.
         if isinstance(other, float) or node._target is operator.itruediv:
-            return isinstance(other, int | float) and self._is_floating(written)
+            known, _ = self._types_of(written)
+            return isinstance(other, int | float) and known is not None and known.is_floating_point
         return isinstance(other, int)
 
-    def _is_floating(self, node: Node) -> bool:
-        known = self._type_of(node)
-        return known is not None and known.is_floating_point
-
-    def _type_of(self, node: Node) -> torch.dtype | None:
-        """The type of the value of a node, as far as it is known without an input."""
+    def _types_of(self, node: Node) -> _TwoTypes:
+        """The types of the value of a node, as far as they are known without an input."""
         types, pending = self._types, [node]
         while pending:  # no recursion: a chain may be longer than Python's stack
             current = pending[-1]
             if current in types:
                 pending.pop()
                 continue
-            decided, sources = self._rule(current)
+            decided, sources, keeps = self._rule(current)
             unknown = [source for source in sources if source not in types]
             if unknown:
                 pending += unknown
-                continue
-            known = {types[source] for source in sources}
-            types[current] = known.pop() if decided is None and len(known) == 1 else decided
+            elif decided is not None or not sources:
+                types[current] = decided or _NOTHING_KNOWN
+            else:
+                known, narrow = types[sources[0]]
+                for source in sources[1:]:
+                    known = known if types[source][0] == known else None
+                    narrow = narrow if types[source][1] == narrow else None
+                types[current] = known, narrow if keeps else None
         return types[node]
 
-    def _rule(self, node: Node) -> tuple[torch.dtype | None, Sequence[Node]]:
-        """The type of a node, if a module decides it, and the nodes whose common type it is otherwise."""
-        if node._op == "call_module" and node not in self._under_autocast:
-            # Products with a weight need, and give, the type of the weight; other modules keep the type they get.
-            module = self._torch_module(node)
-            weight = None if module is None else _weight_of(module)
+    def _rule(self, node: Node) -> tuple[_TwoTypes | None, Sequence[Node], bool]:
+        """The types of a node if a module decides them, the nodes whose common types they are otherwise, and whether that is so
+        under autocast too."""
+        if node._op == "call_module":
+            module = None if node in self._under_autocast else self._torch_module(node)
+            if module is None:
+                return None, (), False
+            # Products with a weight need, and give, the type of the weight, or that of autocast; other modules keep the type
+            # they get.
+            is_product, keeps = _rules_of_autocast(type(module))  # type: ignore[arg-type]
+            weight = _weight_of(module)
             if weight is not None:
-                return weight.dtype, ()
-            return None, () if module is None else node._inputs[:1]
+                return (weight.dtype, _TYPE_OF_AUTOCAST if is_product else None), (), False
+            return None, node._inputs[:1], keeps
         is_operator = node._op == "call_function" and (node._target in _FRESH_OPERATORS or node._target in PLAIN_FORM)
-        return None, node._inputs if is_operator else ()
+        return None, node._inputs if is_operator else (), node._target not in _OPERATORS_OF_AUTOCAST
 
     def _torch_module(self, node: Node) -> torch.nn.Module | None:
         module = self._modules.get(node._target)
@@ -197,24 +205,10 @@ class _Types:
         return node._op == "call_function" and node._target in _FRESH_OPERATORS
 
 
-class _TypesOfAutocast(_Types):
-    """The same where somebody runs the program under autocast, which has rules of its own: `torch.bfloat16` is written for the
-    type that it was told."""
-
-    def _is_floating(self, node: Node) -> bool:
-        return True  # what is known of the run without it; autocast makes no other types of these
-
-    def _rule(self, node: Node) -> tuple[torch.dtype | None, Sequence[Node]]:
-        if node._op == "call_module":
-            module = self._torch_module(node)
-            if isinstance(module, _PRODUCTS):
-                return (None if node in self._under_autocast else torch.bfloat16), ()
-            return None, node._inputs[:1] if isinstance(module, _KEEP_TYPES) else ()
-        return (None, ()) if node._target in _OPERATORS_OF_AUTOCAST else super()._rule(node)
-
-    def _wanted(self, node: Node, operator_node: Node) -> torch.dtype | None:
-        return None  # products take any type then
-
+_TwoTypes = tuple[torch.dtype | None, torch.dtype | None]
+_NOTHING_KNOWN: _TwoTypes = (None, None)
+# In the place of the one that autocast was told.
+_TYPE_OF_AUTOCAST = torch.bfloat16
 
 _nn = torch.nn.modules
 _PRODUCTS = (_nn.Linear, _nn.conv._ConvNd)
@@ -226,6 +220,12 @@ _KEEP_TYPES = (
     _nn.ELU, _nn.Sigmoid, _nn.Tanh,
 )  # fmt: skip
 _OPERATORS_OF_AUTOCAST = frozenset({operator.pow, operator.ipow, operator.matmul, operator.imatmul})
+
+
+@functools.cache
+def _rules_of_autocast(cls: Any) -> tuple[bool, bool]:
+    """Whether modules of a class give the type that autocast was told, and whether they keep the type they get."""
+    return issubclass(cls, _PRODUCTS) and _is_from_torch(cls), issubclass(cls, _KEEP_TYPES) and _is_from_torch(cls)
 
 
 def _weight_of(module: torch.nn.Module) -> torch.Tensor | None:

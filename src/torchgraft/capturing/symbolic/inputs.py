@@ -67,6 +67,8 @@ def create_inputs(
     values = [_input_value(tracer, parameter, concrete) for parameter in parameters]
     for parameter, value in zip(parameters, values, strict=True):
         if isinstance(value, Proxy):
+            if parameter.default is None:
+                tracer._optional_inputs[value.node] = parameter.name
             _guard_comparisons(tracer, function, parameter, value)
     call = functools.partial(_call, function, parameters)
     _, spec = pytree.tree_flatten(tuple(values))
@@ -208,6 +210,7 @@ def guard_comparison(tracer: Tracer, value: Proxy, parameter: inspect.Parameter,
     name = parameter.name
     if other is None:
         if parameter.default is None or not is_plainly_typed(parameter.annotation):
+            tracer._optional_inputs.pop(value.node, None)
             tracer.create_proxy("call_function", check_given, (value, name, where), {})
     elif isinstance(other, _COMPARABLE):
         found = tracer.create_proxy("call_function", operator.is_, (value, other), {})

@@ -17,6 +17,7 @@ import torch
 from torch.nn.utils import parametrize
 
 from torchgraft.capturing.active import acquire_all, active, paused_collection, release_all
+from torchgraft.capturing.comparisons import compared_with_none
 from torchgraft.capturing.model_state import ModelState
 from torchgraft.capturing.module_patches import MODULE_PATCHES, ModuleForward, plain_mode, read_attribute
 from torchgraft.capturing.proxy import ParameterProxy, Proxy
@@ -39,10 +40,10 @@ from torchgraft.capturing.wrapping import Autowrap, wrapped_patches
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import GraftError, TraceError, UnknownModuleError
 from torchgraft.ir.graph import Graph
-from torchgraft.ir.guards import check_training
+from torchgraft.ir.guards import check_given, check_training
 from torchgraft.ir.modules import has_hooks, no_model, paths_of_modules
 from torchgraft.ir.node import Node
-from torchgraft.ir.origin import current_source_line
+from torchgraft.ir.origin import current_source_line, source_line
 
 # What torch says itself; a model that is being traced gets a guard with the answer.
 _is_grad_enabled = torch.is_grad_enabled
@@ -86,6 +87,7 @@ class Tracer(ModelAttributes):
         self._open_contexts: list[tuple[Any, Node]] = []
         self._mode_guards: set[torch.nn.Module] = set()
         self._parameter_cache: dict[str, Proxy] = {}
+        self._optional_inputs: dict[Node, str] = {}
         self._handed_out: dict[int, Any] = {}
         self._held: list[Any] = []
         self._refusals: list[TraceError] = []
@@ -286,6 +288,17 @@ class Tracer(ModelAttributes):
             self._entered.add(cls)
             self._hold(self._autowrap.patches(getattr(cls.forward, "__globals__", {})))
 
+    def _guard_optional_inputs(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """An optional input goes on to a forward that may ask whether it is None."""
+        code: Any = getattr(inspect.unwrap(type(module).forward), "__code__", None)
+        named = {} if code is None else {**dict(zip(code.co_varnames[1:], args, strict=False)), **kwargs}
+        for name, value in named.items():
+            node = value.node if type(value) is Proxy else None
+            instruction = compared_with_none(code, name) if node in self._optional_inputs else None
+            if node is not None and instruction is not None:
+                where = str(source_line(code, instruction))
+                self.create_node("call_function", check_given, (node, self._optional_inputs.pop(node), where), {})
+
     def _read_attribute(self, module: torch.nn.Module, name: str) -> Any:
         """A parameter, buffer or submodule, as `Tracer.getattr` hands it out."""
         if type(self).getattr is Tracer.getattr:
@@ -392,7 +405,7 @@ class Tracer(ModelAttributes):
 
     def _functions(self) -> list[FunctionType]:
         """The traced function, and the forwards that were entered."""
-        functions = [self._function, *[cls.forward for cls in self._entered]]
+        functions = [self._function, *[cls.forward for cls in self._entered]]  # type: ignore[attr-defined]
         return [item for item in map(inspect.unwrap, functions) if isinstance(item, FunctionType)]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Tracer:
