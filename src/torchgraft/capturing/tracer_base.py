@@ -276,15 +276,16 @@ class TracerBase:
     def _refuse(
         self, proxy: Proxy, action: str, remedy: str, reason: str = "", kind: type[TraceError] = TraceError
     ) -> NoReturn:
-        node = proxy.node
+        node, line = proxy.node, current_source_line()
         made = source_line(node._origin[0], node._origin[1]) if node._origin else None
         maker = "an input of the program" if node._op == "placeholder" else f"made by {node.format_node()}"
         text = in_lines(
             f"cannot {action} a traced value: node '{node._name}'",
-            current_source_line(),
-            f"the value is {maker}" + (at(made) if node._op != "placeholder" else ""),
+            line,
+            f"the value is {maker}" + ("" if node._op == "placeholder" or made == line else at(made)),
             reason,
-            f"capture the model on example inputs with torchgraft.capture(model, args), {remedy}, or {LEAF}",
+            "use torchgraft.capture(model, args), which runs the model on example inputs",
+            f"or {remedy}, or {LEAF}",
         )
         raise self._remembered(kind(text))
 

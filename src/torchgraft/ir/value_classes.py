@@ -108,13 +108,13 @@ def is_surely_of_class(node: Node) -> bool:
 @functools.cache
 def _returns_one_tensor(target: Any) -> bool:
     """Whether a function of torch's always returns one tensor, by the schemas of the operators of its name."""
+    schemas: list[Any] = []
+    name = getattr(target, "__name__", "")
     if isinstance(target, torch._ops.OpOverload):
         schemas = [target._schema]
-    elif isinstance(target, BuiltinFunctionType) and getattr(torch, str(target.__name__), None) is target:
-        packet: Any = getattr(torch.ops.aten, str(target.__name__), None)
-        schemas = [getattr(packet, name)._schema for name in packet.overloads()] if packet is not None else []
-    else:
-        return False
+    elif isinstance(target, BuiltinFunctionType) and getattr(torch, name, None) is target:
+        packet = getattr(torch.ops.aten, name, None)
+        schemas = [getattr(packet, overload)._schema for overload in packet.overloads()] if packet is not None else []
     return bool(schemas) and all([str(item.type) for item in schema.returns] == ["Tensor"] for schema in schemas)
 
 

@@ -430,3 +430,42 @@ class TestAttributesOfTracedValues:
     )
     def test_an_attribute_read_before_a_write_has_its_value_of_then(self, function) -> None:
         trace_like_eager(function, vector)
+
+
+class TestInferenceMode:
+    @staticmethod
+    def constants(x):
+        made = torch.zeros(3)
+        made.add_(1)
+        made[0] = 2
+        torch.mul(made, 2, out=made)
+        return x + made
+
+    def test_constants_are_traced_there(self) -> None:
+        with torch.inference_mode():
+            program = fx.symbolic_trace(self.constants)
+        for _ in range(2):
+            assert torch.equal(program(torch.zeros(3)), torch.tensor([4.0, 2.0, 2.0]))
+
+    def test_and_in_a_region_of_the_model(self) -> None:
+        def model(x):
+            with torch.inference_mode():
+                made = self.constants(torch.zeros(3))
+            return x + made.sum()
+
+        assert fx.symbolic_trace(model)(torch.zeros(1)) == 8
+
+    def test_calls_on_buffers(self) -> None:
+        class Counting(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.register_buffer("count", torch.zeros(1))
+
+            def forward(self, x):
+                self.count.add_(1)
+                return x + self.count * 2
+
+        model = Counting()
+        with torch.inference_mode():
+            program = fx.symbolic_trace(model)
+        assert [program(torch.zeros(1)).item() for _ in range(2)] == [2, 4]
