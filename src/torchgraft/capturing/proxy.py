@@ -17,7 +17,7 @@ import torch
 from torchgraft.capturing.active import active
 from torchgraft.capturing.comparisons import asks_nearby, compares_element_types, is_compared_with_none
 from torchgraft.errors import TraceError
-from torchgraft.ir.guards import check_given, check_value
+from torchgraft.ir.guards import check_given
 from torchgraft.ir.node import Node
 from torchgraft.ir.origin import current_source_line, is_user_code, user_instruction
 
@@ -37,6 +37,7 @@ _TENSOR_ATTRIBUTES = frozenset(dir(torch.Tensor))
 _USUALLY_ABSENT = frozenset({"grad", "_base", "grad_fn"})
 # Attributes of tensors that Python code compares by `is`.
 _ELEMENT_TYPES = frozenset({"dtype", "layout"})
+_ASKED_ABOUT = _USUALLY_ABSENT | _ELEMENT_TYPES
 
 
 _set = object.__setattr__
@@ -88,32 +89,18 @@ class Proxy:
         if name not in _TENSOR_ATTRIBUTES:
             if name.startswith("__") or (active.tracer is self.tracer and not self.tracer._has_attribute(self, name)):
                 raise AttributeError(name)
-        if name in _USUALLY_ABSENT and self._is_none(name):
-            return None
-        if name in _ELEMENT_TYPES and active.tracer is self.tracer and self._is_compared_type(sys._getframe(1)):
-            self.tracer._refuse(self, f"compare by `is` the {name} of", "fix the branch with concrete_args")
-        if name == "grad_fn" and active.tracer is self.tracer and is_user_code(sys._getframe(1).f_code):
-            if not is_compared_with_none(*user_instruction(2)):
-                self.tracer._refuse(self, "read the grad_fn of", "ask for requires_grad")
+        if active.tracer is self.tracer and name in _ASKED_ABOUT:
+            self._refuse_questions(name, sys._getframe(1))
         return Attribute(self, name)
 
-    def _is_compared_type(self, frame: FrameType) -> bool:
-        """Whether the model asks if a dtype or a layout is another one, which for a proxy never is so."""
-        return is_user_code(frame.f_code) and asks_nearby(compares_element_types, frame)
-
-    def _is_none(self, name: str) -> bool:
-        """Whether the model asks if an attribute is None, which a proxy never is; the program checks the usual answer."""
-        is_absent = (
-            name != "grad_fn" or self.node._op == "placeholder"
-        )  # what is computed from parameters has a history
-        if active.tracer is not self.tracer or not is_compared_with_none(*user_instruction(3)):
-            return False
-        value = self.tracer.create_proxy("call_function", getattr, (self, name), {})
-        answer = self.tracer.create_proxy("call_function", operator.is_, (value, None), {})
-        where = str(current_source_line() or "an unknown line")
-        details = (answer, is_absent, f"absence of {name} of '{self.node.name}'", where)
-        self.tracer.create_proxy("call_function", check_value, details, {})
-        return is_absent
+    def _refuse_questions(self, name: str, frame: FrameType) -> None:
+        """Raise if the model asks whether an attribute is None, or which dtype it is: a proxy of it is neither."""
+        if not is_user_code(frame.f_code):
+            return
+        if name in _ELEMENT_TYPES and asks_nearby(compares_element_types, frame):
+            self.tracer._refuse(self, f"compare by `is` the {name} of", "fix the branch with concrete_args")
+        if name == "grad_fn" or (name in _USUALLY_ABSENT and is_compared_with_none(frame.f_code, frame.f_lasti)):
+            self.tracer._refuse(self, f"ask for the {name} of", "ask for requires_grad")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.tracer.create_proxy("call_method", "__call__", (self, *args), kwargs)
@@ -183,9 +170,6 @@ class Proxy:
         if active.tracer is self.tracer and not self.tracer._may_be_key(self):
             self.tracer._refuse(self, "look up", "use torch.where or another tensor operation")
         return id(self)
-
-    def _read(self, name: str) -> Any:
-        return None if name in _USUALLY_ABSENT and self._is_none(name) else Attribute(self, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)
@@ -373,10 +357,16 @@ def _add_operator(name: str, reflected: bool = False) -> None:
 
 def _add_writable_attribute(name: str) -> None:
     """Reading it is like reading any attribute; writing it writes into the tensor, which must happen in the program too."""
+
+    def read(self: Proxy) -> Attribute:
+        if active.tracer is self.tracer and name in _ASKED_ABOUT:
+            self._refuse_questions(name, sys._getframe(1))
+        return Attribute(self, name)
+
     setattr(
         Proxy,
         name,
-        property(lambda self: self._read(name), lambda self, value: self._assign(name, value)),
+        property(read, lambda self, value: self._assign(name, value)),
     )
 
 

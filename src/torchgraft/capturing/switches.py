@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchgraft.capturing.active import NamespacePatch, Patch, active
 from torchgraft.capturing.refusals import LEAF, in_lines
+from torchgraft.capturing.wrapping import marked
 from torchgraft.errors import TraceError
 from torchgraft.ir.guards import check_value
 from torchgraft.ir.modules import hooks_for_all
@@ -49,7 +50,7 @@ def _asked(function: Callable[..., Any]) -> Callable[..., Any]:
         return result
 
     fallback = [function]
-    return _marked(ask, function, fallback)
+    return marked(ask, function, fallback)
 
 
 def _refused(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -62,14 +63,7 @@ def _refused(function: Callable[..., Any]) -> Callable[..., Any]:
         return fallback[0](*args, **kwargs)
 
     fallback = [function]
-    return _marked(switch, function, fallback)
-
-
-def _marked(replacement: Any, function: Callable[..., Any], fallback: list[Any]) -> Callable[..., Any]:
-    replacement.__name__ = function.__name__
-    replacement.__torchgraft_original__ = function
-    replacement.__torchgraft_fallback__ = fallback
-    return replacement
+    return marked(switch, function, fallback)
 
 
 def _refuse(tracer: Any, what: str, reason: str) -> None:

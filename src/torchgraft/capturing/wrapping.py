@@ -89,7 +89,7 @@ def _recorded_always(function: Callable[..., Any]) -> Callable[..., Any]:
         return tracer.create_proxy("call_function", function, args, kwargs)
 
     fallback = [function]
-    return _marked(replacement, function, fallback)
+    return marked(replacement, function, fallback)
 
 
 def _shuffle_error() -> TraceError:
@@ -101,8 +101,9 @@ def _shuffle_error() -> TraceError:
     return TraceError(text)
 
 
-def _marked(replacement: Any, function: Callable[..., Any], fallback: list[Any]) -> Callable[..., Any]:
+def marked(replacement: Any, function: Callable[..., Any], fallback: list[Any]) -> Callable[..., Any]:
     """`fallback` holds what is called where nobody traces; a patch puts there what it found in its place."""
+    replacement.__name__ = function.__name__
     replacement.__torchgraft_original__ = function
     replacement.__torchgraft_fallback__ = fallback
     return replacement
@@ -118,7 +119,7 @@ def _replacement(function: Callable[..., Any], record: Callable[..., Any], is_le
         return fallback[0](*args, **kwargs) if proxy is None else record(proxy.tracer, args, kwargs)
 
     fallback = [function]
-    return _marked(replacement, function, fallback)
+    return marked(replacement, function, fallback)
 
 
 def wrapped_patches() -> list[Patch]:

@@ -32,7 +32,7 @@ def refuse_root_hooks(root: torch.nn.Module) -> None:
     if has_hooks(root):
         raise TraceError(
             f"cannot trace {name}: hooks are registered on it\n"
-            "  register them on the traced program instead, or trace a module that contains this one"
+            "  remove them and register them on the traced program, or trace a module that contains this one"
         )
 
 

@@ -168,32 +168,32 @@ class RealValues:
 
     def _structure(self, function: Any, args: Any, kwargs: Any) -> tuple[Any, bool]:
         """What a call returns and whether it writes, found out on tensors without data: nothing of the model is touched."""
-        stand_ins: dict[int, torch.Tensor] = {}
+        copies: dict[int, torch.Tensor] = {}
 
-        def stand_in(value: Any) -> Any:
+        def copied(value: Any) -> Any:
             if isinstance(value, torch.Tensor):
-                if id(value) not in stand_ins:
-                    stand_ins[id(value)] = torch.empty_like(value, device="meta")
-                return stand_ins[id(value)]
+                if id(value) not in copies:
+                    copies[id(value)] = torch.empty_like(value, device="meta")
+                return copies[id(value)]
             if isinstance(value, (tuple, list)) and not hasattr(value, "_fields"):
-                return type(value)([stand_in(item) for item in value])
+                return type(value)([copied(item) for item in value])
             if isinstance(value, dict):
-                return {key: stand_in(item) for key, item in value.items()}
+                return {key: copied(item) for key, item in value.items()}
             if isinstance(value, slice):
-                return slice(stand_in(value.start), stand_in(value.stop), stand_in(value.step))
+                return slice(copied(value.start), copied(value.stop), copied(value.step))
             if isinstance(value, torch.device):
                 return torch.device("meta")
             return value
 
-        self.tracer._switching = True  # what happens to the stand-ins is no part of the program
+        self.tracer._switching = True  # what happens to the copies is no part of the program
         try:
             with torch.inference_mode(False), torch.no_grad():  # in inference mode nobody counts writes
-                real_args, real_kwargs = stand_in(args), stand_in(kwargs)
-                versions = {key: tensor._version for key, tensor in stand_ins.items()}
-                shapes = [tensor.shape for tensor in stand_ins.values()]
+                real_args, real_kwargs = copied(args), copied(kwargs)
+                versions = {key: tensor._version for key, tensor in copies.items()}
+                shapes = [tensor.shape for tensor in copies.values()]
                 result = function(*real_args, **real_kwargs)
-                is_reshaped = shapes != [tensor.shape for tensor in stand_ins.values()]
-                writes = any(tensor._version != versions[key] for key, tensor in stand_ins.items())
+                is_reshaped = shapes != [tensor.shape for tensor in copies.values()]
+                writes = any(tensor._version != versions[key] for key, tensor in copies.items())
         except Exception as error:  # any operator may refuse tensors without data, each with an error of its own
             if getattr(function, "__name__", "") in ("to", "cpu", "cuda"):
                 return torch.empty(0, device="meta"), False
