@@ -26,6 +26,7 @@ _BY_NAME: dict[str, type] = {
     **dict.fromkeys(_FLAGS, bool),
     **dict.fromkeys(_TUPLES, tuple),
 }
+_MAY_BE_TENSORS = (torch.Tensor, "tensor", "any")
 # What may be more than one thing, and is no tensor.
 _OTHER_METHODS = frozenset({"size", "item", "stride", "data_ptr", "type", "__len__", "numpy", "get"})
 _TENSOR_ATTRIBUTES = frozenset({"T", "mT", "H", "mH", "data", "grad", "real", "imag", "values", "indices"})
@@ -160,7 +161,9 @@ def _returns_tensor(node: Node, depth: int) -> bool:
 def _is_checked_to_be_plain(node: Node) -> bool:
     """Whether a program that was captured on example inputs checks that an input is a number, or another plain value."""
     for user in node.users:
-        expected = user._args[0] if getattr(user._target, "__torchgraft_guard__", False) and user._args else None
-        if isinstance(expected, dict) and expected.get(str(node._target), torch.Tensor) is not torch.Tensor:
+        described = user._args if getattr(user._target, "__torchgraft_guard__", False) else ()
+        kinds = [part.get(str(node._target)) for part in described if isinstance(part, dict)]
+        # The guard has the inputs themselves by their names, and what each of them has to be.
+        if any(kind is not None and not isinstance(kind, Node) and kind not in _MAY_BE_TENSORS for kind in kinds):
             return True
     return False
