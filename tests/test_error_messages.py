@@ -537,7 +537,7 @@ _PLACED = [name for name in CASES if name.startswith("trace_") and name not in _
 def test_what_cannot_be_traced_is_shown_where_it_stands(name):
     """The user's file, a line inside the traced function, and its text."""
     text = str(_error_of(CASES[name]))
-    place = re.search(re.escape(os.path.abspath(__file__)) + r':(\d+) "(.*?)"(?:[;:,. ]|$)', text)
+    place = re.search(re.escape(os.path.abspath(__file__)) + r':(\d+) "(.*?)"(?:[;:,. \n]|$)', text)
     assert place, text
     lines, first = inspect.getsourcelines(CASES[name])
     assert first <= int(place[1]) < first + len(lines)

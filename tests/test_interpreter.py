@@ -213,6 +213,27 @@ class TestTransformer:
         assert [node.type for node in result.graph.nodes] == [node.type for node in module.graph.nodes]
         assert torch.equal(result(x()), module(x()))
 
+    @pytest.mark.parametrize("function", [lambda x: torch.relu(x), lambda x: torch.relu(x) + x.size(0) - 1])
+    def test_a_method_may_make_the_node_itself(self, function) -> None:
+        class Replacing(fx.Transformer):
+            def call_function(self, target, args, kwargs):
+                if target == torch.relu:
+                    return self.tracer.create_node("call_function", torch.sigmoid, args, kwargs)
+                return super().call_function(target, args, kwargs)
+
+        program = Replacing(fx.symbolic_trace(function)).transform()
+        program.graph.lint()
+        assert program(torch.zeros(1)) == 0.5
+
+    def test_proxies_that_get_into_a_graph_are_reported(self) -> None:
+        class Replacing(fx.Transformer):
+            def call_function(self, target, args, kwargs):
+                return self.new_graph.call_function(torch.sigmoid, args, kwargs)
+
+        program = Replacing(fx.symbolic_trace(lambda x: torch.relu(x))).transform()
+        with pytest.raises(fx.GraphError, match="node 'sigmoid' has a Proxy in its arguments"):
+            program.graph.lint()
+
     def test_metadata_survives(self, module: fx.GraphModule) -> None:
         for number, node in enumerate(module.graph.nodes):
             node.meta["number"] = number

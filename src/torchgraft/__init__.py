@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from torchgraft.analysis.types import Dyn, TensorType, check_types
     from torchgraft.bridge import from_export, from_fx, to_fx
     from torchgraft.bridge.symbolic_shapes import SymbolicShapes, symbolic_shapes
-    from torchgraft.capturing.inputs import PH
     from torchgraft.capturing.program import capture
     from torchgraft.capturing.proxy import Attribute, ParameterProxy, Proxy, ProxyableClassMeta
-    from torchgraft.capturing.tracer import Tracer, symbolic_trace
+    from torchgraft.capturing.symbolic.inputs import PH
+    from torchgraft.capturing.symbolic.tracer import Tracer, symbolic_trace
     from torchgraft.capturing.tracer_base import TracerBase
     from torchgraft.codegen.graph_module import GraphModule
     from torchgraft.codegen.source import CodeGen
@@ -79,10 +79,10 @@ _HOMES = {
     "torchgraft.bridge": ("from_export", "from_fx", "to_fx"),
     "torchgraft.bridge.symbolic_shapes": ("SymbolicShapes", "symbolic_shapes"),
     "torchgraft.lowering.training": ("capture_training",),
-    "torchgraft.capturing.inputs": ("PH",),
+    "torchgraft.capturing.symbolic.inputs": ("PH",),
     "torchgraft.capturing.program": ("capture",),
     "torchgraft.capturing.proxy": ("Attribute", "ParameterProxy", "Proxy", "ProxyableClassMeta"),
-    "torchgraft.capturing.tracer": ("Tracer", "symbolic_trace"),
+    "torchgraft.capturing.symbolic.tracer": ("Tracer", "symbolic_trace"),
     "torchgraft.capturing.tracer_base": ("TracerBase",),
     "torchgraft.ir.leaf_functions": ("wrap",),
     "torchgraft.codegen.graph_module": ("GraphModule",),

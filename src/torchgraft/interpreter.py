@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from torchgraft.capturing.proxy import Proxy
-from torchgraft.capturing.tracer import Tracer
+from torchgraft.capturing.symbolic.tracer import Tracer
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import GraphError
 from torchgraft.ir.arguments import map_aggregate
@@ -230,7 +230,8 @@ class Transformer(Interpreter):
             if made._type is None and made._op == n._op and made._target == n._target:
                 made._type = n._type
             made = made._next
-        return result
+        # A method may have made a node itself, and the methods of the nodes after it want to compute with its value.
+        return Proxy(result, self.tracer) if isinstance(result, Node) else result
 
     def placeholder(self, target: Target, args: tuple[Argument, ...], kwargs: dict[str, Any]) -> Any:
         """An input of the new program."""

@@ -15,7 +15,7 @@ from tests.bridge.models import SMALL, Pair, small
 from tests.compatibility.programs import PROGRAMS
 from tests.torch_versions import TORCH
 from torchgraft import BridgeError, from_fx, to_fx
-from torchgraft.capturing.inputs import assert_is_none
+from torchgraft.capturing.symbolic.inputs import assert_is_none
 from torchgraft.capturing.tracer_base import assert_traced
 
 # ---- there and back ----

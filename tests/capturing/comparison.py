@@ -2,7 +2,9 @@
 What must be the same is said in the tests.
 """
 
+import _thread
 import copy
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -45,3 +47,10 @@ def assert_same(found: Any, expected: Any, what: str) -> None:
 
 def names(program: fx.GraphModule) -> list[str]:
     return [node.name for node in program.graph.nodes]
+
+
+def in_another_thread(work: Callable[[], Any]) -> None:
+    """Run something in another thread, in a way that a trace does not refuse."""
+    done = threading.Event()
+    _thread.start_new_thread(lambda: (work(), done.set()), ())
+    assert done.wait(timeout=30)

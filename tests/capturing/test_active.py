@@ -3,7 +3,6 @@ Threads at work at the same time are in test_threads.py.
 """
 
 import gc
-import threading
 import types
 
 import pytest
@@ -11,6 +10,7 @@ import torch
 from torch import nn
 
 import torchgraft as fx
+from tests.capturing.comparison import in_another_thread
 from torchgraft.capturing.active import CodePatch, Patch, active, paused_collection, shared_patch
 
 
@@ -198,8 +198,7 @@ def test_other_threads_see_no_tracer() -> None:
     seen = []
 
     def forward(x):
-        thread = threading.Thread(target=lambda: seen.append((active.tracer, nn.Linear(2, 2)(torch.ones(2)).shape)))
-        thread.start(), thread.join()
+        in_another_thread(lambda: seen.append((active.tracer, nn.Linear(2, 2)(torch.ones(2)).shape)))
         seen.append(active.tracer is not None)
         return x
 

@@ -6,15 +6,12 @@ from __future__ import annotations
 
 import functools
 from types import SimpleNamespace
-from typing import Any
 
-import pytest
 import torch
 
 import torchgraft
 from torchgraft.capturing.outside_state import OutsideState
 from torchgraft.capturing.pictures import holdings, is_users_class
-from torchgraft.errors import TraceError
 
 
 class Slotted:
@@ -46,20 +43,6 @@ def test_variables_of_a_closure_are_put_back() -> None:
     assert state.restore() is not None
     assert count == 0 and kept == [1]
     assert state.restore() is None
-
-
-def test_a_note_may_be_taken_of_a_symbolic_trace() -> None:
-    seen: list[Any] = []
-
-    def function(x: Any) -> Any:
-        seen.append("here")
-        return x
-
-    torchgraft.symbolic_trace(function)
-    assert seen == ["here"]
-    with pytest.raises(TraceError, match="what function keeps"):
-        torchgraft.symbolic_trace(functools.wraps(function)(lambda x: x * (seen.append(1) or len(seen))))
-    assert seen == ["here"]
 
 
 def test_whose_classes_are_looked_into() -> None:

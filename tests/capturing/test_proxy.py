@@ -270,3 +270,17 @@ class TestProxyableClasses:
         program = fx.symbolic_trace(lambda x: x + Pair(1, 2).total())
         assert program(1) == 4
         assert len(program.graph.nodes) == 3
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        lambda x: x if x.grad is None else x + x.grad,
+        lambda x: x if x.grad_fn else x + 1,
+        lambda x: x if x._base is not None else x + 1,
+        lambda x: x if torch.relu(x).grad_fn is None else x + 1,
+    ],
+)
+def test_a_history_that_is_asked_for_is_refused(model) -> None:
+    with pytest.raises(fx.TraceError, match=r"(?s)cannot ask for the .*test_proxy.py.*torchgraft.capture"):
+        fx.symbolic_trace(model)

@@ -24,7 +24,7 @@ class TestErrorsOfOthers:
         ],
     )
     def test_the_message_has_the_line_and_what_was_said(self, model, kind) -> None:
-        with pytest.raises(fx.TraceError, match=r"cannot trace .*test_refusals.py:\d+ .*Proxy.*leaf") as caught:
+        with pytest.raises(fx.TraceError, match=r"(?s)cannot trace .*test_refusals.py:\d+ .*Proxy.*leaf") as caught:
             fx.symbolic_trace(model)
         assert isinstance(caught.value, kind)
         assert caught.value.__cause__ is not None

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import torchgraft as fx
+from tests.capturing.comparison import in_another_thread
 
 
 @pytest.fixture(autouse=True)
@@ -274,15 +275,12 @@ class TestEdges:
         assert torch.is_grad_enabled()
 
     def test_regions_of_other_threads_are_not_recorded(self) -> None:
-        import threading
-
         def forward(x):
             def elsewhere():
                 with torch.no_grad():
                     torch.ones(1) * 2
 
-            thread = threading.Thread(target=elsewhere)
-            thread.start(), thread.join()
+            in_another_thread(elsewhere)
             return x * 2
 
         assert lines(fx.symbolic_trace(forward)) == []

@@ -86,7 +86,7 @@ class TestRefusals:
     )
     def test_what_no_program_can_repeat(self, model) -> None:
         before = torch.get_default_dtype(), torch.empty(0).device
-        with pytest.raises(fx.TraceError, match=r"cannot trace .* at .*test_switches.py"):
+        with pytest.raises(fx.TraceError, match=r"cannot trace .*\n  at .*test_switches.py"):
             fx.symbolic_trace(model)
         assert (torch.get_default_dtype(), torch.empty(0).device) == before
         assert not nn.modules.module._global_forward_hooks
@@ -116,33 +116,19 @@ class TestRefusals:
 
 
 class TestThreads:
-    def test_a_thread_may_not_use_traced_values(self) -> None:
+    @pytest.mark.parametrize("swallows", [False, True])
+    def test_work_for_another_thread_is_refused(self, swallows) -> None:
         def model(x):
-            results: list[object] = []
+            thread = threading.Thread(target=lambda: torch.relu(x))
+            try:
+                thread.start()
+            except fx.TraceError:
+                if not swallows:
+                    raise
+            return x
 
-            def work() -> None:
-                try:
-                    results.append(torch.relu(x))
-                except fx.TraceError:
-                    results.append(x)
-
-            thread = threading.Thread(target=work)
-            thread.start()
-            thread.join()
-            return results[0]
-
-        with pytest.raises(fx.TraceError, match=r"another thread does at .*test_switches.py"):
+        with pytest.raises(fx.TraceError, match=r"cannot trace Thread.start\(\).*\n  at .*test_switches.py"):
             fx.symbolic_trace(model)
-
-    def test_a_thread_may_do_anything_else(self) -> None:
-        def model(x):
-            found: list[torch.Tensor] = []
-            thread = threading.Thread(target=lambda: found.append(nn.Linear(2, 2)(torch.ones(2))))
-            thread.start()
-            thread.join()
-            return x + len(found)
-
-        assert fx.symbolic_trace(model)(torch.zeros(1)) == 1
 
 
 @pytest.mark.parametrize("level", ["module", "aten"])

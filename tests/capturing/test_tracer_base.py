@@ -79,7 +79,7 @@ class TestArguments:
 
     def test_other_objects_are_refused_with_the_line_and_the_remedy(self, tracer: TracerBase) -> None:
         with pytest.raises(
-            NotImplementedError, match="argument of type: <class 'object'>.*__fx_create_arg__"
+            NotImplementedError, match="(?s)argument of type: <class 'object'>.*__fx_create_arg__"
         ) as caught:
             tracer.create_arg(object())
         assert __file__ in str(caught.value)
@@ -178,7 +178,7 @@ class TestMutableOperations:
         check_mutable_operations = True
 
     def test_they_are_refused_on_request(self) -> None:
-        with pytest.raises(fx.TraceError, match="mutable operation relu_.*out-of-place"):
+        with pytest.raises(fx.TraceError, match="(?s)mutable operation relu_.*out-of-place"):
             self.Strict().trace(lambda x: torch.relu_(x))
 
     def test_others_pass(self) -> None:

@@ -1,5 +1,6 @@
 """Calls in one form: named arguments with defaults, which compute the same."""
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -47,6 +48,32 @@ def test_equal_calls_become_equal():
     assert NormalizeArguments()(program).changes == 3
     assert MergeCommon()(program).changes == 2
     assert torch.equal(program(X), function(X))
+
+
+@pytest.mark.parametrize("keywords", [True, False])
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: torch.where(x > 0, 0, x),
+        lambda x: torch.where(x > 0, x, 0),
+        lambda x: torch.where(x > 0, 0.0, 1.0),
+        lambda x: torch.pow(2, x),
+        lambda x: torch.pow(x, 2),
+        lambda x: torch.float_power(2, x),
+        lambda x: torch.remainder(5, x),
+        lambda x: torch.xlogy(2, x),
+        lambda x: torch.bitwise_and(3, x.long()),
+        lambda x: torch.bitwise_left_shift(1, x.long().abs()),
+        lambda x: torch.bucketize(2, x.flatten().sort().values),
+        lambda x: torch.searchsorted(x.flatten().sort().values, 2),
+        lambda x: torch.pow(x.size(0), x),
+        lambda x: torch.range(1, 3) + x.sum(),
+    ],
+)
+def test_numbers_in_the_place_of_tensors(function, keywords):
+    program = torchgraft.symbolic_trace(function)
+    check_edit(NormalizeArguments(keywords), program)
+    torch.testing.assert_close(program(X), function(X), rtol=0, atol=0, equal_nan=True)
 
 
 def test_positional_arguments_may_stay():

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import math
 import operator
+import random
 from typing import Any
 
 import pytest
@@ -13,7 +15,7 @@ from torch.nn import functional
 
 import torchgraft
 from torchgraft.rewriting import rewrite
-from torchgraft.rewriting.meaning import is_number, meaning_of_call
+from torchgraft.rewriting.meaning import meaning_of_call
 
 
 def plain(call: Any) -> Any:
@@ -159,8 +161,55 @@ def test_arithmetic_of_sizes_is_not_arithmetic_of_tensors() -> None:
     module = torchgraft.symbolic_trace(lambda x: x.view(x.size(0) * 2, x.shape[1] * 2) * 2)
     assert len(rewrite(module, lambda a: torch.mul(a, 2), lambda a: torch.add(a, a))) == 1
     assert module(torch.ones(0, 4)).shape == (0, 8)
-    node = next(node for node in module.graph.nodes if node.target == "size")
-    assert is_number(node) and is_number(3)
+
+
+def captured(function: Any, *inputs: Any) -> torchgraft.GraphModule:
+    return torchgraft.capture(function, inputs)
+
+
+def annotated(x: torch.Tensor, n: int, m: int = 3) -> Any:
+    return x * 1, n + m
+
+
+@pytest.mark.parametrize("capture", [lambda function, *inputs: torchgraft.symbolic_trace(function), captured])
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, n, m: x.size(0) + x.shape[1],
+        lambda x, n, m: x.nelement() + torch.numel(x),
+        lambda x, n, m: x.itemsize + x.ndim,
+        lambda x, n, m: random.random() + random.uniform(1, 2),
+        lambda x, n, m: x.sum().item() + x.max().item(),
+        lambda x, n, m: x.get_device() + x.storage_offset(),
+        lambda x, n, m: x.split(1) + x.split(1),
+        lambda x, n, m: math.sqrt(x.size(0)) + math.floor(x.size(1)),
+        annotated,
+    ],
+)
+def test_arithmetic_of_python_values_is_left_alone(function: Any, capture: Any) -> None:
+    program = capture(function, torch.ones(2, 3), 4, 5)
+    assert rewrite(program, lambda a, b: a + b, lambda a, b: torch.add(a, b)) == []
+
+
+def test_numbers_that_a_program_was_captured_with_are_no_tensors() -> None:
+    program = torchgraft.capture(lambda x, n, m: (x * 1, n + m), (torch.ones(2), 2, 3))
+    assert rewrite(program, lambda a, b: a + b, lambda a, b: torch.add(a, b)) == []
+    assert type(program(torch.ones(2), 2, 3)[1]) is int
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, n, m: x + n,
+        lambda x, n, m: x.split(1)[0] + x.unbind(0)[1],
+        lambda x, n, m: x.topk(1).values + x.topk(1)[0],
+        lambda x, n, m: x.T + x.size(0),
+        lambda x, n, m: torch.relu(x) + x.mean(),
+    ],
+)
+def test_arithmetic_with_a_tensor_is_arithmetic_of_tensors(function: Any) -> None:
+    program = torchgraft.symbolic_trace(function)
+    assert len(rewrite(program, lambda a, b: a + b, lambda a, b: torch.add(a, b))) == 1
 
 
 def test_modules_and_functions_with_weights() -> None:

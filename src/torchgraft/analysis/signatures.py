@@ -268,7 +268,7 @@ def type_matches(signature_type: Any, argument_type: Any) -> bool:
 
 def _list_takes(element: Any, argument_type: Any) -> bool:
     if element is int and argument_type is int:
-        return True  # one number stands for as many as are needed
+        return True  # one number is repeated as often as needed
     origin = typing.get_origin(argument_type)
     if origin not in (list, tuple):
         return False

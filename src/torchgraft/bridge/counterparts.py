@@ -14,8 +14,8 @@ import torch.fx.immutable_collections
 import torch.fx.proxy
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
-from torchgraft.capturing.inputs import assert_is_none
-from torchgraft.capturing.tracer import Tracer
+from torchgraft.capturing.symbolic.inputs import assert_is_none
+from torchgraft.capturing.symbolic.tracer import Tracer
 from torchgraft.capturing.tracer_base import assert_traced
 from torchgraft.errors import BridgeError
 from torchgraft.ir.arguments import immutable_dict, immutable_list

@@ -94,7 +94,9 @@ class Patch:
 
     def put_in_place(self) -> None:
         """Put the replacement there, whoever needs it; the lock is held."""
-        self.original = self._entries.get(self.name, _MISSING)
+        found = self._entries.get(self.name, _MISSING)
+        if found is not self.replacement:  # which somebody may have put back late
+            self.original = found
         if type(self._entries) is dict:
             self._entries[self.name] = self.replacement
         else:
@@ -191,11 +193,16 @@ class NamespacePatch:
         # Usually the originals; but torch.fx may be tracing around us and have put its own there.
         now = tuple(map(self.holder.get, self.originals))
         if self._expected is None or not all(map(is_, now, self._expected)):
-            self.previous = {name: self.holder.get(name, value) for name, value in self.originals.items()}
+            self.previous = {name: self._found(name, value) for name, value in self.originals.items()}
             for name, value in self.previous.items():
                 self.replacements[name].__torchgraft_fallback__[0] = value  # type: ignore[attr-defined]
             self._expected = now
         self.holder.update(self.replacements)
+
+    def _found(self, name: str, original: Any) -> Any:
+        """What is in the place of a replacement. Somebody may have put the replacement itself back there, late."""
+        found = self.holder.get(name, original)
+        return original if found is self.replacements[name] else found
 
     def take_away(self) -> None:
         """Put the originals back; the lock is held."""

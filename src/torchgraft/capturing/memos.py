@@ -15,9 +15,9 @@ import torch
 
 from torchgraft.capturing.active import Patch, active
 from torchgraft.capturing.dtypes import FlowingDtype
-from torchgraft.capturing.questions import called_function
 from torchgraft.capturing.reads import KeepWhole, RunAgain, at_line
 from torchgraft.capturing.sizes import unwrapped
+from torchgraft.capturing.symbolic.questions import called_function
 from torchgraft.ir.origin import is_user_code
 
 # By identity: the function that remembers, and what puts another in its place wherever it is known by a name.

@@ -6,18 +6,18 @@ from __future__ import annotations
 
 import inspect
 import operator
-from types import CodeType, MethodType
+import sys
+from types import MethodType
 from typing import Any
 
 import torch
 
 from torchgraft.capturing.active import CodePatch, Patch, active, shared_patch
 from torchgraft.capturing.autograd_functions import FUNCTION_PATCHES
+from torchgraft.capturing.comparisons import asks_nearby, compares_with_bool
 from torchgraft.capturing.regions import REGION_PATCHES
 from torchgraft.capturing.switches import SWITCH_PATCHES
 from torchgraft.capturing.wrapping import recorded_call, recorded_method
-from torchgraft.ir.bytecode import instructions, may_contain
-from torchgraft.ir.origin import asked_once, user_instruction
 
 # Factories that take sizes one by one refuse a proxy before torch's override protocol is asked.
 _SIZE_METHODS = ("expand", "view", "reshape", "repeat", "permute", "tile", "new_zeros", "new_ones", "new_empty")
@@ -44,6 +44,8 @@ class ModuleForward:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         self._tracer._enter_module(self._module)
+        if self._tracer._optional_inputs:
+            self._tracer._guard_optional_inputs(self._module, args, kwargs)
         return call_module(self._module, *args, **kwargs)
 
 
@@ -183,18 +185,10 @@ def _read_training(module: torch.nn.Module) -> Any:
     if tracer is None or tracer._switching:
         return module.__dict__["training"]
     # `self.training is True` can only be answered by the plain value.
-    if tracer.flags_are_plain or _is_compared_by_identity(*user_instruction(2)):
+    if tracer.flags_are_plain or (not tracer._runs_for_real and asks_nearby(compares_with_bool, sys._getframe(2))):
         return tracer._training_decides(module)
     tracer._has_stand_ins = True
     return TrainingFlag(module, tracer)
-
-
-@asked_once
-def _is_compared_by_identity(code: CodeType | None, instruction: int) -> bool:
-    if code is None or not may_contain(code, "IS_OP"):
-        return False
-    following = [item.opname for item in instructions(code) if item.offset > instruction]
-    return following[1:2] == ["IS_OP"]
 
 
 _set_tensor_attribute = torch.Tensor.__setattr__

@@ -1,25 +1,25 @@
-"""Proxies: the stand-ins for values that run through a model while it is traced, and record what is done with them.
+"""Proxies: the objects that run through a model in the place of its values, and record what is done with them.
 What becomes of a recorded call is decided by the tracer they carry.
 """
 
 from __future__ import annotations
 
 import copy
-import dis
 import itertools
 import operator
 import sys
 from collections.abc import Iterator
-from types import CodeType
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from torchgraft.capturing.active import active
+from torchgraft.capturing.comparisons import asks_nearby, compares_element_types, is_compared_with_none
 from torchgraft.errors import TraceError
-from torchgraft.ir.guards import check_given, check_value
+from torchgraft.ir.guards import check_given
 from torchgraft.ir.node import Node
-from torchgraft.ir.origin import asked_once, current_source_line, is_user_code, user_instruction
+from torchgraft.ir.origin import current_source_line, is_user_code, user_instruction
 
 if TYPE_CHECKING:
     from torchgraft.capturing.tracer_base import TracerBase
@@ -35,27 +35,9 @@ UNARY = ("neg", "pos", "invert", "abs")
 _TENSOR_ATTRIBUTES = frozenset(dir(torch.Tensor))
 # Attributes of tensors that mostly are None.
 _USUALLY_ABSENT = frozenset({"grad", "_base", "grad_fn"})
-
-
-def is_compared_with_none(code: CodeType | None, instruction: int) -> bool:
-    """Whether what an instruction takes out of a container or an object is at once asked whether it is None."""
-    return code is not None and instruction in _compared_with_none(code)
-
-
-@asked_once
-def _compared_with_none(code: CodeType) -> frozenset[int]:
-    listing = [item for item in dis.get_instructions(code) if item.opname != "CACHE"]
-    found = set()
-    for item, after, second in zip(listing, listing[1:], [*listing[2:], None], strict=False):
-        is_jump = "JUMP" in after.opname and "NONE" in after.opname
-        is_test = (
-            after.opname == "LOAD_CONST" and after.argval is None and second is not None and second.opname == "IS_OP"
-        )
-        is_item = item.opname == "BINARY_SUBSCR" or (item.opname == "BINARY_OP" and item.argrepr == "[]")
-        if is_item or item.opname == "LOAD_ATTR":
-            if is_jump or is_test:
-                found.add(item.offset)
-    return frozenset(found)
+# Attributes of tensors that Python code compares by `is`.
+_ELEMENT_TYPES = frozenset({"dtype", "layout"})
+_ASKED_ABOUT = _USUALLY_ABSENT | _ELEMENT_TYPES
 
 
 _set = object.__setattr__
@@ -66,6 +48,8 @@ class Proxy:
 
     node: Node
     tracer: TracerBase
+    # Says to `Graph.lint` that this is no argument of a node.
+    __torchgraft_proxy__ = True
 
     def __init__(self, node: Node, tracer: TracerBase | None = None) -> None:
         if tracer is None:
@@ -105,26 +89,18 @@ class Proxy:
         if name not in _TENSOR_ATTRIBUTES:
             if name.startswith("__") or (active.tracer is self.tracer and not self.tracer._has_attribute(self, name)):
                 raise AttributeError(name)
-        if name in _USUALLY_ABSENT and self._is_none(name):
-            return None
-        if name == "grad_fn" and active.tracer is self.tracer and is_user_code(sys._getframe(1).f_code):
-            if not is_compared_with_none(*user_instruction(2)):
-                self.tracer._refuse(self, "read the grad_fn of", "ask for requires_grad")
+        if active.tracer is self.tracer and name in _ASKED_ABOUT:
+            self._refuse_questions(name, sys._getframe(1))
         return Attribute(self, name)
 
-    def _is_none(self, name: str) -> bool:
-        """Whether the model asks if an attribute is None, which a proxy never is; the program checks the usual answer."""
-        is_absent = (
-            name != "grad_fn" or self.node._op == "placeholder"
-        )  # what is computed from parameters has a history
-        if active.tracer is not self.tracer or not is_compared_with_none(*user_instruction(3)):
-            return False
-        value = self.tracer.create_proxy("call_function", getattr, (self, name), {})
-        answer = self.tracer.create_proxy("call_function", operator.is_, (value, None), {})
-        where = str(current_source_line() or "an unknown line")
-        details = (answer, is_absent, f"absence of {name} of '{self.node.name}'", where)
-        self.tracer.create_proxy("call_function", check_value, details, {})
-        return is_absent
+    def _refuse_questions(self, name: str, frame: FrameType) -> None:
+        """Raise if the model asks whether an attribute is None, or which dtype it is: a proxy of it is neither."""
+        if not is_user_code(frame.f_code):
+            return
+        if name in _ELEMENT_TYPES and asks_nearby(compares_element_types, frame):
+            self.tracer._refuse(self, f"compare by `is` the {name} of", "fix the branch with concrete_args")
+        if name == "grad_fn" or (name in _USUALLY_ABSENT and is_compared_with_none(frame.f_code, frame.f_lasti)):
+            self.tracer._refuse(self, f"ask for the {name} of", "ask for requires_grad")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.tracer.create_proxy("call_method", "__call__", (self, *args), kwargs)
@@ -194,9 +170,6 @@ class Proxy:
         if active.tracer is self.tracer and not self.tracer._may_be_key(self):
             self.tracer._refuse(self, "look up", "use torch.where or another tensor operation")
         return id(self)
-
-    def _read(self, name: str) -> Any:
-        return None if name in _USUALLY_ABSENT and self._is_none(name) else Attribute(self, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)
@@ -384,10 +357,16 @@ def _add_operator(name: str, reflected: bool = False) -> None:
 
 def _add_writable_attribute(name: str) -> None:
     """Reading it is like reading any attribute; writing it writes into the tensor, which must happen in the program too."""
+
+    def read(self: Proxy) -> Attribute:
+        if active.tracer is self.tracer and name in _ASKED_ABOUT:
+            self._refuse_questions(name, sys._getframe(1))
+        return Attribute(self, name)
+
     setattr(
         Proxy,
         name,
-        property(lambda self: self._read(name), lambda self, value: self._assign(name, value)),
+        property(read, lambda self, value: self._assign(name, value)),
     )
 
 

@@ -11,11 +11,14 @@ import sysconfig
 from types import TracebackType
 
 from torchgraft.errors import GraftError, TraceError
-from torchgraft.ir.origin import is_user_code, line_of_error
+from torchgraft.ir.origin import SourceLine, is_user_code, line_of_error
 
-# How torch, Python and other libraries call the objects that stand for traced values.
-_STAND_INS = re.compile(r"\b(Parameter)?Proxy\b|\bTrainingFlag\b|torchgraft\.capturing|\b(not|type|of) '?Attribute\b")
+# How torch, Python and other libraries call proxies.
+_PROXIES = re.compile(r"\b(Parameter)?Proxy\b|\bTrainingFlag\b|torchgraft\.capturing|\b(not|type|of) '?Attribute\b")
 
+
+# What helps against every refusal.
+LEAF = "keep the surrounding module or function as a leaf (Tracer.is_leaf_module, torchgraft.wrap)"
 
 # How Python says that a function was called with too few or too many arguments.
 _ARGUMENTS = re.compile(r"positional argument|keyword argument|multiple values for|takes no arguments")
@@ -30,13 +33,24 @@ class UnsupportedArgument(TraceError, NotImplementedError):
     """A value that cannot be an argument of a node (torch.fx raises NotImplementedError)."""
 
 
+def in_lines(what: str, line: SourceLine | None, *rest: str) -> str:
+    """The text of an error: what happened on one line; where, and what to do, each on a line of its own.
+
+    >>> print(in_lines("cannot trace shuffle()", None, "use torch.randperm"))
+    cannot trace shuffle()
+      use torch.randperm
+    """
+    where = [] if line is None else [f"at {line}"]
+    return "\n  ".join([what, *where, *filter(None, rest)])
+
+
 def refusal_of(error: Exception) -> TraceError | None:
-    """What to raise for an error of torch or Python that complains about a stand-in; None for any other error."""
+    """What to raise for an error of torch or Python that complains about a proxy; None for any other error."""
     if isinstance(error, GraftError) or _is_raised_by_user(error):
         return None
     # A library that is given something of the wrong type seldom says what it was.
     is_about_types = isinstance(error, TypeError) and not _ARGUMENTS.search(str(error))
-    if not is_about_types and not _STAND_INS.search(str(error)):
+    if not is_about_types and not _PROXIES.search(str(error)):
         return None
     line = line_of_error(error)
     kind = (
@@ -47,9 +61,12 @@ def refusal_of(error: Exception) -> TraceError | None:
         else TraceError
     )
     return kind(
-        f"cannot trace{f' {line}' if line else ''}: what is called there does not take a traced value, and says "
-        f"{type(error).__name__}: {error}; use tensor operations, fix the value with concrete_args, "
-        "or keep the surrounding module or function as a leaf (Tracer.is_leaf_module, torchgraft.wrap)"
+        in_lines(
+            "cannot trace a call that does not take a proxy",
+            line,
+            f"it raised {type(error).__name__}: {error}",
+            f"use tensor operations, fix the value with concrete_args, {LEAF}, or use torchgraft.capture(model, args)",
+        )
     )
 
 

@@ -17,6 +17,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchgraft.capturing.active import NamespacePatch, Patch, active
+from torchgraft.capturing.refusals import LEAF, in_lines
+from torchgraft.capturing.wrapping import marked
 from torchgraft.errors import TraceError
 from torchgraft.ir.guards import check_value
 from torchgraft.ir.modules import hooks_for_all
@@ -48,7 +50,7 @@ def _asked(function: Callable[..., Any]) -> Callable[..., Any]:
         return result
 
     fallback = [function]
-    return _marked(ask, function, fallback)
+    return marked(ask, function, fallback)
 
 
 def _refused(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -61,24 +63,12 @@ def _refused(function: Callable[..., Any]) -> Callable[..., Any]:
         return fallback[0](*args, **kwargs)
 
     fallback = [function]
-    return _marked(switch, function, fallback)
-
-
-def _marked(replacement: Any, function: Callable[..., Any], fallback: list[Any]) -> Callable[..., Any]:
-    replacement.__name__ = function.__name__
-    replacement.__torchgraft_original__ = function
-    replacement.__torchgraft_fallback__ = fallback
-    return replacement
+    return marked(switch, function, fallback)
 
 
 def _refuse(tracer: Any, what: str, reason: str) -> None:
-    line = current_source_line()
-    error = TraceError(
-        f"cannot trace {what}{f' at {line}' if line else ''}: {reason}, and the program would not; "
-        "do it before tracing and outside of the model, or keep the surrounding module or function as a leaf "
-        "(Tracer.is_leaf_module, torchgraft.wrap)"
-    )
-    raise tracer._remembered(error)
+    fix = f"do it before tracing and outside of the model, or {LEAF}"
+    raise tracer._remembered(TraceError(in_lines(f"cannot trace {what}: {reason}", current_source_line(), fix)))
 
 
 def _refused_in_forward(holder: Any, name: str, reason: str) -> Patch:
@@ -108,9 +98,10 @@ def refuse_hooks_for_all_modules() -> None:
     """Raise if hooks are registered that run around every module: those that are traced through are no modules any more."""
     if hooks_for_all():
         raise TraceError(
-            "cannot trace while hooks for all modules are registered (torch.nn.modules.module.register_module_forward_hook "
-            "and its like): the traced program would run them around leaf modules only; remove them and register them again "
-            "afterwards, or keep all modules as leaves (Tracer.is_leaf_module)"
+            "cannot trace while hooks for all modules are registered\n"
+            "  torch.nn.modules.module.register_module_forward_hook and its like: the program would run them around leaf modules "
+            "only\n"
+            "  remove them and register them again afterwards, or keep all modules as leaves (Tracer.is_leaf_module)"
         )
 
 
@@ -127,8 +118,7 @@ def _enter_function_mode(mode: TorchFunctionMode) -> Any:
 
 
 def _handed_to_thread(holder: Any, name: str) -> Patch:
-    """A patch of what gives work to another thread. That may do what it likes, but not with traced values: what it does to them
-    has no place in a program. Proxies say so themselves; tensors cannot."""
+    """A patch of what gives work to another thread, which nobody watches."""
     original = getattr(holder, name)
 
     def hand_over(*args: Any, **kwargs: Any) -> Any:
@@ -139,9 +129,7 @@ def _handed_to_thread(holder: Any, name: str) -> Patch:
         if tracer is None and active.listener is not None:
             active.listener.refuse(f"calls {holder.__name__}.{name}()", sys._getframe(1))
         if tracer is not None and not tracer._switching:
-            if tracer._runs_for_real:
-                _refuse(tracer, f"{holder.__name__}.{name}()", "what another thread does is not seen")
-            tracer._refuse_other_threads()
+            _refuse(tracer, f"{holder.__name__}.{name}()", "what another thread does is not seen")
         return original(*args, **kwargs)
 
     return Patch(holder, name, hand_over)

@@ -15,9 +15,9 @@ from typing import Any, NoReturn
 import torch
 
 from torchgraft.capturing.proxy import Attribute, Proxy, find_proxy
-from torchgraft.capturing.refusals import ConversionError, UnsupportedArgument
+from torchgraft.capturing.refusals import LEAF, ConversionError, UnsupportedArgument, in_lines
 from torchgraft.errors import TraceError
-from torchgraft.ir.arguments import EMPTY_DICT, immutable_dict, immutable_list, rebuild_tuple
+from torchgraft.ir.arguments import EMPTY_DICT, immutable_dict, immutable_list, map_aggregate, rebuild_tuple
 from torchgraft.ir.graph import Graph
 from torchgraft.ir.names import wish_of
 from torchgraft.ir.node import Argument, Node, Target
@@ -74,11 +74,13 @@ class TracerBase:
     proxy_buffer_attributes: bool = False
     traced_func_name: str = "forward"
     _scope_chain: ScopeChain | None = None
+    # Inputs that may be None and that nobody has asked about.
+    _optional_inputs: Mapping[Node, str] = {}
     # Whether the traced program runs on real tensors (a watched run) and not on proxies.
     _runs_for_real = False
     # Whether `self.training` is handed out as a plain bool, with a guard.
     flags_are_plain = False
-    # Whether something was handed out that stands in for a mode or a dtype.
+    # Whether an object was handed out in the place of a mode or a dtype.
     _has_stand_ins = False
     # Whether a user's subclass has a say in how a call becomes a node; create_proxy is three times as fast where not.
     _is_overridden = False
@@ -124,8 +126,9 @@ class TracerBase:
         """Put a node in the graph. Override to attach metadata or to refuse operations."""
         if self.check_mutable_operations and kind == "call_function":
             _refuse_mutation(target, args, kwargs)
-        graph = self.graph
-        node = graph._make_node(kind, target, args, kwargs, name or wish_of(target), type_expr)
+        if find_proxy((args, kwargs)) is not None:  # handed on as they came, by a Transformer's method say
+            args, kwargs = _without_proxies((args, kwargs))
+        node = self.graph._make_node(kind, target, args, kwargs, name or wish_of(target), type_expr)
         self._note_origin(node, kind)
         return node
 
@@ -136,7 +139,7 @@ class TracerBase:
             node._origin = (None, 0, self._scope_chain)
 
     def proxy(self, node: Node) -> Proxy:
-        """The value that stands for a node in the running program."""
+        """The proxy of a node."""
         return Proxy(node, self)
 
     def create_proxy(
@@ -149,7 +152,7 @@ class TracerBase:
         type_expr: Any = None,
         proxy_factory_fn: Callable[[Node], Proxy] | None = None,
     ) -> Proxy:
-        """Record a call: lower its arguments, make the node, return the value that stands for it."""
+        """Record a call: lower its arguments, make the node, return its proxy."""
         create = self.create_arg
         if self._is_overridden or proxy_factory_fn is not None or type(args) is not tuple:
             node = self.create_node(kind, target, create(args), create(kwargs) if kwargs else {}, name, type_expr)
@@ -218,20 +221,20 @@ class TracerBase:
             return self.create_node("call_function", type(a), (), fields)
         if isinstance(a, torch.SymInt | torch.SymFloat | torch.SymBool):
             return a
-        error = UnsupportedArgument(
-            f"argument of type: {type(a)} cannot be part of a traced program{at(current_source_line())}; pass numbers, strings, "
-            "tensors and containers of them, give the class an __fx_create_arg__ method, or override Tracer.create_arg"
+        text = in_lines(
+            f"argument of type: {type(a)} cannot be part of a traced program",
+            current_source_line(),
+            "pass numbers, strings, tensors and containers of them, give the class an __fx_create_arg__ method, or override "
+            "Tracer.create_arg",
         )
-        raise self._remembered(error)
+        raise self._remembered(UnsupportedArgument(text))
 
     def _create_key(self, key: Any) -> Any:
         if isinstance(key, str):
             return key
         if find_proxy(key) is not None:
-            raise TraceError(
-                "Keys for dictionaries used as an argument cannot contain a Node. "
-                f"Got key: {key!r}{at(current_source_line())}; use strings or numbers as keys"
-            )
+            what = f"Keys for dictionaries used as an argument cannot contain a Node. Got key: {key!r}"
+            raise TraceError(in_lines(what, current_source_line(), "use strings or numbers as keys"))
         return self.create_arg(key)
 
     # ---- what a traced value cannot do ----
@@ -273,16 +276,18 @@ class TracerBase:
     def _refuse(
         self, proxy: Proxy, action: str, remedy: str, reason: str = "", kind: type[TraceError] = TraceError
     ) -> NoReturn:
-        node = proxy.node
+        node, line = proxy.node, current_source_line()
         made = source_line(node._origin[0], node._origin[1]) if node._origin else None
         maker = "an input of the program" if node._op == "placeholder" else f"made by {node.format_node()}"
-        origin = f"; the value is {maker}" + (f" at {made}" if made and node._op != "placeholder" else "")
-        error = kind(
-            f"cannot {action} a traced value: node '{node._name}'{at(current_source_line())}{origin}"
-            f"{'; ' + reason if reason else ''}; {remedy}, "
-            "or keep the surrounding module or function as a leaf (Tracer.is_leaf_module, torchgraft.wrap)"
+        text = in_lines(
+            f"cannot {action} a traced value: node '{node._name}'",
+            line,
+            f"the value is {maker}" + ("" if node._op == "placeholder" or made == line else at(made)),
+            reason,
+            "use torchgraft.capture(model, args), which runs the model on example inputs",
+            f"or {remedy}, or {LEAF}",
         )
-        raise self._remembered(error)
+        raise self._remembered(kind(text))
 
     # ---- questions about a traced value that cannot be recorded; `Tracer` has answers ----
 
@@ -303,14 +308,16 @@ class TracerBase:
         return error
 
 
+def _without_proxies(value: Any) -> Any:
+    return map_aggregate(value, lambda leaf: leaf.node if issubclass(type(leaf), Proxy) else leaf)
+
+
 def _refuse_mutation(target: Target, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
     packet = getattr(torch.ops.aten, getattr(target, "__name__", ""), None)
     names = packet.overloads() if packet is not None and not isinstance(target, str) else []
     if names and any(getattr(packet, name)._schema.is_mutable for name in names) and target.__name__.endswith("_"):  # type: ignore[union-attr]
-        raise TraceError(
-            f"Tried to trace mutable operation {target.__name__}{at(current_source_line())}: "  # type: ignore[union-attr]
-            "check_mutable_operations is set; use the out-of-place form"
-        )
+        what = f"Tried to trace mutable operation {target.__name__}: check_mutable_operations is set"  # type: ignore[union-attr]
+        raise TraceError(in_lines(what, current_source_line(), "use the out-of-place form"))
 
 
 def _unpacked_length(code: CodeType | None, instruction: int) -> int | None:

@@ -16,6 +16,7 @@ import torch
 
 from torchgraft.capturing.active import NamespacePatch, Patch, active, shared_patch
 from torchgraft.capturing.proxy import find_proxy
+from torchgraft.capturing.refusals import LEAF, in_lines
 from torchgraft.errors import TraceError
 from torchgraft.ir.leaf_functions import marked_functions, marks_in
 from torchgraft.ir.origin import current_source_line
@@ -71,11 +72,14 @@ def recorded_method(function: Callable[..., Any]) -> Callable[..., Any]:
 def _recorded_always(function: Callable[..., Any]) -> Callable[..., Any]:
     """A function whose result differs from call to call: recorded whatever its arguments are."""
 
+    is_seeding = function.__module__ == "torch.random"
     is_numpy = id(function) not in _PYTHON_RANDOM and getattr(function, "__module__", "") == "numpy.random"
 
     @functools.wraps(function, updated=())
     def replacement(*args: Any, **kwargs: Any) -> Any:
         tracer = active.tracer
+        if tracer is None and active.listener is not None and is_seeding:
+            active.listener.note_seeding(function.__name__, sys._getframe(1))
         if tracer is None or (is_numpy and tracer._runs_for_real):
             return fallback[0](*args, **kwargs)
         if tracer._runs_for_real:
@@ -85,20 +89,21 @@ def _recorded_always(function: Callable[..., Any]) -> Callable[..., Any]:
         return tracer.create_proxy("call_function", function, args, kwargs)
 
     fallback = [function]
-    return _marked(replacement, function, fallback)
+    return marked(replacement, function, fallback)
 
 
 def _shuffle_error() -> TraceError:
-    line = current_source_line()
-    return TraceError(
-        f"cannot trace shuffle(){f' at {line}' if line else ''}: it changes a list while the program is traced, and every run "
-        "would find that one order; use random.sample(items, len(items)) or torch.randperm, or keep the surrounding module or "
-        "function as a leaf (Tracer.is_leaf_module, torchgraft.wrap)"
+    text = in_lines(
+        "cannot trace shuffle(): it changes a list while tracing, and every run would find that one order",
+        current_source_line(),
+        f"use random.sample(items, len(items)) or torch.randperm, or {LEAF}",
     )
+    return TraceError(text)
 
 
-def _marked(replacement: Any, function: Callable[..., Any], fallback: list[Any]) -> Callable[..., Any]:
+def marked(replacement: Any, function: Callable[..., Any], fallback: list[Any]) -> Callable[..., Any]:
     """`fallback` holds what is called where nobody traces; a patch puts there what it found in its place."""
+    replacement.__name__ = function.__name__
     replacement.__torchgraft_original__ = function
     replacement.__torchgraft_fallback__ = fallback
     return replacement
@@ -114,7 +119,7 @@ def _replacement(function: Callable[..., Any], record: Callable[..., Any], is_le
         return fallback[0](*args, **kwargs) if proxy is None else record(proxy.tracer, args, kwargs)
 
     fallback = [function]
-    return _marked(replacement, function, fallback)
+    return marked(replacement, function, fallback)
 
 
 def wrapped_patches() -> list[Patch]:
@@ -172,11 +177,16 @@ def _public_functions(module: ModuleType) -> list[Callable[..., Any]]:
 
 
 @functools.cache
+def seed_patches() -> list[NamespacePatch]:
+    """Patches of what sets or reads torch's random state."""
+    functions = [getattr(torch, name) for name in _TORCH_RANDOM]
+    return [_library_patch(module, _recorded_always, functions) for module in (torch, torch.random)]
+
+
+@functools.cache
 def _chance(with_numpy: bool) -> tuple[list[NamespacePatch], dict[int, Callable[..., Any]]]:
     """Patches of everything that draws random numbers outside of torch or sets torch's random state; and what draws."""
-    patches = [_library_patch(random, _recorded_always, _PYTHON_RANDOM.values())]
-    for module in (torch, torch.random):
-        patches.append(_library_patch(module, _recorded_always, [getattr(torch, name) for name in _TORCH_RANDOM]))
+    patches = [_library_patch(random, _recorded_always, _PYTHON_RANDOM.values()), *seed_patches()]
     if not with_numpy:
         return patches, _PYTHON_RANDOM
     numpy_random, functions = _numpy_random()

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from torchgraft.capturing.tracer import Tracer, symbolic_trace
+from torchgraft.capturing.symbolic.tracer import Tracer, symbolic_trace
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.fx_passes.mkldnn import (
     MklSubgraph,

@@ -4,6 +4,7 @@ Which parameter an argument belongs to is known to `analysis/signatures.py`.
 
 from __future__ import annotations
 
+import functools
 import types
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, get_origin
@@ -14,6 +15,7 @@ from torchgraft.analysis.signatures import get_signature_for_torch_op, normalize
 from torchgraft.errors import GraphError
 from torchgraft.ir.modules import has_hooks
 from torchgraft.ir.node import Node
+from torchgraft.ir.value_classes import is_tensor
 from torchgraft.ir.verify import find_attribute
 from torchgraft.passes.definition import Pass
 from torchgraft.passes.memory import is_fixed
@@ -78,10 +80,26 @@ def _callable_form(target: Any, kwargs: dict[str, Any]) -> dict[str, Any] | None
         if isinstance(size, Node):
             return None  # one number, which goes without a name only, or a whole size
         result = {**kwargs, "size": (size,)} if type(size) is int else kwargs
-    if type(result.get("dtype")) is int:
-        # A default that the schema writes as a number; leaving it out says the same.
-        result = {name: value for name, value in result.items() if name != "dtype"}
-    return result
+    if "input" in kwargs and not is_tensor(kwargs["input"]) and _takes_number_first(target):
+        if isinstance(kwargs["input"], Node):
+            return None  # a number, perhaps
+        result = {"self" if name == "input" else name: value for name, value in result.items()}
+    # Defaults that the schema writes in its own way (a dtype as a number, a layout as None); leaving them out says the same.
+    return {name: value for name, value in result.items() if not _is_schemas_default(name, value)}
+
+
+def _is_schemas_default(name: str, value: Any) -> bool:
+    return (name == "dtype" and type(value) is int) or (name in ("layout", "pin_memory") and not value)
+
+
+@functools.cache
+def _takes_number_first(target: Any) -> bool:
+    """Whether `self` may be a number for an operator: the functions of `torch` call it `input` only where it is a tensor."""
+    if not isinstance(target, types.BuiltinFunctionType):
+        return False
+    _, schemas = get_signature_for_torch_op(target, return_schemas=True)
+    arguments = [argument for schema in schemas or [] for argument in schema.arguments]
+    return any(argument.name == "self" and str(argument.type) == "number" for argument in arguments)
 
 
 def _has_self(target: Any) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from torchgraft.capturing.tracer import Tracer
+from torchgraft.capturing.symbolic.tracer import Tracer
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import GraftError
 from torchgraft.ir.origin import SourceLine, line_of_error

@@ -33,8 +33,8 @@ def call_any(kinds: Any, *inputs: Any, name: str | None = None) -> Any:
     proxies = [value for value in inputs if isinstance(value, Proxy)]
     if not proxies:
         raise GraphError(
-            f"call_any({kinds!r}) has nothing to be called on: it stands for a call in a pattern, and none of {inputs!r} is a "
-            "value of one; use it in a function that is given to rewrite() as the pattern, on the function's parameters"
+            f"call_any({kinds!r}) was called outside of a pattern, on {inputs!r}\n"
+            "  use it in a function that is given to rewrite() as the pattern, on the parameters of that function"
         )
     tracer = proxies[0].tracer
     nodes = [value.node if isinstance(value, Proxy) else value for value in inputs]
@@ -43,7 +43,7 @@ def call_any(kinds: Any, *inputs: Any, name: str | None = None) -> Any:
 
 
 class Found:
-    """One occurrence of a pattern: `found["x"]` is what the pattern's parameter x stands for, a node or a constant.
+    """One occurrence of a pattern: `found["x"]` is what the parameter x of the pattern matched, a node or a constant.
 
     `nodes` and `modules` are by the names of the pattern's nodes (or by the `name` given to `call_any`). `replacements` are the
     new nodes, once it is replaced.
@@ -61,12 +61,12 @@ class Found:
 
     @property
     def inputs(self) -> dict[str, Any]:
-        """What the parameters of the pattern stand for."""
+        """What the parameters of the pattern matched."""
         return {node.target: self.match.nodes_map[node] for node in self.match.pattern.placeholders}
 
     @property
     def nodes(self) -> dict[str, Node]:
-        """What the calls of the pattern stand for."""
+        """What the calls of the pattern matched."""
         return {
             pattern_name(node): value
             for node, value in self.match.nodes_map.items()
@@ -83,7 +83,7 @@ class Found:
         raise KeyError(f"the pattern has no '{name}': its inputs are {', '.join(inputs)}, its calls {', '.join(nodes)}")
 
     def tensor(self, name: str) -> torch.Tensor | None:
-        """The parameter, buffer or constant tensor that an input of the pattern stands for, or None if it is computed."""
+        """The parameter, buffer or constant tensor that an input of the pattern matched, or None if it is computed."""
         value = self[name]
         path = value.path if isinstance(value, State) else value.target if _is_fetched(value) else None
         found = MISSING if path is None else self._program.attribute(path)

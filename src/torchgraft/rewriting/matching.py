@@ -340,7 +340,7 @@ class SubgraphMatcher:
         return True
 
     def _is_contained(self, binding: Binding, inside: set[Node]) -> bool:
-        """Whether what the pattern does not return is used by the match alone, also where it stands for an ignored
+        """Whether what the pattern does not return is used by the match alone, also where it matches an ignored
         literal and so has more users than in the pattern.
         """
         return all(
@@ -380,7 +380,7 @@ def nodes_in(value: Any) -> Iterator[Node]:
 
 
 def same_spelling(first: Any, second: Any) -> bool:
-    """Whether a literal stands for another in torch.fx, which asks Python for equality, and truly is the same value.
+    """Whether a literal matches another in torch.fx, which asks Python for equality, and truly is the same value.
 
     >>> nan = float("nan")
     >>> same_spelling(1, 1), same_spelling(1, True), same_spelling(nan, nan), same_spelling([1], (1,))

@@ -19,6 +19,7 @@ import torch
 
 from torchgraft.analysis.signatures import python_signature
 from torchgraft.ir.node import Node
+from torchgraft.ir.value_classes import is_tensor
 
 
 class Meaning(NamedTuple):
@@ -101,7 +102,7 @@ def meaning_of_call(node: Node) -> Meaning:
     if type(target).__hash__ is None:
         return Meaning(("function", id(target)), _raw(args, kwargs))
     if target in _PYTHON_OPERATORS:
-        if not all(is_number(value) for value in args):
+        if any(is_tensor(value) for value in args):  # else they may be numbers, and their sum is none of torch's
             found = _of_operator(_PYTHON_OPERATORS[target], args, kwargs)
     else:
         name = _function_name(target)
@@ -372,35 +373,3 @@ def _in_one_form(value: Any, parameter: _Parameter) -> Any:
     if parameter.repeats is not None and parameter.kind.startswith("List[") and isinstance(value, int | float):
         return [value] * parameter.repeats
     return value
-
-
-# ---- numbers ----
-
-_NUMBER_METHODS = frozenset(
-    {"size", "dim", "numel", "item", "stride", "storage_offset", "element_size", "tolist", "ndimension"}
-)
-_NUMBER_FUNCTIONS = frozenset({len, int, float, bool, round})
-
-
-def is_number(value: Any, depth: int = 50) -> bool:
-    """Whether an argument is known to be a Python number and no tensor, so that `+` on it is not `torch.add`."""
-    if not isinstance(value, Node):
-        return True
-    if isinstance(value.type, type) and issubclass(value.type, int | float | bool):
-        return True
-    known = value.meta.get("val", value.meta.get("example_value")) if value._meta is not None else None
-    if known is not None:
-        return not isinstance(known, torch.Tensor)
-    if depth == 0:
-        return False
-    if value.op == "call_method":
-        return value.target in _NUMBER_METHODS
-    if value.op != "call_function":
-        return False
-    if value.target is getattr:
-        return value.args[1] in ("shape", "ndim")
-    if value.target is operator.getitem:
-        return is_number(value.args[0], depth - 1)
-    if value.target in _PYTHON_OPERATORS:
-        return all(is_number(item, depth - 1) for item in value.args)
-    return value.target in _NUMBER_FUNCTIONS or getattr(value.target, "__module__", None) == "math"

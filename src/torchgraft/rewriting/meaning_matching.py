@@ -31,7 +31,7 @@ Pairs = list[tuple[Any, Any, str]]
 
 
 class AnyState:
-    """A weight of a module in the pattern: stands for any parameter or buffer."""
+    """A weight of a module in the pattern: matches any parameter or buffer."""
 
     __slots__ = ("path",)
 
@@ -159,7 +159,7 @@ class MeaningMatcher(SubgraphMatcher):
             if kind is Wildcard:
                 bound = binding[template.index]
                 if value is None:
-                    problem = partial(_is_other, value, "a value")  # what is left out stands for nothing
+                    problem = partial(_is_other, value, "a value")  # what is left out matches nothing
                 elif bound is _UNBOUND:
                     binding[template.index] = value
                 elif bound is not value and not same_value(bound, value):

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from torchgraft.capturing.tracer import symbolic_trace
+from torchgraft.capturing.symbolic.tracer import symbolic_trace
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import GraftError
 from torchgraft.ir.arguments import map_aggregate

@@ -14,7 +14,7 @@ from torchgraft.rewriting.program import Program
 
 
 class Wildcard:
-    """An input of the pattern: stands for any node or any literal, the same one wherever it is used."""
+    """An input of the pattern: matches any node or any literal, the same one wherever it is used."""
 
     __slots__ = ("index",)
 

@@ -53,7 +53,7 @@ def replace_pattern(gm: GraphModule, pattern: ProgramLike, replacement: ProgramL
     counts.
 
     Both are functions or modules (traced here), GraphModules or Graphs, with as many inputs each. An input of the
-    pattern stands for any value, the same one wherever it is used; two inputs never stand for the same node, as in
+    pattern matches any value, the same one wherever it is used; two inputs never match the same node, as in
     torch.fx (they may in `rewrite`). Values that the pattern does not return must not
     be used outside of it. Where the place of a replacement would have to pass an effect (an in-place change, say), it
     is not made.

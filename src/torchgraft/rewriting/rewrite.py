@@ -57,13 +57,13 @@ def rewrite(
 ) -> list[Found]:
     """Replace every occurrence of what the pattern means, in place, and return what was found.
 
-    Pattern and replacement are functions or modules with the same parameters. A parameter stands for any value or constant (not
-    for None, which is what is left out), the same one wherever it is used; `call_any` stands for any call of some kind. With
+    Pattern and replacement are functions or modules with the same parameters. A parameter matches any value or constant (not
+    None, which is what is left out), the same one wherever it is used; `call_any` matches any call of some kind. With
     `mode="meaning"` a call matches however it is spelled: as a function, method, operator or module, by position or by keyword,
     with defaults written or not, with operands of `+` and other commuting operators in either order. `mode="spelling"` is what
     `replace_pattern` does.
 
-    `where` decides which matches count: a function of `Found`, or a dict from parameters to functions of what they stand for.
+    `where` decides which matches count: a function of `Found`, or a dict from parameters to functions of what they matched.
     The replacement may be `PerMatch(make)`, which computes one for each match.
 
     Matches never overlap: the one whose last node comes first counts, and its nodes are in no other. Matches that stand side by

@@ -111,7 +111,7 @@ def _captured(program: Any, args: Iterable[Any] | None, kwargs: Mapping[str, Any
     if hasattr(program, "graph") or hasattr(program, "nodes") or not callable(program):
         return program
     if args is None and kwargs is None:
-        from torchgraft.capturing.tracer import symbolic_trace
+        from torchgraft.capturing.symbolic.tracer import symbolic_trace
 
         return symbolic_trace(program)
     from torchgraft.capturing.program import capture

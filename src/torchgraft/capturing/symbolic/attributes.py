@@ -4,29 +4,37 @@ Plain values and containers are the business of `tracer_base.py`.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections import OrderedDict, defaultdict
+from collections.abc import Iterator
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from torchgraft.capturing.parts import closed_over
 from torchgraft.capturing.proxy import Proxy, _proxyable_classes
-from torchgraft.capturing.reads import at_line
+from torchgraft.capturing.refusals import in_lines
 from torchgraft.capturing.tracer_base import TracerBase
 from torchgraft.errors import TraceError, UnknownModuleError
 from torchgraft.ir.arguments import immutable_dict, immutable_list
 from torchgraft.ir.node import Argument, Node
+from torchgraft.ir.origin import current_source_line
 from torchgraft.ir.structures import Template, put_together, take_apart
 
 if TYPE_CHECKING:
-    from torchgraft.capturing.recording import RecordingMode
+    from torchgraft.capturing.symbolic.recording import RecordingMode
 
 # What the base class makes an argument of, without losing what they are.
 _KNOWN_CONTAINERS = frozenset({
     dict, OrderedDict, defaultdict, immutable_dict, list, immutable_list, tuple, torch.Size,
 })  # fmt: skip
+
+
+def _closed_over(function: FunctionType) -> Iterator[Any]:
+    for cell in function.__closure__ or ():
+        with contextlib.suppress(ValueError):  # a variable that has no value yet
+            yield cell.cell_contents
 
 
 class ModelAttributes(TracerBase):
@@ -36,6 +44,9 @@ class ModelAttributes(TracerBase):
     submodule_paths: dict[torch.nn.Module, str] | None
     _mode: RecordingMode | None
     _function: Any
+
+    def _functions(self) -> list[FunctionType]:
+        raise NotImplementedError
 
     def _forget_attributes(self) -> None:
         self._constant_names: dict[int, str] = {}
@@ -91,15 +102,35 @@ class ModelAttributes(TracerBase):
             for name, value in vars(module).items():
                 if value is generator:
                     return self.create_node("get_attr", f"{prefix}.{name}" if prefix else name, (), {})
-        outside = closed_over(self._function) if isinstance(self._function, FunctionType) else {}
-        if any(
-            value is generator for value in [*outside.values(), *getattr(self._function, "__globals__", {}).values()]
-        ):
+        if any(item is generator for item in self._kept_outside()):
             return self._constant("_generator", generator)
         raise TraceError(
-            f"cannot trace a draw with a torch.Generator that is no attribute of the model{at_line()}: whether it is "
-            "made anew in every run is not known; keep it as an attribute of the model"
+            in_lines(
+                "cannot trace a draw with a torch.Generator that is no attribute of the model",
+                current_source_line(),
+                "whether it is made anew in every run is not known",
+                "keep it as an attribute of the model",
+            )
         )
+
+    def _kept_outside(self) -> Iterator[Any]:
+        """What was there before the trace, as far as it can be found: attributes of the model, and variables around the traced
+        functions, and what is in those. The rest was made by the trace."""
+        pending: list[Any] = [value for module in self.root.modules() for value in vars(module).values()]
+        pending += [value for cls in map(type, self.root.modules()) for value in vars(cls).values()]
+        for function in self._functions():
+            pending += function.__globals__.values()
+            pending += _closed_over(function)
+        seen: set[int] = set()
+        while pending:
+            value = pending.pop()
+            yield value
+            if isinstance(value, (dict, list, tuple)) and id(value) not in seen:
+                seen.add(id(value))
+                pending += list(value.values() if isinstance(value, dict) else value)
+
+    def _ids_of_tensors_outside(self) -> frozenset[int]:
+        return frozenset([id(value) for value in self._kept_outside() if isinstance(value, torch.Tensor)])
 
     def _tensor_argument(self, tensor: torch.Tensor) -> Node:
         made = self._mode.values.node_of(tensor) if self._mode is not None else None
@@ -109,10 +140,9 @@ class ModelAttributes(TracerBase):
         if path is not None:
             return self.create_node("get_attr", path, (), {})
         if isinstance(tensor, torch.nn.Parameter):
-            raise UnknownModuleError(
-                "parameter is not a member of this module: a Parameter that the traced model does not own was used"
-                f"{at_line()}; assign it to an attribute of the model before tracing"
-            )
+            what = "parameter is not a member of this module: a Parameter that the traced model does not own was used"
+            fix = "assign it to an attribute of the model before tracing"
+            raise UnknownModuleError(in_lines(what, current_source_line(), fix))
         return self._constant("_tensor_constant", tensor)
 
     def _constant(self, prefix: str, value: Any) -> Node:

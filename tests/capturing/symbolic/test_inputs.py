@@ -2,6 +2,7 @@
 Behaviour common with torch.fx is examined in tests/compatibility/test_concrete_args.py.
 """
 
+import enum
 import functools
 import inspect
 
@@ -10,7 +11,7 @@ import torch
 from torch import nn
 
 import torchgraft as fx
-from torchgraft.capturing.inputs import PH, PHBase
+from torchgraft.capturing.symbolic.inputs import PH, PHBase
 
 
 def placeholders(program: fx.GraphModule) -> list[tuple]:
@@ -232,3 +233,49 @@ class TestParametersNamedSelf:
             lambda self, x: self["a"] + x[0], concrete_args={"self": {"a": fx.PH}, "x": [fx.PH]}
         )
         assert program({"a": torch.ones(1)}, [1]) == 2
+
+
+class Inner(nn.Module):
+    def forward(self, x, mask=None):
+        return x if mask is None else x * mask
+
+
+class Outer(nn.Module):
+    def __init__(self, by_name: bool) -> None:
+        super().__init__()
+        self.inner, self.by_name = Inner(), by_name
+
+    def forward(self, x, mask=None):
+        return (self.inner(x, mask=mask) if self.by_name else self.inner(x, mask)) + 1
+
+
+@pytest.mark.parametrize("by_name", [False, True])
+def test_an_optional_input_that_a_submodule_asks_about_must_be_given(by_name) -> None:
+    program = fx.symbolic_trace(Outer(by_name))
+    assert program(torch.ones(1), torch.full((1,), 3.0)) == 4
+    with pytest.raises(fx.GuardError, match="'mask'.*None"):
+        program(torch.ones(1))
+
+
+MISSING = object()
+
+
+class Mode(enum.Enum):
+    FAST = 1
+
+
+def test_a_sentinel_as_a_default_is_refused_where_it_is_asked_for() -> None:
+    def model(x, scale=MISSING):
+        return x if scale is MISSING else x * scale
+
+    with pytest.raises(
+        fx.TraceError, match=r"cannot trace a comparison of the argument 'scale' with its default\n  at "
+    ):
+        fx.symbolic_trace(model)
+
+
+def test_an_enumeration_that_is_asked_for_is_checked() -> None:
+    program = fx.symbolic_trace(lambda x, mode: x if mode is Mode.FAST else x * 2)
+    assert program(torch.ones(1), 3) == 2
+    with pytest.raises(fx.GuardError, match="'mode' is"):
+        program(torch.ones(1), Mode.FAST)

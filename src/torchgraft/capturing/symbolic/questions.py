@@ -11,12 +11,10 @@ import dis
 import functools
 import inspect
 import linecache
-import operator
 import os
 import sys
 import sysconfig
 import textwrap
-import typing
 from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -26,63 +24,13 @@ from torchgraft.ir.guards import check_kind, check_value
 from torchgraft.ir.input_kinds import class_name, is_instance
 from torchgraft.ir.node import Node
 from torchgraft.ir.origin import current_source_line, is_user_code
+from torchgraft.ir.value_classes import is_surely_of_class, likely_class
 
 if TYPE_CHECKING:
     from torchgraft.capturing.proxy import Proxy
 
 _STANDARD_LIBRARY = sysconfig.get_paths()["stdlib"] + os.sep
 _TENSOR_ATTRIBUTES = frozenset(dir(torch.Tensor))
-_INTEGERS = frozenset({"dim", "ndimension", "numel", "nelement", "element_size", "ndim", "itemsize", "nbytes"})
-_TUPLES = frozenset({"split", "chunk", "unbind", "tensor_split"})
-_FLAGS = frozenset({"requires_grad", "is_leaf", "is_cuda", "is_contiguous", "is_floating_point", "is_complex"})
-_BY_NAME: dict[str, type] = {
-    "shape": torch.Size,
-    "dtype": torch.dtype,
-    "device": torch.device,
-    "tolist": list,
-    **dict.fromkeys(_INTEGERS, int),
-    **dict.fromkeys(_FLAGS, bool),
-    **dict.fromkeys(_TUPLES, tuple),
-}
-_ARITHMETIC = frozenset(
-    {operator.add, operator.sub, operator.mul, operator.floordiv, operator.mod, operator.neg, operator.pow}
-)
-_ANNOTATIONS = {kind.__name__: kind for kind in (int, float, bool, str, complex, list, tuple, dict, set)}
-
-
-def likely_class(node: Node) -> type:
-    """What the value of a node most likely is: a tensor, where nothing else is known."""
-    if node._op == "placeholder":
-        return _annotated_class(node.type)
-    if node._op == "call_method":
-        if node._target == "size":
-            return int if len(node._args) > 1 or node._kwargs else torch.Size
-        return _BY_NAME.get(str(node._target), torch.Tensor)
-    if node._op != "call_function" or not node._args:
-        return torch.Tensor
-    if node._target is getattr:
-        return _BY_NAME.get(str(node._args[1]), torch.Tensor)
-    if node._target is len:
-        return int
-    source = node._args[0]
-    if node._target is operator.getitem and isinstance(source, Node) and likely_class(source) is torch.Size:
-        return torch.Size if isinstance(node._args[1], slice) else int
-    if node._target in _ARITHMETIC and all(_is_integer(item) for item in node._args):
-        return int
-    return torch.Tensor
-
-
-def _annotated_class(annotation: Any) -> type:
-    if isinstance(annotation, str):
-        annotation = _ANNOTATIONS.get(annotation.partition("[")[0].removeprefix("typing.").lower())
-    kind = typing.get_origin(annotation) or annotation
-    return kind if kind in _ANNOTATIONS.values() else torch.Tensor
-
-
-def _is_integer(value: Any) -> bool:
-    return likely_class(value) is int if isinstance(value, Node) else type(value) is int
-
-
 # Python functions that hand on a question.
 _ASK_FOR_OTHERS = frozenset(
     {
@@ -111,7 +59,8 @@ class Questions:
         for asked in _asked_classes(frame):
             self._guard_class(proxy.node, asked)
         kind = likely_class(proxy.node)
-        self._guard(proxy.node, kind, check_kind, (class_name(kind), proxy.node.name))
+        if not is_surely_of_class(proxy.node):
+            self._guard(proxy.node, kind, check_kind, (class_name(kind), proxy.node.name))
         return kind
 
     def _guard_class(self, node: Node, kind: Any) -> None:

@@ -14,14 +14,15 @@ from torch.overrides import TorchFunctionMode
 
 from torchgraft.capturing.active import active
 from torchgraft.capturing.proxy import Proxy, find_proxy, record_torch_call
-from torchgraft.capturing.tensors import has_tensor, tensors_in
+from torchgraft.capturing.refusals import LEAF, in_lines
+from torchgraft.capturing.tensors import has_tensor, tensors_in, version_of
 from torchgraft.errors import TraceError
 from torchgraft.ir.guards import check_value
 from torchgraft.ir.node import Node
 from torchgraft.ir.origin import current_source_line
 
 if TYPE_CHECKING:
-    from torchgraft.capturing.tracer import Tracer
+    from torchgraft.capturing.symbolic.tracer import Tracer
 
 
 class RecordingMode(TorchFunctionMode):
@@ -67,7 +68,6 @@ class RealValues:
         self._written_storages: set[int] = set()
         self._recorded: list[Node] = []
         self._guarded: dict[int, torch.Tensor] = {}
-        self._not_writable: dict[int, torch.Tensor] = {}
         self._writes: set[Node] = set()
 
     def node_of(self, tensor: torch.Tensor) -> Node | None:
@@ -93,12 +93,7 @@ class RealValues:
 
     def written(self, function: Any, args: Any, kwargs: Any) -> None:
         """A traced value may have been written into a constant, whose content is then unknown."""
-        name = getattr(function, "__name__", "")
-        in_place = name.endswith("_") and not name.endswith("__")
-        if in_place or name == "__setitem__" or "out" in kwargs or name.startswith("__i"):
-            first = args[0] if args and "out" not in kwargs else kwargs.get("out")
-            if id(first) in self._not_writable:
-                self._refuse(function, "writes into")
+        if _writes_by_name(function, kwargs):
             for tensor in tensors_in((args, kwargs)):
                 if id(tensor) in self._made:
                     self._written_storages.add(tensor.untyped_storage()._cdata)
@@ -109,10 +104,13 @@ class RealValues:
         return id(tensor) in self._made and tensor.untyped_storage()._cdata not in self._written_storages
 
     def _run_and_record(self, function: Any, args: Any, kwargs: Any) -> Any:
-        given = [(tensor, tensor._version) for tensor in tensors_in((args, kwargs))]
+        given = [(tensor, version_of(tensor)) for tensor in tensors_in((args, kwargs))]
         result = function(*args, **kwargs)
         produced = has_tensor(result)
-        writes = any(tensor._version != version for tensor, version in given)
+        writes = any(
+            _writes_by_name(function, kwargs) if tensor.is_inference() else tensor._version != version
+            for tensor, version in given
+        )
         if not produced and not writes:
             return result
         try:
@@ -121,9 +119,7 @@ class RealValues:
             else:
                 proxy = record_torch_call(self.tracer, function, args, kwargs)
         except NotImplementedError:
-            # Of an argument that cannot be written down (a numpy array, say). The program keeps the tensor itself, so that
-            # what is written into it in one run would still be there in the next.
-            self._not_writable.update({id(tensor): tensor for tensor in tensors_in(result)})
+            # Of an argument that cannot be written down (a numpy array, say). The program keeps the tensor; see renew_constants.
             return result
         self._recorded.append(proxy.node)
         if writes:
@@ -172,32 +168,32 @@ class RealValues:
 
     def _structure(self, function: Any, args: Any, kwargs: Any) -> tuple[Any, bool]:
         """What a call returns and whether it writes, found out on tensors without data: nothing of the model is touched."""
-        stand_ins: dict[int, torch.Tensor] = {}
+        copies: dict[int, torch.Tensor] = {}
 
-        def stand_in(value: Any) -> Any:
+        def copied(value: Any) -> Any:
             if isinstance(value, torch.Tensor):
-                if id(value) not in stand_ins:
-                    stand_ins[id(value)] = torch.empty_like(value, device="meta")
-                return stand_ins[id(value)]
+                if id(value) not in copies:
+                    copies[id(value)] = torch.empty_like(value, device="meta")
+                return copies[id(value)]
             if isinstance(value, (tuple, list)) and not hasattr(value, "_fields"):
-                return type(value)([stand_in(item) for item in value])
+                return type(value)([copied(item) for item in value])
             if isinstance(value, dict):
-                return {key: stand_in(item) for key, item in value.items()}
+                return {key: copied(item) for key, item in value.items()}
             if isinstance(value, slice):
-                return slice(stand_in(value.start), stand_in(value.stop), stand_in(value.step))
+                return slice(copied(value.start), copied(value.stop), copied(value.step))
             if isinstance(value, torch.device):
                 return torch.device("meta")
             return value
 
-        self.tracer._switching = True  # what happens to the stand-ins is no part of the program
+        self.tracer._switching = True  # what happens to the copies is no part of the program
         try:
-            with torch.no_grad():
-                real_args, real_kwargs = stand_in(args), stand_in(kwargs)
-                versions = {key: tensor._version for key, tensor in stand_ins.items()}
-                shapes = [tensor.shape for tensor in stand_ins.values()]
+            with torch.inference_mode(False), torch.no_grad():  # in inference mode nobody counts writes
+                real_args, real_kwargs = copied(args), copied(kwargs)
+                versions = {key: tensor._version for key, tensor in copies.items()}
+                shapes = [tensor.shape for tensor in copies.values()]
                 result = function(*real_args, **real_kwargs)
-                is_reshaped = shapes != [tensor.shape for tensor in stand_ins.values()]
-                writes = any(tensor._version != versions[key] for key, tensor in stand_ins.items())
+                is_reshaped = shapes != [tensor.shape for tensor in copies.values()]
+                writes = any(tensor._version != versions[key] for key, tensor in copies.items())
         except Exception as error:  # any operator may refuse tensors without data, each with an error of its own
             if getattr(function, "__name__", "") in ("to", "cpu", "cuda"):
                 return torch.empty(0, device="meta"), False
@@ -213,18 +209,24 @@ class RealValues:
         return result, writes
 
     def _refuse(self, function: Any, action: str, cause: Exception | None = None) -> NoReturn:
-        name = getattr(function, "__name__", str(function))
-        line = current_source_line()
-        refusal = TraceError(
-            f"cannot trace through {name}(){f' at {line}' if line else ''}: it {action} a tensor that belongs to the model or "
-            "comes from outside the traced function, and what it found would be baked into the program; "
-            "use tensor operations, make the value a Python attribute before tracing, "
-            "or keep the surrounding module or function as a leaf (Tracer.is_leaf_module, torchgraft.wrap)"
+        text = in_lines(
+            f"cannot trace through {getattr(function, '__name__', str(function))}()",
+            current_source_line(),
+            f"it {action} a tensor of the model, or of outside the traced function; the program would always use what it found",
+            f"use tensor operations, make the value a Python attribute before tracing, {LEAF}, or use "
+            "torchgraft.capture(model, args)",
         )
-        raise self.tracer._remembered(refusal) from cause
+        raise self.tracer._remembered(TraceError(text)) from cause
 
 
 _GRADIENT: Any = torch.Tensor.grad
+
+
+def _writes_by_name(function: Any, kwargs: Any) -> bool:
+    """Whether a call of torch writes into an argument, as its name says."""
+    name = getattr(function, "__name__", "")
+    in_place = name.endswith("_") and not name.endswith("__")
+    return in_place or name == "__setitem__" or "out" in kwargs or name.startswith("__i")
 
 
 @functools.cache

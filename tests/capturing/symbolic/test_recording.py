@@ -2,6 +2,8 @@
 Every program runs several times beside the eager model, because state carried from call to call is the trap here.
 """
 
+import gc
+
 import numpy
 import pytest
 import torch
@@ -10,7 +12,7 @@ from torch import nn
 
 import torchgraft as fx
 from tests.capturing.comparison import names, trace_like_eager
-from torchgraft.capturing.recording import is_random
+from torchgraft.capturing.symbolic.recording import is_random
 
 
 class Stateful(nn.Module):
@@ -147,7 +149,7 @@ class TestTensorsFromOutside:
 
     def test_values_of_a_closure_tensor_are_refused(self) -> None:
         constant = torch.ones(2)
-        with pytest.raises(fx.TraceError, match="comes from outside"):
+        with pytest.raises(fx.TraceError, match="of outside the traced function"):
             fx.symbolic_trace(lambda x: x * constant.tolist()[0])
 
     def test_writing_into_a_closure_tensor_happens_when_the_program_runs(self) -> None:
@@ -182,9 +184,24 @@ class TestTensorsFromOutside:
         tensor_of_numpy=lambda x: torch.tensor(numpy.zeros(3, dtype=numpy.float32)).add_(x).clone(),
         as_tensor=lambda x: torch.as_tensor(numpy.zeros(3, dtype=numpy.float32)).add_(x).clone(),
     )
-    def test_what_is_written_into_a_recorded_copy_of_an_array_is_refused(self, function) -> None:
-        with pytest.raises(fx.TraceError, match="cannot trace through add_"):
-            fx.symbolic_trace(function)
+    def test_tensors_made_of_arrays_are_new_in_every_call(self, function) -> None:
+        trace_like_eager(function, vector)
+
+    def test_the_garbage_collector_has_no_say_in_it(self) -> None:
+        def counts(x):
+            made = torch.from_numpy(numpy.zeros(1, dtype=numpy.float32))
+            gc.collect()
+            made += 1
+            return made + x
+
+        program = fx.symbolic_trace(counts)
+        assert [program(torch.zeros(1)).item() for _ in range(3)] == [1, 1, 1]
+
+    def test_tensors_that_were_there_before_are_written_in_their_place(self) -> None:
+        held = {"count": [torch.zeros(1)]}
+        program = fx.symbolic_trace(lambda x: held["count"][0].add_(x).clone())
+        assert [program(torch.ones(1)).item() for _ in range(3)] == [1, 2, 3]
+        assert held["count"][0] == 3
 
     @table(
         from_numpy=lambda x: torch.from_numpy(numpy.ones(3, dtype=numpy.float32)) + x,
@@ -413,3 +430,42 @@ class TestAttributesOfTracedValues:
     )
     def test_an_attribute_read_before_a_write_has_its_value_of_then(self, function) -> None:
         trace_like_eager(function, vector)
+
+
+class TestInferenceMode:
+    @staticmethod
+    def constants(x):
+        made = torch.zeros(3)
+        made.add_(1)
+        made[0] = 2
+        torch.mul(made, 2, out=made)
+        return x + made
+
+    def test_constants_are_traced_there(self) -> None:
+        with torch.inference_mode():
+            program = fx.symbolic_trace(self.constants)
+        for _ in range(2):
+            assert torch.equal(program(torch.zeros(3)), torch.tensor([4.0, 2.0, 2.0]))
+
+    def test_and_in_a_region_of_the_model(self) -> None:
+        def model(x):
+            with torch.inference_mode():
+                made = self.constants(torch.zeros(3))
+            return x + made.sum()
+
+        assert fx.symbolic_trace(model)(torch.zeros(1)) == 8
+
+    def test_calls_on_buffers(self) -> None:
+        class Counting(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.register_buffer("count", torch.zeros(1))
+
+            def forward(self, x):
+                self.count.add_(1)
+                return x + self.count * 2
+
+        model = Counting()
+        with torch.inference_mode():
+            program = fx.symbolic_trace(model)
+        assert [program(torch.zeros(1)).item() for _ in range(2)] == [2, 4]

@@ -4,7 +4,6 @@ What happens during the call is the business of `tracer.py`.
 
 from __future__ import annotations
 
-import dis
 import enum
 import functools
 import inspect
@@ -18,14 +17,17 @@ import torch
 from torch.overrides import handle_torch_function, has_torch_function
 from torch.utils import _pytree as pytree
 
+from torchgraft.capturing.comparisons import Operand, compared_types, identity_comparisons
 from torchgraft.capturing.proxy import Proxy
+from torchgraft.capturing.refusals import in_lines
 from torchgraft.codegen.source import PyTreeCodeGen
 from torchgraft.errors import TraceError
 from torchgraft.ir.guards import check_given, check_value
 from torchgraft.ir.origin import source_line
+from torchgraft.ir.value_classes import is_plainly_typed
 
 if TYPE_CHECKING:
-    from torchgraft.capturing.tracer import Tracer
+    from torchgraft.capturing.symbolic.tracer import Tracer
 
 _VARIABLE = inspect.CO_VARARGS | inspect.CO_VARKEYWORDS
 
@@ -68,7 +70,9 @@ def create_inputs(
     values = [_input_value(tracer, parameter, concrete) for parameter in parameters]
     for parameter, value in zip(parameters, values, strict=True):
         if isinstance(value, Proxy):
-            _guard_identity(tracer, function, parameter, value)
+            if parameter.default is None:
+                tracer._optional_inputs[value.node] = parameter.name
+            _guard_comparisons(tracer, function, parameter, value)
     call = functools.partial(_call, function, parameters)
     _, spec = pytree.tree_flatten(tuple(values))
     children = spec.children() if callable(spec.children) else spec.children
@@ -165,89 +169,65 @@ def _input_name(parameter: inspect.Parameter) -> str:
     return "self_" if parameter.name == "self" else parameter.name
 
 
-def _guard_identity(tracer: Tracer, function: Callable[..., Any], parameter: inspect.Parameter, value: Proxy) -> None:
-    """`if mask is None` finds a proxy, which is neither None nor True nor False; nor may it be one when the program runs."""
-    code = getattr(inspect.unwrap(function), "__code__", None)
-    for singleton, instruction in _compared_by_identity(code).get(parameter.name, {}).items():
-        where = str(source_line(code, instruction))
-        if singleton is not None:
-            found = tracer.create_proxy("call_function", operator.is_, (value, singleton), {})
-            arguments = (found, False, f"'{parameter.name}' is {singleton}", where)
-            tracer.create_proxy("call_function", check_value, arguments, {})
-        elif parameter.default is None:
-            tracer.create_proxy("call_function", check_given, (value, parameter.name, where), {})
-    if parameter.name in _compared_by_type(code):
-        line = source_line(code, _compared_by_type(code)[parameter.name])
-        raise TraceError(
-            f"cannot trace a function that compares the type of its argument '{parameter.name}' at {line}: the stand-in for it "
-            f'has a type of its own; use isinstance, fix the argument with concrete_args={{"{parameter.name}": ...}}, or give '
-            "example inputs to capture()"
-        )
-    for names, instruction in _compared_with_globals(code).get(parameter.name, ()):
-        other = functools.reduce(lambda found, name: getattr(found, name, None), names[1:], _global(function, names[0]))
-        if isinstance(other, (enum.Enum, type)):
-            found = tracer.create_proxy("call_function", operator.is_, (value, other), {})
-            arguments = (found, False, f"'{parameter.name}' is {'.'.join(names)}", str(source_line(code, instruction)))
-            tracer.create_proxy("call_function", check_value, arguments, {})
-
-
-def _global(function: Callable[..., Any], name: str) -> Any:
-    return getattr(inspect.unwrap(function), "__globals__", {}).get(name)
-
-
-@functools.cache
-def _compared_with_globals(code: types.CodeType | None) -> dict[str, list[tuple[tuple[str, ...], int]]]:
-    """For each name that is compared by `is` with `Colour.RED` or the like: with what, and the instruction that loads it."""
-    found: dict[str, list[tuple[tuple[str, ...], int]]] = {}
-    listing = [] if code is None else [item for item in dis.get_instructions(code) if item.opname not in _NOTHING]
-    for place, item in enumerate(listing):
-        if item.opname != "IS_OP":
+def _guard_comparisons(
+    tracer: Tracer, function: Callable[..., Any], parameter: inspect.Parameter, value: Proxy
+) -> None:
+    """`if mask is None` finds a proxy, which is neither None nor any other object; nor may it be one when the program runs."""
+    target = inspect.unwrap(function)
+    code = getattr(target, "__code__", None)
+    if code is None:
+        return
+    guarded: list[Any] = []
+    for item in identity_comparisons(code):
+        if item.left.kind != "variable" or item.left.names != (parameter.name,):
             continue
-        first = place - 1
-        while first > 0 and listing[first].opname == "LOAD_ATTR":
-            first -= 1
-        loaded = listing[first - 1]
-        if first > 0 and listing[first].opname == "LOAD_GLOBAL" and loaded.opname.startswith("LOAD_FAST"):
-            names = tuple([str(part.argval) for part in listing[first:place]])
-            found.setdefault(str(loaded.argval), []).append((names, loaded.offset))
-    return found
+        other = _other_side(item.right, getattr(target, "__globals__", {}))
+        if not any(other is known for known in guarded):
+            guarded.append(other)
+            guard_comparison(tracer, value, parameter, other, str(source_line(code, item.offset)))
+    if parameter.name in compared_types(code):
+        raise TraceError(
+            in_lines(
+                f"cannot trace a comparison of the type of the argument '{parameter.name}'",
+                source_line(code, compared_types(code)[parameter.name]),
+                "its proxy has a type of its own",
+                f'use isinstance, fix the argument with concrete_args={{"{parameter.name}": ...}}, or use '
+                "torchgraft.capture(model, args)",
+            )
+        )
 
 
-@functools.cache
-def _compared_by_type(code: types.CodeType | None) -> dict[str, int]:
-    """The names of which `type(name)` is compared with something, and the instruction that does so."""
-    found: dict[str, int] = {}
-    listing = [] if code is None else [item for item in dis.get_instructions(code) if item.opname not in _NOTHING]
-    for place, item in enumerate(listing[:-1]):
-        loaded = listing[place + 1]
-        is_type = item.opname in ("LOAD_GLOBAL", "LOAD_NAME") and item.argval == "type"
-        if is_type and loaded.opname.startswith("LOAD_FAST"):
-            # The call, and what it is compared with: a name and perhaps an attribute of it.
-            if any(after.opname in ("IS_OP", "COMPARE_OP") for after in listing[place + 2 : place + 6]):
-                found[str(loaded.argval)] = item.offset
-    return found
+def _other_side(operand: Operand, scope: dict[str, Any]) -> Any:
+    """The object that an argument is compared with, or the argument's own place where it cannot be told."""
+    if operand.kind == "constant":
+        return operand.value
+    if operand.kind == "global" and operand.names[0] in scope:
+        return functools.reduce(
+            lambda found, name: getattr(found, name, _UNKNOWN), operand.names[1:], scope[operand.names[0]]
+        )
+    return _UNKNOWN
 
 
-_NOTHING = ("PRECALL", "CACHE", "NOT_TAKEN", "PUSH_NULL")
+def guard_comparison(tracer: Tracer, value: Proxy, parameter: inspect.Parameter, other: Any, where: str) -> None:
+    """Have the program check that an argument is not the object that the model compares it with."""
+    name = parameter.name
+    if other is None:
+        if parameter.default is None or not is_plainly_typed(parameter.annotation):
+            tracer._optional_inputs.pop(value.node, None)
+            tracer.create_proxy("call_function", check_given, (value, name, where), {})
+    elif isinstance(other, _COMPARABLE):
+        found = tracer.create_proxy("call_function", operator.is_, (value, other), {})
+        shown = getattr(other, "__name__", other)
+        tracer.create_proxy("call_function", check_value, (found, False, f"'{name}' is {shown}", where), {})
+    elif other is not _UNKNOWN and other is parameter.default:
+        raise TraceError(
+            f"cannot trace a comparison of the argument '{name}' with its default\n  at {where}\n"
+            f'  fix the argument with concrete_args={{"{name}": ...}}, or use torchgraft.capture(model, args)'
+        )
 
 
-@functools.cache
-def _compared_by_identity(code: types.CodeType | None) -> dict[str, dict[Any, int]]:
-    """For each name that is compared by `is`: to what, and the instruction that does so."""
-    found: dict[str, dict[Any, int]] = {}
-    if code is None or not any(
-        constant is None or constant is True or constant is False for constant in code.co_consts
-    ):
-        return found
-    instructions = [item for item in dis.get_instructions(code) if item.opname not in ("CACHE", "NOT_TAKEN")]
-    for loaded, test, then in zip(instructions, instructions[1:], [*instructions[2:], None], strict=False):
-        if loaded.opname.startswith("LOAD_") and isinstance(loaded.argval, str):
-            is_compared = test.opname == "LOAD_CONST" and then is not None and then.opname == "IS_OP"
-            if is_compared and (test.argval is None or test.argval is True or test.argval is False):
-                found.setdefault(loaded.argval, {}).setdefault(test.argval, loaded.offset)
-            elif "NONE" in test.opname:
-                found.setdefault(loaded.argval, {}).setdefault(None, loaded.offset)
-    return found
+_UNKNOWN = object()
+_COMPARABLE = (bool, enum.Enum, type, torch.dtype, torch.layout, torch.memory_format)
 
 
 def _concrete_leaf(tracer: Tracer, name: str, number: int, default: tuple[Any, ...], leaf: Any) -> Any:

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 import torchgraft as fx
-from torchgraft.capturing.questions import likely_class
+from torchgraft.ir.value_classes import likely_class
 
 
 def branch(question: Any) -> Any:
@@ -72,8 +72,35 @@ class TestClasses:
 
         program = fx.symbolic_trace(model)
         assert program(torch.ones(1), 3.0, [1]) == 3
-        with pytest.raises(fx.GuardError):
-            program(torch.ones(1), torch.ones(1), [1])
+        assert program.guards == []
+
+    @pytest.mark.parametrize("annotation", [torch.Tensor | None, "torch.Tensor | None", "Optional[Tensor]", None])
+    def test_what_is_annotated_as_several_things_or_not_at_all_is_checked(self, annotation) -> None:
+        def model(x):
+            return x if isinstance(x, torch.Tensor) else torch.zeros(1)
+
+        model.__annotations__["x"] = annotation
+        program = fx.symbolic_trace(model)
+        assert program(torch.ones(1)) == 1
+        with pytest.raises(fx.GuardError, match="'x'"):
+            program(None)
+
+    def test_a_default_of_none_is_stronger_than_an_annotation(self) -> None:
+        def model(x, mask: torch.Tensor = None):
+            return x if mask is None else x * mask
+
+        program = fx.symbolic_trace(model)
+        assert program(torch.ones(1), torch.full((1,), 3.0)) == 3
+        with pytest.raises(fx.GuardError, match="mask"):
+            program(torch.ones(1))
+
+    @pytest.mark.parametrize(
+        "made", [lambda x: torch.relu(x), lambda x: x.size(0), lambda x: x.shape, lambda x: x.dim()]
+    )
+    def test_what_can_be_of_one_class_only_is_not_checked(self, made) -> None:
+        program = fx.symbolic_trace(lambda x: x + (1 if isinstance(made(x), torch.Tensor) else 2))
+        assert program.guards == []
+        assert program(torch.zeros(1)) == (1 if isinstance(made(torch.zeros(1)), torch.Tensor) else 2)
 
     def test_torch_functions_that_look_at_classes_leave_no_guard(self) -> None:
         program = fx.symbolic_trace(
@@ -202,7 +229,7 @@ class TestIdentity:
             def forward(self, x):
                 return x * 2
 
-        with pytest.raises(fx.TraceError, match="way of its own"):
+        with pytest.raises(fx.TraceError, match="__call__ of its own"):
             fx.symbolic_trace(Own())
         around = fx.symbolic_trace(nn.Sequential(Own()))
         assert around(torch.ones(1)) == 3

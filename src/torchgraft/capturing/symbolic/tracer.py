@@ -10,45 +10,40 @@ import functools
 import inspect
 import math
 from collections.abc import Callable, Iterable
-from types import MethodType, ModuleType
-from typing import Any, NoReturn
+from types import FunctionType, MethodType, ModuleType
+from typing import Any
 
 import torch
 from torch.nn.utils import parametrize
 
-from torchgraft.capturing.active import Beginning, acquire_all, active, paused_collection, release_all
-from torchgraft.capturing.attributes import ModelAttributes
-from torchgraft.capturing.identities import compares_variables, compares_with_bool
-from torchgraft.capturing.inplace import PLAIN_FORM, renew_constants, simplify_in_place
-from torchgraft.capturing.inputs import create_inputs
-from torchgraft.capturing.mode_switches import defines_train, guard_modes, only_switches
+from torchgraft.capturing.active import acquire_all, active, paused_collection, release_all
+from torchgraft.capturing.comparisons import compared_with_none
 from torchgraft.capturing.model_state import ModelState
 from torchgraft.capturing.module_patches import MODULE_PATCHES, ModuleForward, plain_mode, read_attribute
-from torchgraft.capturing.outside_state import OutsideState
 from torchgraft.capturing.proxy import ParameterProxy, Proxy
-from torchgraft.capturing.questions import Questions
-from torchgraft.capturing.reads import at_line
-from torchgraft.capturing.recording import RecordingMode
-from torchgraft.capturing.refusals import ConversionError, UnsupportedArgument, refusal_of, was_caught_by_user
+from torchgraft.capturing.refusals import ConversionError, UnsupportedArgument, in_lines, refusal_of, was_caught_by_user
 from torchgraft.capturing.regions import remove_empty_regions
 from torchgraft.capturing.switches import refuse_hooks_for_all_modules
-from torchgraft.capturing.threads import OtherThreads, threads_of
-from torchgraft.capturing.trace_checks import (
+from torchgraft.capturing.symbolic.attributes import ModelAttributes
+from torchgraft.capturing.symbolic.checks import (
     drop_constants,
     guard_identities,
-    is_memo,
     refuse_compared_types,
     refuse_root_hooks,
 )
+from torchgraft.capturing.symbolic.inplace import PLAIN_FORM, renew_constants, simplify_in_place
+from torchgraft.capturing.symbolic.inputs import create_inputs
+from torchgraft.capturing.symbolic.questions import Questions
+from torchgraft.capturing.symbolic.recording import RecordingMode
 from torchgraft.capturing.tracer_base import Scope
 from torchgraft.capturing.wrapping import Autowrap, wrapped_patches
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import GraftError, TraceError, UnknownModuleError
 from torchgraft.ir.graph import Graph
-from torchgraft.ir.guards import check_training
+from torchgraft.ir.guards import check_given, check_training
 from torchgraft.ir.modules import has_hooks, no_model, paths_of_modules
 from torchgraft.ir.node import Node
-from torchgraft.ir.origin import current_source_line
+from torchgraft.ir.origin import current_source_line, source_line
 
 # What torch says itself; a model that is being traced gets a guard with the answer.
 _is_grad_enabled = torch.is_grad_enabled
@@ -92,15 +87,14 @@ class Tracer(ModelAttributes):
         self._open_contexts: list[tuple[Any, Node]] = []
         self._mode_guards: set[torch.nn.Module] = set()
         self._parameter_cache: dict[str, Proxy] = {}
+        self._optional_inputs: dict[Node, str] = {}
         self._handed_out: dict[int, Any] = {}
         self._held: list[Any] = []
-        self._threads: OtherThreads | None = None
         self._refusals: list[TraceError] = []
         self._questions = Questions(self)
         self._function: Any = None
         self._entered: set[type] = set()
         self._leaf_types: set[type] = set()
-        self.__dict__.pop("create_proxy", None)
         self._forget_attributes()
 
     # ---- decisions that users override ----
@@ -118,12 +112,9 @@ class Tracer(ModelAttributes):
             path = next((name for name, module in self.root.named_modules() if module is mod), None)
         if path is None:
             line = current_source_line()
-            error = UnknownModuleError(
-                f"module {type(mod).__name__} is not installed as a submodule of the traced model"
-                f"{f' and was called at {line}' if line else ''}; "
-                "assign it to an attribute of the model before tracing"
-            )
-            raise self._remembered(error)
+            what = f"module {type(mod).__name__} is not installed as a submodule of the traced model"
+            fix = "assign it to an attribute of the model before tracing"
+            raise self._remembered(UnknownModuleError(in_lines(what, line, fix)))
         return path
 
     def call_module(
@@ -215,31 +206,14 @@ class Tracer(ModelAttributes):
         previous, previous_scope = active.tracer, self._scope_chain
         records_gradients = _is_grad_enabled()
         self._hold([*MODULE_PATCHES, *wrapped_patches(), *self._autowrap.library_patches()])
-        self._hold(self._autowrap.patches(getattr(inspect.unwrap(function), "__globals__", {})))
+        self._hold(self._autowrap.patches(getattr(self._function, "__globals__", {})))
         active.tracer = self
         try:
             with paused_collection, RecordingMode(self) as self._mode:
-                beginning = Beginning()
-                call, args = self.create_args_for_root(function, is_module, concrete_args)
-                result = self.create_arg(call(*args))
-                annotation = getattr(inspect.unwrap(function), "__annotations__", {}).get("return")
-                self.create_node("output", "output", (result,), {}, type_expr=annotation)
-                if self.graph._constants:
-                    renew_constants(self.graph, beginning)
+                self._run(function, is_module, concrete_args)
         except BaseException as error:
             self._state.restore()
-            self._outside.restore()
-            caught = self._caught_refusal()
-            if self._threads is not None:
-                self._threads.put_back()
-            if not isinstance(error, GraftError) and isinstance(error, Exception):
-                refusal = caught or refusal_of(error)
-                if refusal is not None:
-                    raise refusal from error
-                error.add_note(
-                    "while tracing symbolically: inputs are stand-ins, optional ones too; "
-                    "fix an input with concrete_args, or keep the module that raises as a leaf (Tracer.is_leaf_module)"
-                )
+            self._explain(error)
             raise
         finally:
             active.tracer = previous
@@ -248,28 +222,44 @@ class Tracer(ModelAttributes):
             release_all(self._held)
             constants = self._mode.values.readable_nodes() if self._mode is not None else []
             self._mode, self._scope_chain, self.submodule_paths = None, previous_scope, None
-            self.__dict__.pop("create_proxy", None)
             self._autowrap.forget()
-        written = None if self._threads is None else self._threads.put_back()
-        refusal = self._caught_refusal() or written
-        # While what it may change of the model is still going to be put back.
-        has_own = any(map(defines_train, {*self._entered, type(self.root)}))
-        switches = not has_own or only_switches(self.root, self._state.paths)
-        changed, changed_outside = self._state.restore(is_memo), self._outside.restore()
+        changed, refusal = self._state.restore(), self._caught_refusal()
         if refusal is not None:
             raise refusal
         self._state.refuse_changes(changed)
-        if changed_outside is not None:
-            self._refuse_outside(*changed_outside)
+        self._tidy(constants)
+        return self.graph
+
+    def _run(self, function: Callable[..., Any], is_module: bool, concrete_args: Any) -> None:
+        """Call the function with proxies, and end the graph with what it returns."""
+        call, args = self.create_args_for_root(function, is_module, concrete_args)
+        result = self.create_arg(call(*args))
+        annotation = getattr(self._function, "__annotations__", {}).get("return")
+        self.create_node("output", "output", (result,), {}, type_expr=annotation)
+
+    def _explain(self, error: BaseException) -> None:
+        """Raise what is to be said about an error that ended the trace, if it is not ours."""
+        caught = self._caught_refusal()
+        if isinstance(error, GraftError) or not isinstance(error, Exception):
+            return
+        refusal = caught or refusal_of(error)
+        if refusal is not None:
+            raise refusal from error
+        error.add_note(
+            "while tracing symbolically, where every input is a proxy, optional ones too\n"
+            "fix an input with concrete_args, keep the module that raises as a leaf (Tracer.is_leaf_module), or use "
+            "torchgraft.capture(model, args)"
+        )
+
+    def _tidy(self, constants: list[Node]) -> None:
+        """Take out of a finished graph what nobody needs, and add what has to be checked when it runs."""
+        if self.graph._constants:
+            renew_constants(self.graph, self._ids_of_tensors_outside)
         drop_constants(self.graph, constants)
         remove_empty_regions(self.graph)
-        if any(compares_variables(item.__code__) for item in self._outside.functions):
-            guard_identities(self.graph)
+        guard_identities(self.graph, [item.__code__ for item in self._functions()])
         simplify_in_place(self.graph, self._state.paths)
         refuse_compared_types(self.graph)
-        if not switches:
-            guard_modes(self.graph, self._state.paths)
-        return self.graph
 
     def _call(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A module of the model, or another one, is called."""
@@ -296,9 +286,18 @@ class Tracer(ModelAttributes):
         cls = type(module)
         if cls not in self._entered:
             self._entered.add(cls)
-            self._outside.watch_class(cls)
-            self._look_for_identities()
             self._hold(self._autowrap.patches(getattr(cls.forward, "__globals__", {})))
+
+    def _guard_optional_inputs(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """An optional input goes on to a forward that may ask whether it is None."""
+        code: Any = getattr(inspect.unwrap(type(module).forward), "__code__", None)
+        named = {} if code is None else {**dict(zip(code.co_varnames[1:], args, strict=False)), **kwargs}
+        for name, value in named.items():
+            node = value.node if type(value) is Proxy else None
+            instruction = compared_with_none(code, name) if node in self._optional_inputs else None
+            if node is not None and instruction is not None:
+                where = str(source_line(code, instruction))
+                self.create_node("call_function", check_given, (node, self._optional_inputs.pop(node), where), {})
 
     def _read_attribute(self, module: torch.nn.Module, name: str) -> Any:
         """A parameter, buffer or submodule, as `Tracer.getattr` hands it out."""
@@ -326,24 +325,14 @@ class Tracer(ModelAttributes):
     def _may_be_key(self, proxy: Proxy) -> bool:
         return self._questions.may_be_key(proxy)
 
-    def _refuse_other_threads(self) -> None:
-        """From now on look who records; see `switches.py`."""
-        threads, create_proxy = threads_of(self), type(self).create_proxy
-
-        def create_proxy_here(*args: Any, **kwargs: Any) -> Proxy:
-            error = threads.refusal()
-            if error is not None:
-                raise self._remembered(error)
-            return create_proxy(self, *args, **kwargs)
-
-        self.create_proxy = create_proxy_here  # type: ignore[method-assign]
-
     def _refuse_cached_parametrisations(self) -> None:
-        error = TraceError(
-            f"cannot trace within parametrize.cached(){at_line()}: a parametrisation would be computed once there, and for every "
-            "call in the program; leave the context out, or keep the surrounding module as a leaf (Tracer.is_leaf_module)"
+        text = in_lines(
+            "cannot trace within parametrize.cached()",
+            current_source_line(),
+            "a parametrization would be computed once there, and for every call in the program",
+            "leave the context out, or keep the surrounding module as a leaf (Tracer.is_leaf_module)",
         )
-        raise self._remembered(error)
+        raise self._remembered(TraceError(text))
 
     def _refuse_new_hooks(self, module: torch.nn.Module) -> None:
         try:
@@ -391,8 +380,8 @@ class Tracer(ModelAttributes):
         if isinstance(root, torch.nn.Module):
             if not hasattr(type(root), self.traced_func_name):
                 raise TraceError(
-                    f"traced_func_name={self.traced_func_name} doesn't exist in {type(root).__name__}; "
-                    "name one of its methods"
+                    f"traced_func_name={self.traced_func_name} doesn't exist in {type(root).__name__}\n"
+                    "  name one of its methods"
                 )
             self.root, is_module = root, True
             function = getattr(type(root), self.traced_func_name)
@@ -403,7 +392,7 @@ class Tracer(ModelAttributes):
         elif isinstance(root, MethodType) and isinstance(root.__self__, torch.nn.Module):
             self.root, function, is_module = root.__self__, root.__func__, True
         elif not callable(root):
-            raise TraceError(f"cannot trace {root!r}: give an nn.Module, a function or a bound method")
+            raise TraceError(f"cannot trace {root!r}\n  give an nn.Module, a function or a bound method")
         elif (problem := no_model(root)) is not None:
             raise TraceError(f"cannot trace {problem}")
         elif not inspect.isroutine(root) and not isinstance(root, functools.partial):
@@ -412,27 +401,12 @@ class Tracer(ModelAttributes):
         self._begin()
         self.submodule_paths = paths_of_modules(self.root)
         self._state = ModelState(self.submodule_paths)
-        self._outside = OutsideState(is_memo, allows_notes=True)
-        self._outside.watch_context()
-        self._outside.watch_class(type(self.root))
-        self._outside.watch_function(function)
-        self._outside.watch_function(inspect.unwrap(function))
-        self.flags_are_plain = type(self).flags_are_plain
-        self._look_for_identities()
         return function, is_module
 
-    def _look_for_identities(self) -> None:
-        """Have modes be plain where one may be asked if it is True itself, which what stands for it is not."""
-        if not self.flags_are_plain:
-            self.flags_are_plain = any(compares_with_bool(item.__code__) for item in self._outside.functions)
-
-    def _refuse_outside(self, name: str, line: Any) -> NoReturn:
-        raise TraceError(
-            f"cannot trace a function that changes what is outside of it: it writes {name}{f' at {line}' if line else ''}, "
-            "and the traced program would not do that again when it runs; keep the value in a buffer of the model, return it "
-            "as an output, or keep the module or function that writes it as a leaf (Tracer.is_leaf_module, torchgraft.wrap). "
-            "Everything is left as it was"
-        )
+    def _functions(self) -> list[FunctionType]:
+        """The traced function, and the forwards that were entered."""
+        functions = [self._function, *[cls.forward for cls in self._entered]]  # type: ignore[attr-defined]
+        return [item for item in map(inspect.unwrap, functions) if isinstance(item, FunctionType)]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Tracer:
         # The autowrap lists hold Python modules, which cannot be copied and need not be.

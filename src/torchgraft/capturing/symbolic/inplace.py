@@ -6,12 +6,11 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from torchgraft.capturing.active import Beginning
 from torchgraft.ir.contexts import enter_context, exit_context
 from torchgraft.ir.graph import Graph
 from torchgraft.ir.node import Node
@@ -47,24 +46,26 @@ def simplify_in_place(graph: Graph, paths: dict[torch.nn.Module, str]) -> None:
                 node.target = PLAIN_FORM[node._target]
 
 
-def renew_constants(graph: Graph, beginning: Beginning) -> None:
+def renew_constants(graph: Graph, ids_outside: Callable[[], frozenset[int]]) -> None:
     """Have tensors that the traced function made where nobody saw it (of numpy's arrays, say), and that the program may write
-    into or hand out, be new in every run: the program has a copy of each, and makes another one of it."""
+    into or hand out, be new in every run: the program has a copy of each, and makes another one of it. `ids_outside` has the
+    tensors that were there before."""
     fetches: dict[str, list[Node]] = {}
     for node in graph.nodes:
         if node._op == "get_attr" and isinstance(graph._constants.get(node._target), torch.Tensor):
             fetches.setdefault(node._target, []).append(node)
     suspects = [nodes for nodes in fetches.values() if any(map(_may_be_written, nodes))]
-    young = beginning.ids_since() if suspects else frozenset()
+    known = ids_outside() if suspects else frozenset()
     for nodes in suspects:
-        if id(graph._constants[nodes[0]._target]) in young:
-            with graph.inserting_after(nodes[0]):
-                renewed = graph.create_node("call_method", "clone", (nodes[0],))
-            renewed._origin = nodes[0]._origin
-            for node in nodes:
-                node.replace_all_uses_with(renewed, delete_user_cb=functools.partial(operator.is_not, renewed))
-                if node is not nodes[0]:
-                    graph.erase_node(node)
+        if id(graph._constants[nodes[0]._target]) in known:
+            continue
+        with graph.inserting_after(nodes[0]):
+            renewed = graph.create_node("call_method", "clone", (nodes[0],))
+        renewed._origin = nodes[0]._origin
+        for node in nodes:
+            node.replace_all_uses_with(renewed, delete_user_cb=functools.partial(operator.is_not, renewed))
+            if node is not nodes[0]:
+                graph.erase_node(node)
 
 
 def _may_be_written(node: Node) -> bool:
@@ -112,12 +113,13 @@ def _under_autocast(graph: Graph) -> set[Node]:
 
 
 class _Types:
-    """The element types of values where modules of torch.nn decide them, worked out when they are asked for."""
+    """The element types of values where modules of torch.nn decide them, worked out when they are asked for: each as it is, and
+    as it is where somebody runs the program under autocast, which has rules of its own."""
 
     def __init__(self, modules: dict[str, torch.nn.Module], under_autocast: set[Node]) -> None:
         self._modules = modules
         self._under_autocast = under_autocast
-        self._types: dict[Node, torch.dtype | None] = {}
+        self._types: dict[Node, _TwoTypes] = {}
 
     def may_be_plain(self, node: Node) -> bool:
         """Whether nobody can tell an in-place operator from the plain one."""
@@ -125,41 +127,53 @@ class _Types:
         if not isinstance(written, Node) or len(written.users) > 1 or not self._is_new(written):
             return False
         if isinstance(other, Node):
-            known = self._type_of(written)
-            return known is not None and known == (self._type_of(other) or self._wanted(other, node))
-        if isinstance(other, float):
-            known = self._type_of(written)
-            return known is not None and known.is_floating_point
+            (known, narrow), (known_other, narrow_other) = self._types_of(written), self._types_of(other)
+            wanted = known_other or self._wanted(other, node)
+            return known is not None and known == wanted and narrow is not None and narrow == narrow_other
+        # A float, or a quotient, would make floats of integers, where eager raises.
+        if isinstance(other, float) or node._target is operator.itruediv:
+            known, _ = self._types_of(written)
+            return isinstance(other, int | float) and known is not None and known.is_floating_point
         return isinstance(other, int)
 
-    def _type_of(self, node: Node) -> torch.dtype | None:
-        """The type of the value of a node, as far as it is known without an input."""
+    def _types_of(self, node: Node) -> _TwoTypes:
+        """The types of the value of a node, as far as they are known without an input."""
         types, pending = self._types, [node]
         while pending:  # no recursion: a chain may be longer than Python's stack
             current = pending[-1]
             if current in types:
                 pending.pop()
                 continue
-            decided, sources = self._rule(current)
+            decided, sources, keeps = self._rule(current)
             unknown = [source for source in sources if source not in types]
             if unknown:
                 pending += unknown
-                continue
-            known = {types[source] for source in sources}
-            types[current] = known.pop() if decided is None and len(known) == 1 else decided
+            elif decided is not None or not sources:
+                types[current] = decided or _NOTHING_KNOWN
+            else:
+                known, narrow = types[sources[0]]
+                for source in sources[1:]:
+                    known = known if types[source][0] == known else None
+                    narrow = narrow if types[source][1] == narrow else None
+                types[current] = known, narrow if keeps else None
         return types[node]
 
-    def _rule(self, node: Node) -> tuple[torch.dtype | None, Sequence[Node]]:
-        """The type of a node, if a module decides it, and the nodes whose common type it is otherwise."""
-        if node._op == "call_module" and node not in self._under_autocast:
-            # Products with a weight need, and give, the type of the weight; other modules keep the type they get.
-            module = self._torch_module(node)
-            weight = None if module is None else _weight_of(module)
+    def _rule(self, node: Node) -> tuple[_TwoTypes | None, Sequence[Node], bool]:
+        """The types of a node if a module decides them, the nodes whose common types they are otherwise, and whether that is so
+        under autocast too."""
+        if node._op == "call_module":
+            module = None if node in self._under_autocast else self._torch_module(node)
+            if module is None:
+                return None, (), False
+            # Products with a weight need, and give, the type of the weight, or that of autocast; other modules keep the type
+            # they get.
+            is_product, keeps = _rules_of_autocast(type(module))  # type: ignore[arg-type]
+            weight = _weight_of(module)
             if weight is not None:
-                return weight.dtype, ()
-            return None, () if module is None else node._inputs[:1]
+                return (weight.dtype, _TYPE_OF_AUTOCAST if is_product else None), (), False
+            return None, node._inputs[:1], keeps
         is_operator = node._op == "call_function" and (node._target in _FRESH_OPERATORS or node._target in PLAIN_FORM)
-        return None, node._inputs if is_operator else ()
+        return None, node._inputs if is_operator else (), node._target not in _OPERATORS_OF_AUTOCAST
 
     def _torch_module(self, node: Node) -> torch.nn.Module | None:
         module = self._modules.get(node._target)
@@ -189,6 +203,29 @@ class _Types:
             return any(value is not None for table in (module._parameters, module._buffers) for value in table.values())
         # Schemas do not say it of all functions (atleast_2d hands its input through); Python's operators always do.
         return node._op == "call_function" and node._target in _FRESH_OPERATORS
+
+
+_TwoTypes = tuple[torch.dtype | None, torch.dtype | None]
+_NOTHING_KNOWN: _TwoTypes = (None, None)
+# In the place of the one that autocast was told.
+_TYPE_OF_AUTOCAST = torch.bfloat16
+
+_nn = torch.nn.modules
+_PRODUCTS = (_nn.Linear, _nn.conv._ConvNd)
+# Those without a rule in autocast, on any device; pools of three dimensions have one.
+_KEEP_TYPES = (
+    _nn.batchnorm._BatchNorm, _nn.instancenorm._InstanceNorm, _nn.dropout._DropoutNd, _nn.Identity,
+    _nn.MaxPool1d, _nn.MaxPool2d, _nn.AvgPool1d, _nn.AvgPool2d, _nn.AdaptiveAvgPool1d, _nn.AdaptiveAvgPool2d,
+    _nn.ReLU, _nn.ReLU6, _nn.LeakyReLU, _nn.SiLU, _nn.GELU, _nn.Hardswish, _nn.Hardtanh, _nn.Hardsigmoid, _nn.Mish,
+    _nn.ELU, _nn.Sigmoid, _nn.Tanh,
+)  # fmt: skip
+_OPERATORS_OF_AUTOCAST = frozenset({operator.pow, operator.ipow, operator.matmul, operator.imatmul})
+
+
+@functools.cache
+def _rules_of_autocast(cls: Any) -> tuple[bool, bool]:
+    """Whether modules of a class give the type that autocast was told, and whether they keep the type they get."""
+    return issubclass(cls, _PRODUCTS) and _is_from_torch(cls), issubclass(cls, _KEEP_TYPES) and _is_from_torch(cls)
 
 
 def _weight_of(module: torch.nn.Module) -> torch.Tensor | None:
