@@ -21,7 +21,7 @@ from torchgraft.analysis.effects.operators import (
     operator_of,
 )
 from torchgraft.analysis.effects.state import INPUTS, Places, storage_of
-from torchgraft.analysis.effects.values import OUTSIDE
+from torchgraft.analysis.effects.findings import OUTSIDE
 from torchgraft.ir.contexts import enter_context, exit_context
 from torchgraft.ir.graph import Graph
 from torchgraft.ir.guards import is_guard

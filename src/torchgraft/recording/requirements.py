@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import Any
 
 from torchgraft.analysis.effects import Effects, effects_of
-from torchgraft.analysis.effects.values import OUTSIDE
+from torchgraft.analysis.effects.findings import OUTSIDE
 from torchgraft.ir.node import Node
 from torchgraft.rewriting.interference import ANYTHING, Interference
 

@@ -13,7 +13,7 @@ import torch
 
 from torchgraft.analysis.effects import Effects, effects_of
 from torchgraft.analysis.effects.state import INPUTS, Places
-from torchgraft.analysis.effects.values import OUTSIDE
+from torchgraft.analysis.effects.findings import OUTSIDE
 from torchgraft.ir.node import Node
 
 # A piece of memory is named by the node that made it, by a path of module state, as what lies outside of the program or what

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from torchgraft.analysis.effects import Effects, effects_of
-from torchgraft.analysis.effects.values import OUTSIDE
+from torchgraft.analysis.effects.findings import OUTSIDE
 from torchgraft.ir import guards
 from torchgraft.ir.contexts import enter_context, exit_context
 from torchgraft.ir.graph import Graph
