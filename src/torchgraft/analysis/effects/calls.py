@@ -9,24 +9,31 @@ from typing import Any
 
 import torch
 
-from torchgraft.analysis.effects.declared import is_declared_effect, is_declared_pure
+from torchgraft.analysis.effects.declared import PURE, is_declared_effect, is_declared_pure
 from torchgraft.analysis.effects.examples import Inputs, Known, Slot
 from torchgraft.analysis.effects.findings import OUTSIDE, Effects, Findings, Places
-from torchgraft.analysis.effects.operators import announces_write, operator_of, operator_of_method, operator_of_overload
+from torchgraft.analysis.effects.operators import announces_write, operator_of, operator_of_method
 from torchgraft.analysis.effects.python_functions import (
     find_python_call,
     is_container_method,
     is_in_place_name,
     is_pure_method_name,
 )
-from torchgraft.analysis.effects.trials import NotTorchs, can_be_tried, configuration, try_function, try_module
-from torchgraft.ir.modules import has_hooks, hooks_for_all
+from torchgraft.analysis.effects.trials import (
+    NOT_TORCHS,
+    NotTorchs,
+    can_be_tried,
+    configuration,
+    try_function,
+    try_module,
+)
+from torchgraft.ir.modules import has_hooks, hooks_for_all, is_from_torch
 from torchgraft.ir.node import Node
 from torchgraft.ir.verify import find_attribute
 
 _KEYS = frozenset({int, float, bool, complex, str, bytes, type(None), type(Ellipsis), torch.Size})
+_MARKS = frozenset({"_is_impure", PURE})
 _PLAIN_TORCH = (torch.dtype, torch.device, torch.layout, torch.memory_format)
-_USERS = "is Python code that is not torch's; mark it with torchgraft.pure if it only computes"
 
 
 def find_call(node: Any) -> Effects:
@@ -42,24 +49,24 @@ def find_call(node: Any) -> Effects:
 
 
 def call_key(node: Any) -> Any:
-    """What decides the effects of a call; None if the answer must not be kept, TypeError if it cannot be a key."""
-    call = _Keys()
+    """What decides the effects of a call; TypeError if it cannot be a key, or if the answer must not be kept."""
+    keys = _Keys()
     target = node.target
     if node.op == "call_module":
         module = submodule(node.graph.owning_module, target)
-        if module is None or _is_program(module) or is_declared_pure(module) or module.__dict__.get("_is_impure"):
-            return None
+        if module is None or not is_from_torch(module) or not _MARKS.isdisjoint(vars(module)):
+            raise TypeError("what it does is not known by its configuration")
         try:
             target = configuration(module)
-        except NotTorchs:
-            return None
+        except NotTorchs as problem:
+            raise TypeError from problem
     elif node.op == "call_function":
-        if isinstance(target, torch._ops.HigherOrderOperator) or (type(target) is types.FunctionType and not can_be_tried(target)):
-            return None
         if can_be_tried(target):
-            call.shape_of = _shape_of_attribute
-    args = call.of(node.args)
-    return (node.op, target, args, call.of(node.kwargs)) if node.kwargs else (node.op, target, args)
+            keys.shape_of = _shape_of_attribute
+        elif isinstance(target, types.FunctionType | torch._ops.HigherOrderOperator):
+            raise TypeError("a function of a user's, or of programs")
+    args = keys.of(node.args)
+    return (node.op, target, args, keys.of(node.kwargs)) if node.kwargs else (node.op, target, args)
 
 
 class _Keys:
@@ -153,7 +160,7 @@ class _Call:
         elif _is_symbolic(target) or (isinstance(target, type) and _is_plain_class(target)):
             self.findings.shares |= self.everything
         elif not find_python_call(self.findings, target, self.args, self.kwargs, self.memory):
-            self._give_up(f"{_name(target)} {_USERS}")
+            self._give_up(f"{_name(target)} {NOT_TORCHS}")
 
     def _find_property(self, target: Any) -> None:
         """`torch.Tensor.data.__get__(x)`, and its `__set__`."""
@@ -337,12 +344,14 @@ def _is_constant(place: Any) -> bool:
 def _is_symbolic(target: Any) -> bool:
     """Whether a function computes on sizes (torch.sym_max, …)."""
     name = getattr(target, "__name__", "")
+    if name == "sym_fresh_size":
+        return False
     return getattr(target, "__module__", None) == "torch" and name.lstrip("_").startswith(("sym_", "is_"))
 
 
 def _is_plain_class(cls: type) -> bool:
     """Whether making an object of a class only puts the arguments into it."""
-    return cls.__module__ in ("torch", "collections") and not isinstance(cls.__init__, types.FunctionType)
+    return cls.__module__ in ("torch", "collections") and not isinstance(vars(cls).get("__init__"), types.FunctionType)
 
 
 def _shape_of_attribute(node: Any) -> Known | None:

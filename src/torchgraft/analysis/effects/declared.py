@@ -7,10 +7,12 @@ from __future__ import annotations
 import sys
 from typing import Any, TypeVar
 
+import torch
+
 from torchgraft.ir.node import _side_effectful_functions
 
 Marked = TypeVar("Marked")
-_PURE, _EFFECT = "__torchgraft_pure__", "__torchgraft_effect__"
+PURE, _EFFECT = "__torchgraft_pure__", "__torchgraft_effect__"
 
 
 def pure(function_or_class: Marked) -> Marked:
@@ -25,13 +27,15 @@ def pure(function_or_class: Marked) -> Marked:
     >>> double(3)
     6
     """
-    setattr(function_or_class, _PURE, True)
+    setattr(function_or_class, PURE, True)
     return function_or_class
 
 
 def is_declared_pure(target: Any) -> bool:
     """Whether someone said that calls of `target` only compute."""
-    return getattr(target, _PURE, False) is True
+    if isinstance(target, torch.nn.Module):  # of a subclass of a class that is marked nothing was said
+        return PURE in vars(target) or PURE in vars(type(target))
+    return getattr(target, PURE, False) is True
 
 
 def is_declared_effect(target: Any) -> bool:

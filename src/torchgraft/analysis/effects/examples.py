@@ -1,5 +1,5 @@
 """Arguments to try a call of torch's with, where shapes are not known: tensors on the meta device, which cost nothing.
-Sizes are taken from the module or from constants of the call; whether a try came to its end, and what it did, is seen in `trials.py`.
+Sizes are taken from the module or from constants of the call; what a run with them does is seen in `trials.py`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 # Divisible by whatever is asked of a size (groups, heads, factors of upsampling), and larger than any kernel.
 _SIZE = 720
 _BATCH = 2
-_RANKS = (4, 3, 2, 1, 5)
+_RANKS = (4, 3, 2, 1, 5, 6)
 _MOST_TRIALS = 400
 _MOST_SIZES = 6
 
@@ -41,7 +41,9 @@ def argument_trials(function: Any, inputs: Inputs, sizes: list[int]) -> Iterator
     kinds = _annotated(function, inputs)
     flags = [slot.number for slot in slots if kinds.get(slot.number) is bool]
     numbers: dict[int, Any] = {
-        slot.number: 0.5 if kinds[slot.number] is float else 1 for slot in slots if kinds.get(slot.number) in (int, float)
+        slot.number: 0.5 if kinds[slot.number] is float else 1
+        for slot in slots
+        if kinds.get(slot.number) in (int, float)
     }
     known = {slot.number: slot.known for slot in slots if slot.known is not None}
     fixed = {*flags, *numbers, *known}
@@ -80,8 +82,7 @@ def _annotated(function: Any, inputs: Inputs) -> dict[int, Any]:
         parameters = inspect.signature(function).parameters
     except (TypeError, ValueError):
         return {}
-    names = [name for name in parameters if name != "self"]
-    bound = {**dict(zip(names, inputs.args, strict=False)), **inputs.kwargs}
+    bound = {**dict(zip(parameters, inputs.args, strict=False)), **inputs.kwargs}
     kinds = {"bool": bool, "int": int, "float": float}
     result: dict[int, Any] = {}
     for name, value in bound.items():
@@ -128,8 +129,9 @@ def _shapes(sizes: list[int]) -> Iterator[tuple[int, ...]]:
             yield (*[_BATCH] * (rank - 1), size)
     for rank in _RANKS:
         yield (_SIZE,) * rank
-    for rank in _RANKS:
-        yield (_BATCH,) * rank
+    for size in (_BATCH, 1):
+        for rank in _RANKS:
+            yield (size,) * rank
     yield ()
 
 
@@ -143,9 +145,15 @@ def _choices(count: int, shapes: list[tuple[int, ...]]) -> Iterator[tuple[Any, .
     for shape, other in itertools.product([shape for shape in shapes if len(shape) == 2], repeat=2):
         yield ((shape, torch.float32), *[(other, torch.float32)] * (count - 1))
     for shape in shapes:
-        for other in ((shape, torch.int64), (shape[:1], torch.int64), (shape[1:2], torch.float32), (shape[:-1], torch.float32)):
-            yield ((shape, torch.float32), *[other] * (count - 1))
-            yield (*[(shape, torch.float32)] * (count - 1), other)
+        unlike = (
+            (shape, torch.int64),
+            (shape[:1], torch.int64),
+            (shape[1:2], torch.float32),
+            (shape[:-1], torch.float32),
+        )
+        for kind in unlike:
+            yield ((shape, torch.float32), *[kind] * (count - 1))
+            yield (*[(shape, torch.float32)] * (count - 1), kind)
         yield ((shape, torch.int64), *[(shape, torch.float32)] * (count - 1))
         yield ((shape, torch.float32), *[1] * (count - 1))
 

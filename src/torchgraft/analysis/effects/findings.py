@@ -1,5 +1,5 @@
 """What a call may do, as passes are told (`Effects`) and while it is being found out (`Findings`).
-Who finds it is said in the other files: schemas in `operators.py`, Python's own functions in `python_functions.py`, runs in `trials.py`.
+Which calls do what is found by `operators.py`, `python_functions.py` and `trials.py`.
 """
 
 from __future__ import annotations
@@ -68,9 +68,7 @@ class Findings:
 
     def effects(self) -> Effects:
         """What was found."""
-        return Effects(
-            frozenset(self.writes), self.random, self.unknown, frozenset(self.shares), tuple(self.reasons)
-        )
+        return Effects(frozenset(self.writes), self.random, self.unknown, frozenset(self.shares), tuple(self.reasons))
 
 
 def joined(found: list[Effects]) -> Effects:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from torchgraft.analysis.effects.calls import find_call, call_key
+from torchgraft.analysis.effects.calls import call_key, find_call
 from torchgraft.analysis.effects.declared import declared_effects
 from torchgraft.analysis.effects.findings import NO_PLACES, OUTSIDE, Effects, Places
 from torchgraft.analysis.effects.operators import operator_of
@@ -123,14 +123,13 @@ def _effects_by_number(node: Any) -> Effects:
     try:
         key = call_key(node)
         known = _answers.get(key)
-    except TypeError:  # something in the call cannot be a key
+    except TypeError:
         return find_call(node)
     if known is None:
         known = find_call(node)
-        if key is not None:
-            if len(_answers) >= _MOST_ANSWERS:
-                _answers.clear()
-            _answers[key] = known
+        if len(_answers) >= _MOST_ANSWERS:
+            _answers.clear()
+        _answers[key] = known
         if not known:
             _remember_plain(node)
     return known

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import functools
 import operator
+import sys
 import types
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -304,18 +305,9 @@ def _is_random(overload: Any) -> bool:
 
 
 def _is_registered_effect(overload: Any) -> bool:
-    """Whether the operator was declared effectful with `torch.library`."""
-    find = _effect_registry()
-    return find is not None and find(overload) is not None
-
-
-@functools.cache
-def _effect_registry() -> Callable[[Any], Any] | None:
-    try:
-        from torch._higher_order_ops.effects import _get_effect
-    except ImportError:
-        return None
-    return _get_effect
+    """Whether the operator was declared effectful with `torch.library`; whoever did has loaded torch's list of these."""
+    registry = sys.modules.get("torch._higher_order_ops.effects")
+    return registry is not None and registry._get_effect(overload) is not None
 
 
 def _may_pass_through(overload: Any, schema: Any) -> bool:

@@ -1,5 +1,5 @@
 """Python's own functions, operators and methods of containers: which of them have effects, and whose memory they return.
-Operators of torch are in `operators.py`; there is no schema to ask here, so the pure ones are named and all others may do anything.
+Operators of torch are in `operators.py`. Here there is no schema to ask: the pure ones are named, all others may do anything.
 """
 
 from __future__ import annotations
@@ -83,10 +83,13 @@ def find_python_call(
         if function not in _NUMERIC and any(map(callable, (*args, *kwargs.values()))):
             return False  # a key to sort by, a function to iterate over
         findings.shares |= set() if function in _NUMERIC else given
-    elif type(function) in (operator.itemgetter, operator.attrgetter):
-        findings.shares |= given
-    elif home.startswith("torch") and isinstance(function, types.BuiltinFunctionType) and _QUESTION.match(name):
+    elif type(function) in (operator.itemgetter, operator.attrgetter) or _is_question(function, home, name):
         findings.shares |= given
     else:
         return False
     return True
+
+
+def _is_question(function: Any, home: str, name: str) -> bool:
+    """Whether a function of torch's C code asks for a setting or a property (is_grad_enabled, _get_tracing_state, …)."""
+    return home.startswith("torch") and isinstance(function, types.BuiltinFunctionType) and bool(_QUESTION.match(name))

@@ -4,26 +4,40 @@ Which tensors a run is given is chosen in `examples.py`; only code of torch's is
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import types
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from torch.nn.parameter import UninitializedTensorMixin
+from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined]
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from torchgraft.analysis.effects.examples import Inputs, argument_trials, module_sizes
 from torchgraft.analysis.effects.findings import NO_PLACES, Effects, Findings, Places, joined
 from torchgraft.analysis.effects.operators import operator_of_overload
-from torchgraft.ir.modules import hooks_for_all, is_from_torch
+from torchgraft.ir.modules import has_hooks, hooks_for_all, is_from_torch
 
-# The homes of the functions that compute on tensors, unlike those of torch.random, torch.serialization, … which must not be tried.
-_HOMES = frozenset({"torch.nn.functional", "torch.functional", "torch._tensor", "torch.nn.init", "torchgraft.ir.choices"})
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-_TABLES = frozenset({"_parameters", "_buffers", "_modules"})
+# Where functions that compute on tensors live; those of torch.random, torch.serialization and others must not be tried.
+_HOMES = frozenset(
+    {"torch.nn.functional", "torch.functional", "torch._tensor", "torch.nn.init", "torchgraft.ir.choices"}
+)
+_OF_EVERY_MODULE = frozenset(vars(torch.nn.Module()))
+_KEYS = frozenset({int, float, bool, str, type(None)})
+NOT_TORCHS = "is Python code that is not torch's; mark it with torchgraft.pure if it only computes"
 _PLAIN = (int, float, bool, str, bytes, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
+
+
+class _Call(NamedTuple):
+    """One run: the arguments, what tensors say when they are asked for a value, and whether torch works out all shapes."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    answer: bool
+    is_exact: bool
 
 
 # What a run was seen to do, None if it failed; and whether it asked a tensor for its value.
@@ -41,20 +55,18 @@ def can_be_tried(function: Any) -> bool:
 
 def try_function(function: Any, inputs: Inputs) -> Effects | None:
     """The effects of calling a function of torch's; None where no run came to its end."""
-    return _union(
-        argument_trials(function, inputs, []), lambda args, kwargs, answer: _run(function, args, kwargs, {}, answer)
-    )
+    return _union(inputs, function, [], lambda call: _run(function, {}, call))
 
 
 def try_module(module: torch.nn.Module, inputs: Inputs) -> Effects | None:
     """The effects of calling a module of torch's, state by its path inside the module; None where no run came to its end."""
 
-    def run(args: Any, kwargs: Any, answer: bool) -> _Seen:
+    def run(call: _Call) -> _Seen:
         state: dict[int, str] = {}
         copies: dict[int, Any] = {}
         copy = _copy(module, "", copies, state)
         kept = {path: dict(vars(inner)) for path, inner in copy.named_modules()}
-        found, was_asked = _run(copy, args, kwargs, state, answer)
+        found, was_asked = _run(copy, state, call)
         changed = [
             f"{path}.{name}".removeprefix(".")
             for path, inner in copy.named_modules()
@@ -66,22 +78,38 @@ def try_module(module: torch.nn.Module, inputs: Inputs) -> Effects | None:
             found = joined([found, Effects(frozenset(changed), reasons=(reason,))])
         return found, was_asked
 
-    return _union(argument_trials(type(module).forward, inputs, module_sizes(module)), run)
+    return _union(inputs, module.forward, module_sizes(module), run)
 
 
-def _union(trials: Iterator[list[tuple[Any, Any]]], run: Callable[[Any, Any, bool], _Seen]) -> Effects | None:
+def _union(inputs: Inputs, function: Any, sizes: list[int], run: Callable[[_Call], _Seen]) -> Effects | None:
     """The effects of the first trial of which a run comes to its end; all runs of one trial count."""
-    for variants in trials:
-        found: list[Effects] = []
-        for args, kwargs in variants:
-            for answer in (False, True):
-                effects, was_asked = run(args, kwargs, answer)
-                found += [] if effects is None else [effects]
-                if not was_asked:
-                    break
-        if found:
-            return joined(found)
+    with _undisturbed():
+        for is_exact in (False, True):
+            for variants in argument_trials(function, inputs, sizes):
+                found = [effects for args, kwargs in variants for effects in _outcomes(run, args, kwargs, is_exact)]
+                if found:
+                    return joined(found)
     return None
+
+
+def _outcomes(run: Callable[[_Call], _Seen], args: Any, kwargs: Any, is_exact: bool) -> Iterator[Effects]:
+    for answer in (False, True):
+        effects, was_asked = run(_Call(args, kwargs, answer, is_exact))
+        if effects is not None:
+            yield effects
+        if not was_asked:
+            return
+
+
+@contextlib.contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Lets a run be seen by nobody else: no mode of a user's, no gradients, no warnings."""
+    # Looking for modes to disable costs an import of what they are made of.
+    is_alone = not torch._C._len_torch_dispatch_stack()
+    others = contextlib.nullcontext() if is_alone else _disable_current_modes()
+    with warnings.catch_warnings(), torch._C.DisableTorchFunction(), others, torch.no_grad():
+        warnings.simplefilter("ignore")
+        yield
 
 
 # ---- one run ----
@@ -90,9 +118,14 @@ def _union(trials: Iterator[list[tuple[Any, Any]]], run: Callable[[Any, Any, boo
 class _Watch(TorchDispatchMode):
     """Writes down what operators do to memory that was there before the run."""
 
-    def __init__(self, places: dict[int, Any], answer: bool) -> None:
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # torch would import its compiler to hide the mode from it, which takes a second
+
+    def __init__(self, places: dict[int, Any], answer: bool, is_exact: bool) -> None:
         super().__init__()
         self.findings = Findings()
+        self.is_exact = is_exact
         self.answer, self.was_asked = answer, False
         self.places: dict[int, Places] = {key: frozenset((place,)) for key, place in places.items()}
         # Copies of such memory. Whether reshape, contiguous or to copy depends on layouts, so their results may share it.
@@ -104,16 +137,15 @@ class _Watch(TorchDispatchMode):
         if func is torch.ops.aten._local_scalar_dense.default:
             self.was_asked = True
             return self.answer  # what a tensor without data would say is made up, and both are tried
-        try:
-            result = func(*args, **kwargs)
-        except NotImplementedError:
-            result = _made_up(func, args)
         findings = Findings()
         operator_of_overload(func).find(findings, args, kwargs, self.memory)
         self.findings.writes |= findings.writes
         self.findings.random |= findings.random
         self.findings.unknown |= findings.unknown
         self.findings.reasons |= findings.reasons
+        result = NotImplemented if self.is_exact else _made_up(func, args, kwargs)
+        if result is NotImplemented:
+            result = func(*args, **kwargs)
         self.alive.append(result)
         if isinstance(result, torch.Tensor) and func._schema.name.endswith(("clone", "_copy")):
             self.copied[_storage(result)] = self.may_share(args)
@@ -127,35 +159,52 @@ class _Watch(TorchDispatchMode):
         return self.memory(tree).union(*copied)
 
 
-def _made_up(func: Any, args: Any) -> Any:
-    """Results of an operator that needs values (unique, …); their shapes are wrong, but their memory is new."""
-    returns = func._schema.returns
-    if any(result.alias_info is not None or str(result.type) != "Tensor" for result in returns):
-        raise NotImplementedError
-    results = [torch.empty_like(next(_tensors(args))) for _ in returns]
+def _made_up(func: Any, args: Any, kwargs: Any) -> Any:
+    """A result that need not be worked out: the tensor that was written, or new memory of a likely shape.
+
+    Torch works shapes out in Python, for which it imports its compiler, and refuses where they depend on values. For what is
+    asked here any shape will do with which the run goes on. NotImplemented where torch must be asked: views, and new tensors.
+    """
+    schema = func._schema
+    if schema.is_mutable:
+        bound = {**{argument.name: value for argument, value in zip(schema.arguments, args, strict=False)}, **kwargs}
+        written = [bound.get(a.name) for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+        return NotImplemented if len(written) != len(schema.returns) else written[0] if len(written) == 1 else written
+    tensors = list(_tensors((args, kwargs)))
+    is_view = "unsafe_" in schema.name or any(result.alias_info is not None for result in schema.returns)
+    if not tensors or is_view or any(str(result.type) != "Tensor" for result in schema.returns):
+        return NotImplemented
+    if "mm" in schema.name and len(tensors) > 1:
+        shape = torch.Size((*tensors[-2].shape[:-1], tensors[-1].shape[-1]))
+    elif torch.Tag.pointwise in func.tags:
+        shape = _broadcast([tensor.shape for tensor in tensors])
+    else:
+        shape = tensors[0].shape
+    results = [torch.empty(shape, dtype=tensors[0].dtype, device="meta") for _ in schema.returns]
     return results[0] if len(results) == 1 else tuple(results)
 
 
-def _run(function: Any, args: Any, kwargs: Any, places: dict[int, Any], answer: bool) -> _Seen:
-    """Run a call; `places` says which memory is whose, by storage, besides that of the arguments."""
-    places = dict(places)
-    for tensor in _tensors((args, kwargs)):
+def _broadcast(shapes: list[torch.Size]) -> torch.Size:
+    # torch.broadcast_shapes imports sympy, which takes most of a second.
+    sizes = itertools.zip_longest(*[reversed(shape) for shape in shapes], fillvalue=1)
+    return torch.Size([max(column) for column in sizes][::-1])
+
+
+def _run(function: Any, state: dict[int, str], call: _Call) -> _Seen:
+    """Run a call; `state` gives the path of a module's memory by its storage."""
+    places: dict[int, Any] = dict(state)
+    for tensor in _tensors((call.args, call.kwargs)):
         places[_storage(tensor)] = tensor.torchgraft_place  # type: ignore[attr-defined]
-    watch = _Watch(places, answer)
-    with (
-        warnings.catch_warnings(),
-        torch._C.DisableTorchFunction(),
-        _disable_current_modes(),
-        torch.no_grad(),
-        watch,
-    ):
-        warnings.simplefilter("ignore")
-        try:
-            result = function(*args, **kwargs)
-        except Exception:  # these arguments are not meant
-            return None, watch.was_asked
+    watch = _Watch(places, call.answer, call.is_exact)
+    try:
+        with watch:
+            result = function(*call.args, **call.kwargs)
+    except Exception:  # these arguments are not meant
+        return None, watch.was_asked
     findings = watch.findings
     findings.shares |= watch.may_share(result)
+    if _has_opaque(result):  # the storage of a tensor, say
+        findings.shares.update(places.values())
     if result is None:
         findings.write_outside("it returns nothing, so it is called for its effect")
     return findings.effects(), watch.was_asked
@@ -171,6 +220,15 @@ def _tensors(tree: Any) -> Iterator[torch.Tensor]:
         yield from _tensors(list(tree.values()))
     elif isinstance(tree, torch.nn.utils.rnn.PackedSequence):
         yield from _tensors(tuple(tree))
+
+
+def _has_opaque(tree: Any) -> bool:
+    """Whether there is anything that may hold memory besides tensors in containers."""
+    if isinstance(tree, (tuple, list)):
+        return any(map(_has_opaque, tree))
+    if isinstance(tree, dict):
+        return any(map(_has_opaque, tree.values()))
+    return not isinstance(tree, (torch.Tensor, *_PLAIN))
 
 
 def _storage(tensor: torch.Tensor) -> int:
@@ -236,26 +294,19 @@ def configuration(module: torch.nn.Module) -> Any:
 def _configuration(module: torch.nn.Module) -> Any:
     cls = type(module)
     if not is_from_torch(cls):
-        raise NotTorchs(f"calls {cls.__name__}, which is not torch's")
-    key: list[Any] = [cls]
-    for name, value in vars(module).items():
-        kind = type(value)
-        if name in _TABLES:
-            for inner, item in value.items():
-                if item is not None:
-                    described = _configuration(item) if name == "_modules" else _described(item)
-                    key.append((inner, described))
-        elif kind in (int, float, bool, str):
-            key.append((name, kind, value))
-        elif name in _HOOKS:
-            if value and not all(_is_torchs_hook(hook) for hook in value.values()):
-                raise NotTorchs(f"{cls.__name__} has hooks")
-        elif value is None or kind is dict or kind is set:
-            continue
-        elif isinstance(value, _PLAIN) or kind is tuple:
-            key.append((name, value if _is_plain(value) else _opaque(name, value)))
-        else:
-            key.append((name, _opaque(name, value)))
+        raise NotTorchs(f"{cls.__name__} {NOT_TORCHS}")
+    attributes = vars(module)
+    key: list[Any] = [cls, attributes["training"]]
+    for tensors in (attributes["_parameters"], attributes["_buffers"]):
+        key += [None if tensor is None else _described(tensor) for tensor in tensors.values()]
+    for name, child in attributes["_modules"].items():
+        key.append((name, None if child is None else _configuration(child)))
+    if has_hooks(module):
+        raise NotTorchs(f"{cls.__name__} has hooks, which may do anything")
+    for name, value in attributes.items():
+        if name not in _OF_EVERY_MODULE:
+            kind = type(value)
+            key.append((name, kind, value) if kind in _KEYS else (name, _attribute(name, value)))
     return tuple(key)
 
 
@@ -265,24 +316,22 @@ def _described(tensor: torch.Tensor) -> Any:
     return tensor.shape, tensor.dtype
 
 
-def _opaque(name: str, value: Any) -> Any:
-    """The part of a key that an attribute without a value of its own gives."""
+def _attribute(name: str, value: Any) -> Any:
+    """The part of a key that an attribute gives: itself if it is plain, what matters of it, or its class."""
+    if isinstance(value, _PLAIN):
+        return value
     if isinstance(value, torch.Tensor):
         return _described(value)
     if isinstance(value, (list, tuple)):
-        return tuple([item if _is_plain(item) else _opaque(name, item) for item in value])
-    if callable(value) and not isinstance(value, type):
-        home = getattr(value, "__module__", None) or type(value).__module__
-        if home.partition(".")[0] not in ("torch", "weakref"):
-            raise NotTorchs(f"calls its attribute '{name}', which is not torch's")
-        return getattr(value, "__qualname__", "") if isinstance(value, types.BuiltinFunctionType) else id(value)
+        return tuple([_attribute(name, item) for item in value])
+    if callable(value) and not isinstance(value, (type, weakref.ref)):
+        if not _is_torchs(value):
+            raise NotTorchs(f"its attribute '{name}' {NOT_TORCHS}")
+        return value if isinstance(value, types.FunctionType | types.BuiltinFunctionType) else type(value)
     return type(value)
 
 
-def _is_plain(value: Any) -> bool:
-    return isinstance(value, _PLAIN) or (type(value) is tuple and all(map(_is_plain, value)))
-
-
-def _is_torchs_hook(hook: Any) -> bool:
-    home = getattr(hook, "__module__", None) or ""
-    return home.startswith("torch.nn.utils")
+def _is_torchs(function: Any) -> bool:
+    """Whether a function, or a callable object, is code of torch's."""
+    home = getattr(function, "__module__", None) or type(function).__module__
+    return home.partition(".")[0] == "torch"
