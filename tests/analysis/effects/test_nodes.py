@@ -250,3 +250,12 @@ def test_programs_given_to_higher_order_operators_are_read():
     assert not is_impure(graph.call_function(cond, (x, pure, pure, [x])))
     assert x in effects_of(graph.call_function(cond, (x, pure, impure, [x]))).writes
     assert effects_of(graph.call_function(cond, (x, pure, users, [x]))).unknown
+
+
+def test_items_and_attributes_share_what_holds_them_and_nothing_else(graph):
+    x, y = graph.placeholder("x"), graph.placeholder("y")
+    assert effects_of(graph.call_function(operator.getitem, (x, (slice(0, y), None)))).shares == {x}
+    assert effects_of(graph.call_function(getattr, (x, "shape"))).shares == set()
+    assert effects_of(graph.call_function(getattr, (x, "dtype"))).shares == set()
+    assert effects_of(graph.call_function(getattr, (x, "mT"))).shares == {x}
+    assert effects_of(graph.call_function(getattr, (x, "grad"))).shares == {x}

@@ -112,8 +112,9 @@ def _constant_sizes(inputs: Inputs) -> list[int]:
         value = pending.pop()
         if isinstance(value, (tuple, list)) and not isinstance(value, Slot):
             pending += value
-            if value and all(type(item) is int for item in value):
-                found.append(abs(torch.Size(value).numel()))
+            sizes = [1 if isinstance(item, Slot) else item for item in value]
+            if sizes and all(type(size) is int for size in sizes):
+                found += [abs(torch.Size(sizes).numel()), sum(sizes)]
         elif type(value) is int and value > 1:
             found.append(value)
     return found

@@ -4,6 +4,7 @@ Operators of torch are in `operators.py`. Here there is no schema to ask: the pu
 
 from __future__ import annotations
 
+import functools
 import operator
 import re
 import types
@@ -73,12 +74,15 @@ def find_python_call(
 ) -> bool:
     """Find out what a call of one of Python's own functions does; False if nothing is known of it."""
     name, home = getattr(function, "__name__", ""), getattr(function, "__module__", None) or ""
-    given = memory((args, kwargs))
+    # An item belongs to the first argument, whatever the index is.
+    given = memory(args[:1]) if function is operator.getitem else memory((args, kwargs))
     if home == "_operator" and is_in_place_name(name):
         findings.write(memory(args[:1]), f"operator.{name} writes its first argument")
         findings.shares |= memory(args[:1])
     elif is_always_pure(function):
         findings.shares |= given if home == "_operator" else set()
+    elif function is getattr and len(args) > 1 and _is_plain_attribute(args[1]):
+        pass
     elif function in _PURE_BUILTINS:
         if function not in _NUMERIC and any(map(callable, (*args, *kwargs.values()))):
             return False  # a key to sort by, a function to iterate over
@@ -88,6 +92,20 @@ def find_python_call(
     else:
         return False
     return True
+
+
+@functools.cache
+def _is_plain_attribute(name: Any) -> bool:
+    """Whether an attribute of tensors is a number, a size or the like, in which no memory is shared: shape, dtype, device, …"""
+    if not isinstance(name, str) or not isinstance(
+        getattr(torch._C.TensorBase, name, None), types.GetSetDescriptorType
+    ):
+        return False
+    try:
+        found = getattr(torch.empty(0, device="meta"), name)
+    except Exception:
+        return False
+    return isinstance(found, (bool, int, torch.Size, torch.dtype, torch.device, torch.layout))
 
 
 def _is_question(function: Any, home: str, name: str) -> bool:

@@ -22,9 +22,7 @@ from torchgraft.analysis.effects.operators import operator_of_overload
 from torchgraft.ir.modules import has_hooks, hooks_for_all, is_from_torch
 
 # Where functions that compute on tensors live; those of torch.random, torch.serialization and others must not be tried.
-_HOMES = frozenset(
-    {"torch.nn.functional", "torch.functional", "torch._tensor", "torch.nn.init", "torchgraft.ir.choices"}
-)
+_HOMES = frozenset({"torch.nn.functional", "torch.functional", "torch._tensor", "torchgraft.ir.choices"})
 _OF_EVERY_MODULE = frozenset(vars(torch.nn.Module()))
 _KEYS = frozenset({int, float, bool, str, type(None)})
 NOT_TORCHS = "is Python code that is not torch's; mark it with torchgraft.pure if it only computes"
@@ -82,23 +80,28 @@ def try_module(module: torch.nn.Module, inputs: Inputs) -> Effects | None:
 
 
 def _union(inputs: Inputs, function: Any, sizes: list[int], run: Callable[[_Call], _Seen]) -> Effects | None:
-    """The effects of the first trial of which a run comes to its end; all runs of one trial count."""
+    """The effects of the first trial whose variants all come to an end."""
     with _undisturbed():
         for is_exact in (False, True):
             for variants in argument_trials(function, inputs, sizes):
-                found = [effects for args, kwargs in variants for effects in _outcomes(run, args, kwargs, is_exact)]
-                if found:
-                    return joined(found)
+                found = [_outcomes(run, args, kwargs, is_exact) for args, kwargs in variants]
+                if all(found):
+                    return joined([effects for outcomes in found for effects in outcomes])
     return None
 
 
-def _outcomes(run: Callable[[_Call], _Seen], args: Any, kwargs: Any, is_exact: bool) -> Iterator[Effects]:
+def _outcomes(run: Callable[[_Call], _Seen], args: Any, kwargs: Any, is_exact: bool) -> list[Effects]:
+    """What runs with the same arguments did; none if they failed. A run that is exact may fail because a value is refused."""
+    outcomes = []
     for answer in (False, True):
         effects, was_asked = run(_Call(args, kwargs, answer, is_exact))
         if effects is not None:
-            yield effects
+            outcomes.append(effects)
+        elif not is_exact:
+            return []
         if not was_asked:
-            return
+            break
+    return outcomes
 
 
 @contextlib.contextmanager
