@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from torchgraft.analysis.aliases import Aliases
 from torchgraft.ir.choices import add_if
 from torchgraft.ir.guards import check_training, check_value
 from torchgraft.ir.node import Node
@@ -36,7 +37,6 @@ from torchgraft.passes.layer_calls import (
     uses_of_values,
     weights_of_calls,
 )
-from torchgraft.passes.memory import Memory
 
 if TYPE_CHECKING:
     from torchgraft.codegen.graph_module import GraphModule
@@ -85,7 +85,7 @@ class _Search:
         nodes = list(module.graph.nodes)
         self.norms = [node for node in nodes if is_norm(node, module)]
         self._calls = weights_of_calls(nodes, module) if self.norms else {}
-        self._memory = Memory(module.graph)
+        self._memory = Aliases(module.graph)
         self._nodes = nodes
 
     def pair(self, node: Node) -> tuple[Layer, Norm, bool] | str:

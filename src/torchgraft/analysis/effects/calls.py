@@ -12,7 +12,7 @@ import torch
 from torchgraft.analysis.effects.declared import PURE, is_declared_effect, is_declared_pure
 from torchgraft.analysis.effects.examples import Inputs, Known, Slot
 from torchgraft.analysis.effects.findings import OUTSIDE, Effects, Findings, Places
-from torchgraft.analysis.effects.operators import announces_write, operator_of, operator_of_method
+from torchgraft.analysis.effects.operators import Operator, announces_write, operator_of, operator_of_method
 from torchgraft.analysis.effects.python_functions import (
     find_python_call,
     is_container_method,
@@ -146,7 +146,7 @@ class _Call:
         target = getattr(target, "_opoverload", target)
         operator = operator_of("call_function", target)
         if operator is not None:
-            operator.find(self.findings, self.args, self.kwargs, self.memory)
+            self._find_operator(operator, target)
         elif can_be_tried(target):
             self._try_function(target)
         elif isinstance(target, torch._ops.HigherOrderOperator):
@@ -161,6 +161,14 @@ class _Call:
             self.findings.shares |= self.everything
         elif not find_python_call(self.findings, target, self.args, self.kwargs, self.memory):
             self._give_up(f"{_name(target)} {NOT_TORCHS}")
+
+    def _find_operator(self, operator: Operator, target: Any) -> None:
+        found = self.findings
+        operator.find(found, self.args, self.kwargs, self.memory)
+        if found.shares and operator.is_unmarked and not found.writes and not found.unknown:
+            tried = try_function(target, self._inputs(lambda node: None))
+            if tried is not None:
+                found.shares = _outer(tried.shares)
 
     def _find_property(self, target: Any) -> None:
         """`torch.Tensor.data.__get__(x)`, and its `__set__`."""
@@ -197,7 +205,7 @@ class _Call:
         elif is_python:
             self._try_function(method)
         elif method is not None and operator is not None:
-            operator.find(found, self.args, self.kwargs, self.memory)
+            self._find_operator(operator, method)
         elif method is None and is_pure_method_name(name):
             found.shares |= self.everything
         elif method is None and is_container_method(name):
@@ -236,10 +244,9 @@ class _Call:
             self._give_up(f"{name} could not be tried: the shapes of its arguments are not known")
             return
         found = self.findings
-        # A number below zero is a tensor among the constants.
-        found.write((OUTSIDE if _is_constant(place) else place for place in effects.writes), "")
+        found.writes |= _outer(effects.writes)
         found.reasons = dict.fromkeys(effects.reasons)
-        found.shares |= {OUTSIDE if _is_constant(place) else place for place in effects.shares}
+        found.shares |= _outer(effects.shares)
         found.random |= effects.random
         if effects.unknown:
             self._give_up(f"{name} may do anything")
@@ -316,7 +323,7 @@ def writes_only_numbers(node: Any) -> bool:
     if node.op == "call_method":
         return announces_write(target) and target != "set_"
     if node.op == "call_module":
-        return True
+        return is_from_torch(submodule(node.graph.owning_module, target))
     return operator_of(node.op, target) is not None or can_be_tried(target)
 
 
@@ -337,8 +344,9 @@ def _is_program(module: Any) -> bool:
     return hasattr(cls, "recompile") and hasattr(cls, "graph") and hasattr(module.graph, "owning_module")
 
 
-def _is_constant(place: Any) -> bool:
-    return type(place) is int and place < 0
+def _outer(places: Places) -> set[Any]:
+    """Places of a run, where a number below zero is a tensor among the constants."""
+    return {OUTSIDE if type(place) is int and place < 0 else place for place in places}
 
 
 def _is_symbolic(target: Any) -> bool:

@@ -15,7 +15,7 @@ import torch
 _SIZE = 720
 _BATCH = 2
 _RANKS = (4, 3, 2, 1, 5, 6)
-_MOST_TRIALS = 400
+_MOST_TRIALS = 150
 _MOST_SIZES = 6
 
 Known = tuple[tuple[int, ...], torch.dtype]

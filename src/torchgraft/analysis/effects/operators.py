@@ -100,6 +100,15 @@ class Operator:
         )
 
     @property
+    def is_unmarked(self) -> bool:
+        """Whether a schema leaves open if the result shares memory, and a run of any sizes would tell.
+
+        What is given the size of its result may hand back an argument that has this size, so no run tells.
+        """
+        open_ones = [signature for signature in self.signatures if signature.passes_through]
+        return bool(open_ones) and not any(p.name == "size" for signature in open_ones for p in signature.parameters)
+
+    @property
     def written_keywords(self) -> frozenset[str]:
         """Keyword arguments that are written if they are given."""
         parameters = [parameter for signature in self.signatures for parameter in signature.parameters]
