@@ -17,6 +17,7 @@ from torch import nn
 from torchgraft.analysis.aliases import Aliases
 from torchgraft.ir.choices import add_if
 from torchgraft.ir.guards import check_training, check_value
+from torchgraft.ir.modules import is_from_torch
 from torchgraft.ir.node import Node
 from torchgraft.ir.origin import source_of
 from torchgraft.ir.printing import known_value
@@ -160,7 +161,7 @@ class _Search:
         """The quick answer: modules of torch write no state but their own, and only norms in training have any."""
         plain = [
             node._op in ("placeholder", "output", "call_method")
-            or (node._op == "call_module" and _is_of_torch(find_attribute(self.module, node._target)[0]))
+            or (node._op == "call_module" and is_from_torch(find_attribute(self.module, node._target)[0]))
             or (node._op == "call_function" and getattr(node._target, "__module__", None) in ("torch", "_operator"))
             for node in self._nodes
         ]
@@ -310,10 +311,6 @@ def _guarded_dimensions(layer: Layer, norm: Norm) -> Any:
                 if guards:
                     return guards[0]._args[1]
     return None
-
-
-def _is_of_torch(module: Any) -> bool:
-    return type(module).__module__.startswith("torch.nn.modules.")
 
 
 def _at(node: Node) -> str:

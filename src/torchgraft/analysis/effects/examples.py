@@ -137,10 +137,13 @@ def _shapes(sizes: list[int]) -> Iterator[tuple[int, ...]]:
 
 
 def _choices(count: int, shapes: list[tuple[int, ...]]) -> Iterator[tuple[Any, ...]]:
-    """A value for each of some open slots: all alike first, then one unlike the others, then numbers for all but the first."""
-    for dtype in (torch.float32, torch.int64):
-        for shape in shapes:
-            yield ((shape, dtype),) * count
+    """A value for each of some open slots: all alike first, then numbers for all but the first, then one unlike the others."""
+    for shape in shapes:
+        yield ((shape, torch.float32),) * count
+    for shape in shapes if count > 1 else ():
+        yield ((shape, torch.float32), *[1] * (count - 1))
+    for shape in shapes:
+        yield ((shape, torch.int64),) * count
     if count < 2:
         return
     for shape, other in itertools.product([shape for shape in shapes if len(shape) == 2], repeat=2):
@@ -156,7 +159,6 @@ def _choices(count: int, shapes: list[tuple[int, ...]]) -> Iterator[tuple[Any, .
             yield ((shape, torch.float32), *[kind] * (count - 1))
             yield (*[(shape, torch.float32)] * (count - 1), kind)
         yield ((shape, torch.int64), *[(shape, torch.float32)] * (count - 1))
-        yield ((shape, torch.float32), *[1] * (count - 1))
 
 
 def _filled(tree: Any, filled: dict[int, Any], made: dict[int, Any]) -> Any:

@@ -102,7 +102,7 @@ def _is_plain_attribute(name: Any) -> bool:
     ):
         return False
     try:
-        found = getattr(torch.empty(0, device="meta"), name)
+        found = getattr(torch.empty((1, 1), device="meta"), name)
     except Exception:
         return False
     return isinstance(found, (bool, int, torch.Size, torch.dtype, torch.device, torch.layout))
