@@ -432,3 +432,15 @@ def test_neither_the_module_nor_random_numbers_are_changed_by_the_question(modul
         assert all(vars(part)[name] is value for name, value in attributes.items())
     assert all(torch.equal(value, values[name]) for name, value in module.state_dict().items())
     assert torch.equal(state, torch.get_rng_state())
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+def test_modules_of_any_precision_are_tried(dtype):
+    for module in (
+        nn.Conv1d(4, 6, 3, stride=2, padding=1, dilation=2, groups=2),
+        nn.Linear(4, 3),
+        nn.LSTM(4, 3),
+        nn.LayerNorm(6),
+    ):
+        effects = effects_of_module(module.to(dtype))
+        assert not effects and not effects.shares

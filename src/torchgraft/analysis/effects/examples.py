@@ -35,8 +35,11 @@ class Inputs(NamedTuple):
     kwargs: dict[str, Any]
 
 
-def argument_trials(function: Any, inputs: Inputs, sizes: list[int]) -> Iterator[list[tuple[Any, Any]]]:
+def argument_trials(
+    function: Any, inputs: Inputs, module: torch.nn.Module | None = None
+) -> Iterator[list[tuple[Any, Any]]]:
     """Arguments to try, the likeliest first; a trial has several variants where a flag is only known when the program runs."""
+    sizes, state = ([], None) if module is None else (_module_sizes(module), _module_dtype(module))
     slots = list(_slots((inputs.args, inputs.kwargs)))
     kinds = _annotated(function, inputs)
     flags = [slot.number for slot in slots if kinds.get(slot.number) is bool]
@@ -51,7 +54,9 @@ def argument_trials(function: Any, inputs: Inputs, sizes: list[int]) -> Iterator
     open_slots = list(dict.fromkeys(open_slots))
     all_sizes = [*_constant_sizes(inputs), *(size for shape, _ in known.values() for size in shape)]
     shapes = list(dict.fromkeys(_shapes([*sizes, *all_sizes])))
-    for choice in itertools.islice(_choices(len(open_slots), shapes), _MOST_TRIALS):
+    dtypes = [*([] if state is None else [state]), *[dtype for _, dtype in known.values() if dtype.is_floating_point]]
+    dtype = dtypes[0] if dtypes else torch.float32
+    for choice in itertools.islice(_choices(len(open_slots), shapes, dtype), _MOST_TRIALS):
         variants = []
         for values in itertools.product((False, True), repeat=len(flags)):
             filled: dict[int, Any] = {**dict(zip(flags, values, strict=True)), **numbers, **known}
@@ -61,7 +66,7 @@ def argument_trials(function: Any, inputs: Inputs, sizes: list[int]) -> Iterator
         yield variants
 
 
-def module_sizes(module: torch.nn.Module) -> list[int]:
+def _module_sizes(module: torch.nn.Module) -> list[int]:
     """The sizes that the inputs of a module may have in a dimension that its parameters or attributes speak of."""
     sizes: list[int] = []
     for inner in module.modules():
@@ -74,6 +79,11 @@ def module_sizes(module: torch.nn.Module) -> list[int]:
         for tensor in (*inner._parameters.values(), *inner._buffers.values()):
             sizes += [] if tensor is None else list(tensor.shape)[::-1]
     return sizes
+
+
+def _module_dtype(module: torch.nn.Module) -> torch.dtype | None:
+    tensors = [*module.parameters(), *module.buffers()]
+    return next((tensor.dtype for tensor in tensors if tensor.is_floating_point()), None)
 
 
 def _annotated(function: Any, inputs: Inputs) -> dict[int, Any]:
@@ -136,29 +146,29 @@ def _shapes(sizes: list[int]) -> Iterator[tuple[int, ...]]:
     yield ()
 
 
-def _choices(count: int, shapes: list[tuple[int, ...]]) -> Iterator[tuple[Any, ...]]:
+def _choices(count: int, shapes: list[tuple[int, ...]], dtype: torch.dtype) -> Iterator[tuple[Any, ...]]:
     """A value for each of some open slots: all alike first, then numbers for all but the first, then one unlike the others."""
     for shape in shapes:
-        yield ((shape, torch.float32),) * count
+        yield ((shape, dtype),) * count
     for shape in shapes if count > 1 else ():
-        yield ((shape, torch.float32), *[1] * (count - 1))
+        yield ((shape, dtype), *[1] * (count - 1))
     for shape in shapes:
         yield ((shape, torch.int64),) * count
     if count < 2:
         return
     for shape, other in itertools.product([shape for shape in shapes if len(shape) == 2], repeat=2):
-        yield ((shape, torch.float32), *[(other, torch.float32)] * (count - 1))
+        yield ((shape, dtype), *[(other, dtype)] * (count - 1))
     for shape in shapes:
         unlike = (
             (shape, torch.int64),
             (shape[:1], torch.int64),
-            (shape[1:2], torch.float32),
-            (shape[:-1], torch.float32),
+            (shape[1:2], dtype),
+            (shape[:-1], dtype),
         )
         for kind in unlike:
-            yield ((shape, torch.float32), *[kind] * (count - 1))
-            yield (*[(shape, torch.float32)] * (count - 1), kind)
-        yield ((shape, torch.int64), *[(shape, torch.float32)] * (count - 1))
+            yield ((shape, dtype), *[kind] * (count - 1))
+            yield (*[(shape, dtype)] * (count - 1), kind)
+        yield ((shape, torch.int64), *[(shape, dtype)] * (count - 1))
 
 
 def _filled(tree: Any, filled: dict[int, Any], made: dict[int, Any]) -> Any:

@@ -16,7 +16,7 @@ import torch
 from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined]
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from torchgraft.analysis.effects.examples import Inputs, argument_trials, module_sizes
+from torchgraft.analysis.effects.examples import Inputs, argument_trials
 from torchgraft.analysis.effects.findings import NO_PLACES, Effects, Findings, Places, joined
 from torchgraft.analysis.effects.operators import operator_of_overload
 from torchgraft.ir.modules import has_hooks, hooks_for_all, is_from_torch
@@ -53,7 +53,7 @@ def can_be_tried(function: Any) -> bool:
 
 def try_function(function: Any, inputs: Inputs) -> Effects | None:
     """The effects of calling a function of torch's; None where no run came to its end."""
-    return _union(inputs, function, [], lambda call: _run(function, {}, call))
+    return _union(inputs, function, None, lambda call: _run(function, {}, call))
 
 
 def try_module(module: torch.nn.Module, inputs: Inputs) -> Effects | None:
@@ -76,14 +76,16 @@ def try_module(module: torch.nn.Module, inputs: Inputs) -> Effects | None:
             found = joined([found, Effects(frozenset(changed), reasons=(reason,))])
         return found, was_asked
 
-    return _union(inputs, module.forward, module_sizes(module), run)
+    return _union(inputs, module.forward, module, run)
 
 
-def _union(inputs: Inputs, function: Any, sizes: list[int], run: Callable[[_Call], _Seen]) -> Effects | None:
+def _union(
+    inputs: Inputs, function: Any, module: torch.nn.Module | None, run: Callable[[_Call], _Seen]
+) -> Effects | None:
     """The effects of the first trial whose variants all come to an end."""
     with _undisturbed():
         for is_exact in (False, True):
-            for variants in argument_trials(function, inputs, sizes):
+            for variants in argument_trials(function, inputs, module):
                 found = [_outcomes(run, args, kwargs, is_exact) for args, kwargs in variants]
                 if all(found):
                     return joined([effects for outcomes in found for effects in outcomes])
