@@ -1,12 +1,15 @@
 """Torch's own Python functions: what a run on tensors without data finds, where no shape is known and where some are."""
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
 
+import torchgraft
 from torchgraft.analysis.effects import effects_of
 from torchgraft.ir.graph import Graph
 
@@ -112,5 +115,6 @@ program.graph.eliminate_dead_code()
 [node.is_impure() for node in program.graph.nodes]
 print([name for name in ("torch._dynamo", "sympy") if name in sys.modules])
 """
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    environment = {**os.environ, "PYTHONPATH": str(Path(torchgraft.__file__).parents[1])}
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
     assert result.stdout.strip() == "[]"
