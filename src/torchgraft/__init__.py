@@ -13,7 +13,7 @@ from torchgraft.version import __version__
 
 if TYPE_CHECKING:
     from torchgraft.analysis.cost import Cost, Work, cost, flop_formula
-    from torchgraft.analysis.effects import ProgramEffects, effects
+    from torchgraft.analysis.effects import ProgramEffects, effects, pure
     from torchgraft.analysis.memory import Lifetime, Memory, liveness, memory
     from torchgraft.analysis.shapes import Shapes, TensorMetadata, shapes
     from torchgraft.analysis.types import Dyn, TensorType, check_types
@@ -72,7 +72,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "torchgraft.analysis.cost": ("Cost", "Work", "cost", "flop_formula"),
-    "torchgraft.analysis.effects": ("ProgramEffects", "effects"),
+    "torchgraft.analysis.effects": ("ProgramEffects", "effects", "pure"),
     "torchgraft.analysis.memory": ("Lifetime", "Memory", "liveness", "memory"),
     "torchgraft.analysis.shapes": ("Shapes", "TensorMetadata", "shapes"),
     "torchgraft.analysis.types": ("Dyn", "TensorType", "check_types"),
@@ -211,6 +211,7 @@ __all__ = [
     "map_arg",
     "memory",
     "node_call_info",
+    "pure",
     "record",
     "replace_pattern",
     "replace_pattern_with_filters",

@@ -11,8 +11,8 @@ from torch import nn
 
 import torchgraft
 from tests.passes.contract import check_edit
+from torchgraft.analysis.aliases import Aliases
 from torchgraft.passes import MergeCommon, Pipeline
-from torchgraft.passes.memory import Memory
 
 
 def merged(function, *args):
@@ -227,7 +227,7 @@ def test_long_chains_do_not_recurse():
 
     program = torchgraft.symbolic_trace(function)
     assert MergeCommon()(program).changes == 1
-    assert Memory(program.graph).is_pure(program.graph.output_node().args[0])
+    assert Aliases(program.graph).is_pure(program.graph.output_node().args[0])
 
 
 def test_a_call_with_many_equal_inputs_is_written_once():

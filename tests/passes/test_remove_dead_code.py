@@ -23,6 +23,7 @@ def write_first(x, y):
 
 
 @torchgraft.wrap
+@torchgraft.pure
 def only_compute(x, y):
     result = x + y
     result.mul_(2)

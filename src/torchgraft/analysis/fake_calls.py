@@ -14,6 +14,7 @@ from torch.nn.modules import module as torch_modules
 from torchgraft.analysis.effects.operators import ARITHMETIC, operator_of
 from torchgraft.analysis.fake import FakeTensor, FakeTensorMode, detached
 from torchgraft.interpreter import Interpreter
+from torchgraft.ir.modules import is_from_torch
 
 _CONSTANTS = frozenset(
     {int, float, bool, complex, str, type(None), type(...)}
@@ -126,7 +127,7 @@ class FakeCalls:
         self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> _Description | None:
         cls = type(module)
-        if not cls.__module__.startswith("torch.nn.modules.") or not self._is_alone():
+        if not is_from_torch(cls) or not self._is_alone():
             return None
         if torch_modules._has_any_global_hook():
             return None

@@ -15,7 +15,7 @@ import torch.fx
 from torch.fx.immutable_collections import immutable_dict as their_dict
 from torch.fx.immutable_collections import immutable_list as their_list
 
-from torchgraft.analysis.effects.calls import is_declared_effect
+from torchgraft.analysis.effects.declared import is_declared_effect
 from torchgraft.bridge.calling import our_codegen, their_codegen
 from torchgraft.bridge.counterparts import (
     enter_region,

@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 
+from torchgraft.analysis.aliases import Aliases
 from torchgraft.capturing.symbolic.tracer import symbolic_trace
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import GraphError
 from torchgraft.ir.graph import Graph
 from torchgraft.ir.node import Node
-from torchgraft.passes.memory import Memory
 
 
 class FoldedGraphModule(GraphModule):
@@ -139,7 +139,7 @@ def _bring(source: torch.nn.Module, destination: GraphModule, path: str) -> None
 def _constant_nodes(
     graph: Graph, skip: Callable[[Node], bool] | None, is_impure_node: Callable[[Node], bool] | None
 ) -> list[Node]:
-    memory = Memory(graph)
+    memory = Aliases(graph)
     end = len(graph.nodes)
     found: dict[Node, None] = {}
     for node in graph.nodes:

@@ -16,11 +16,11 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from torchgraft.analysis.aliases import Aliases
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.ir.graph import Graph
 from torchgraft.ir.modules import has_hooks
 from torchgraft.ir.node import Node
-from torchgraft.passes.memory import Memory
 from torchgraft.passes.shape_prop import ShapeProp
 
 Heuristic = Callable[["MklSubgraph"], bool]
@@ -201,7 +201,7 @@ def _stretches(program: GraphModule, modules: dict[str, nn.Module]) -> list[list
     """Supported nodes, joined where one hands its value to another; each list in the order of the program."""
     nodes = list(program.graph.nodes)
     calls = Counter(node.target for node in nodes if node.op == "call_module")
-    memory = Memory(program.graph)
+    memory = Aliases(program.graph)
     number = {node: position for position, node in enumerate(nodes)}
     sets = UnionFind(len(nodes))
     inside: set[Node] = set()

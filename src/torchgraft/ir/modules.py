@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 _everywhere = torch.nn.modules.module
+_HOMES = ("torch.nn.", "torch.ao.nn.")
 
 
 def no_model(value: Any) -> str | None:
@@ -25,6 +26,16 @@ def no_model(value: Any) -> str | None:
     if isinstance(value, type) and issubclass(value, torch.nn.Module):
         return f"the class {value.__name__}; give a model that is made of it: {value.__name__}(...)"
     return None
+
+
+def is_from_torch(module_or_class: Any) -> bool:
+    """Whether a module, or a class of modules, is one of torch's own layers or containers, and no subclass of a user's.
+
+    >>> is_from_torch(torch.nn.Linear(2, 2)), is_from_torch(type("Mine", (torch.nn.Linear,), {}))
+    (True, False)
+    """
+    cls = module_or_class if isinstance(module_or_class, type) else type(module_or_class)
+    return cls.__module__.startswith(_HOMES) and not cls.__module__.startswith("torch.nn.parallel.")
 
 
 def paths_of_modules(root: torch.nn.Module) -> dict[torch.nn.Module, str]:

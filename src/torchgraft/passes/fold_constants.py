@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from torchgraft.analysis.aliases import Aliases
 from torchgraft.ir.node import Node, map_arg
 from torchgraft.ir.verify import find_attribute
 from torchgraft.passes.attributes import References
 from torchgraft.passes.definition import Pass
-from torchgraft.passes.memory import Memory
 
 if TYPE_CHECKING:
     from torchgraft.codegen.graph_module import GraphModule
@@ -54,7 +54,7 @@ class _Folder:
         self.graph = module.graph
         self.max_bytes = max_bytes
         self.freeze = freeze
-        self.memory = Memory(self.graph)
+        self.memory = Aliases(self.graph)
         # The value of every constant node, and whether it was made from attributes of the module.
         self.values: dict[Node, Any] = {}
         self._from_attributes: dict[Node, bool] = {}

@@ -16,12 +16,12 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from torchgraft.analysis.aliases import Aliases
 from torchgraft.analysis.effects import is_impure
 from torchgraft.ir.modules import has_hooks
 from torchgraft.ir.node import Node
 from torchgraft.ir.verify import find_attribute
 from torchgraft.passes.definition import Pass
-from torchgraft.passes.memory import Memory
 
 if TYPE_CHECKING:
     from torchgraft.codegen.graph_module import GraphModule
@@ -74,7 +74,7 @@ class Functionalize(Pass):
 
     def notes(self, module: GraphModule) -> list[str]:
         """Which writes stay: those of inputs and state must, others could not be shown to be the program's own affair."""
-        memory = Memory(module.graph)
+        memory = Aliases(module.graph)
         result = []
         for node in module.graph.nodes:
             effects = memory.effects.get(node) if _may_write(module, node) else None
@@ -91,7 +91,7 @@ class Functionalize(Pass):
 
 
 def _convert_all(module: GraphModule) -> int:
-    memory = Memory(module.graph)
+    memory = Aliases(module.graph)
     if not any(_may_write(module, node) for node in module.graph.nodes) or not memory.has_writes:
         return 0
     changed = 0
@@ -119,7 +119,7 @@ def _may_write(module: GraphModule, node: Node) -> bool:
     return node._op == "call_function"
 
 
-def _pure_form(memory: Memory, node: Node, looked_at: dict[Any, dict[Node, None]]) -> _Form | None:
+def _pure_form(memory: Aliases, node: Node, looked_at: dict[Any, dict[Node, None]]) -> _Form | None:
     effects = memory.effects.get(node)
     if effects is None or effects.unknown or effects.random or len(effects.writes) != 1:
         return None
@@ -133,7 +133,7 @@ def _pure_form(memory: Memory, node: Node, looked_at: dict[Any, dict[Node, None]
     return form if form is not None and form[2] and form[2][0] is written else None
 
 
-def _form(node: Node, written: Node, memory: Memory) -> _Form | None:
+def _form(node: Node, written: Node, memory: Aliases) -> _Form | None:
     """The same computation without the write."""
     if node._op == "call_method":
         name = node._target[:-1]

@@ -13,13 +13,13 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from torchgraft.analysis.aliases import Aliases
 from torchgraft.ir.modules import has_hooks
 from torchgraft.ir.node import Node
 from torchgraft.ir.verify import find_attribute
 from torchgraft.passes.attributes import References
 from torchgraft.passes.definition import Pass
 from torchgraft.passes.layer_calls import LAYERS, uses_of_values
-from torchgraft.passes.memory import Memory
 
 if TYPE_CHECKING:
     from torchgraft.codegen.graph_module import GraphModule
@@ -78,7 +78,7 @@ class FuseActivations(Pass):
 
     def run(self, module: GraphModule) -> int:
         """Fuse, and return how many activations write now."""
-        memory = Memory(module.graph)
+        memory = Aliases(module.graph)
         references = References(module)
         fused = 0
         for node in module.graph.nodes:
@@ -136,7 +136,7 @@ def _function_form(node: Node) -> _Form | None:
     return "call_function", node._target, args[:place], {**kwargs, "inplace": True}
 
 
-def _may_write(memory: Memory, module: GraphModule, node: Node, form: _Form) -> bool:
+def _may_write(memory: Aliases, module: GraphModule, node: Node, form: _Form) -> bool:
     source = form[2][0]
     if not isinstance(source, Node) or node._inputs != (source,) or uses_of_values(source) != [node]:
         return False

@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from torchgraft.analysis.aliases import Aliases
 from torchgraft.ir.choices import add_if
 from torchgraft.ir.guards import check_training, check_value
+from torchgraft.ir.modules import is_from_torch
 from torchgraft.ir.node import Node
 from torchgraft.ir.origin import source_of
 from torchgraft.ir.printing import known_value
@@ -36,7 +38,6 @@ from torchgraft.passes.layer_calls import (
     uses_of_values,
     weights_of_calls,
 )
-from torchgraft.passes.memory import Memory
 
 if TYPE_CHECKING:
     from torchgraft.codegen.graph_module import GraphModule
@@ -85,7 +86,7 @@ class _Search:
         nodes = list(module.graph.nodes)
         self.norms = [node for node in nodes if is_norm(node, module)]
         self._calls = weights_of_calls(nodes, module) if self.norms else {}
-        self._memory = Memory(module.graph)
+        self._memory = Aliases(module.graph)
         self._nodes = nodes
 
     def pair(self, node: Node) -> tuple[Layer, Norm, bool] | str:
@@ -160,7 +161,7 @@ class _Search:
         """The quick answer: modules of torch write no state but their own, and only norms in training have any."""
         plain = [
             node._op in ("placeholder", "output", "call_method")
-            or (node._op == "call_module" and _is_of_torch(find_attribute(self.module, node._target)[0]))
+            or (node._op == "call_module" and is_from_torch(find_attribute(self.module, node._target)[0]))
             or (node._op == "call_function" and getattr(node._target, "__module__", None) in ("torch", "_operator"))
             for node in self._nodes
         ]
@@ -310,10 +311,6 @@ def _guarded_dimensions(layer: Layer, norm: Norm) -> Any:
                 if guards:
                     return guards[0]._args[1]
     return None
-
-
-def _is_of_torch(module: Any) -> bool:
-    return type(module).__module__.startswith("torch.nn.modules.")
 
 
 def _at(node: Node) -> str:

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from torchgraft.analysis.aliases import Aliases
 from torchgraft.analysis.effects import effects_of
 from torchgraft.ir.graph import Graph
 from torchgraft.ir.node import Node, map_arg
 from torchgraft.ir.verify import find_attribute
 from torchgraft.passes.definition import Pass
-from torchgraft.passes.memory import Memory
 
 if TYPE_CHECKING:
     from torchgraft.codegen.graph_module import GraphModule
@@ -36,7 +36,7 @@ class MergeCommon(Pass):
     def run(self, module: GraphModule) -> int:
         """Merge, and return how many nodes went."""
         graph = module.graph
-        memory = Memory(graph)
+        memory = Aliases(graph)
         regions = memory.region
         first_of: dict[Any, Node] = {}
         outliving: set[Node] = set()  # first calls that stand for one whose result the caller gets
@@ -76,7 +76,7 @@ def _use_instead(user: Node, merged: dict[Node, Node]) -> None:
         user.kwargs = map_arg(user._kwargs, lambda source: merged.get(source, source))
 
 
-def _is_mergeable(memory: Memory, first: Node, node: Node, first_outlives: bool) -> bool:
+def _is_mergeable(memory: Aliases, first: Node, node: Node, first_outlives: bool) -> bool:
     if node._op == "get_attr":
         return True  # one object, however often it is fetched
     if first_outlives and memory.outlives(node):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, get_origin
 
 import torch
 
+from torchgraft.analysis.aliases import is_fixed
 from torchgraft.analysis.signatures import get_signature_for_torch_op, normalized_arguments
 from torchgraft.errors import GraphError
 from torchgraft.ir.modules import has_hooks
@@ -18,7 +19,6 @@ from torchgraft.ir.node import Node
 from torchgraft.ir.value_classes import is_tensor
 from torchgraft.ir.verify import find_attribute
 from torchgraft.passes.definition import Pass
-from torchgraft.passes.memory import is_fixed
 
 if TYPE_CHECKING:
     from torchgraft.codegen.graph_module import GraphModule

@@ -13,13 +13,13 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from torchgraft.analysis.aliases import Aliases
 from torchgraft.ir.contexts import enter_context, exit_context
 from torchgraft.ir.modules import has_hooks
 from torchgraft.ir.node import Node
 from torchgraft.ir.printing import known_value
 from torchgraft.ir.verify import find_attribute
 from torchgraft.passes.definition import Pass
-from torchgraft.passes.memory import Memory
 
 if TYPE_CHECKING:
     from torchgraft.codegen.graph_module import GraphModule
@@ -75,7 +75,7 @@ class _Remover:
     def __init__(self, module: GraphModule, options: RemoveNoOps) -> None:
         self.module = module
         self.options = options
-        self.memory = Memory(module.graph)
+        self.memory = Aliases(module.graph)
         self._rules: dict[str, Callable[[Node], Any]] = {
             "call_module": self._module_call,
             "call_function": self._function_call,

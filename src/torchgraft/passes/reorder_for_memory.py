@@ -13,11 +13,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from torchgraft.analysis.aliases import REGION_ENDS, Aliases
 from torchgraft.ir.guards import is_guard
 from torchgraft.ir.node import Node
 from torchgraft.ir.printing import known_value
 from torchgraft.passes.definition import Pass
-from torchgraft.passes.memory import REGION_ENDS, Memory
 
 if TYPE_CHECKING:
     from torchgraft.codegen.graph_module import GraphModule
@@ -68,7 +68,7 @@ class _Plan:
     """What is known of one program: the memory each node makes and frees, and what must come before what."""
 
     def __init__(self, module: GraphModule) -> None:
-        self.memory = Memory(module.graph)
+        self.memory = Aliases(module.graph)
         self.nodes = list(module.graph.nodes)
         memory = self.memory
         self.bytes = _sizes(module)

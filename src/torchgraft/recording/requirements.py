@@ -7,9 +7,9 @@ from __future__ import annotations
 from typing import Any
 
 from torchgraft.analysis.effects import Effects, effects_of
-from torchgraft.analysis.effects.values import OUTSIDE
+from torchgraft.analysis.effects.findings import OUTSIDE
+from torchgraft.analysis.interference import ANYTHING, Interference
 from torchgraft.ir.node import Node
-from torchgraft.rewriting.interference import ANYTHING, Interference
 
 
 def required_nodes(nodes: list[Node], wanted: list[Node]) -> list[Node]:
@@ -35,7 +35,7 @@ def required_nodes(nodes: list[Node], wanted: list[Node]) -> list[Node]:
     last = max(position for position, node in enumerate(nodes) if node in asked)
     if nodes[last].op == "output":
         return nodes[: last + 1]  # the result is what everything is there for
-    memory = Interference(nodes)
+    memory = Interference(nodes[0].graph)
     needed: set[Node] = set(asked)
     touched: set[Any] = set()
     draws = False

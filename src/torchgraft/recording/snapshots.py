@@ -11,7 +11,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from torchgraft.analysis.effects import effects_of
-from torchgraft.analysis.effects.calls import is_declared_effect
+from torchgraft.analysis.effects.declared import is_declared_effect
 from torchgraft.ir.node import Node
 from torchgraft.recording.comparison import tensors_in
 from torchgraft.recording.room import Room

@@ -11,9 +11,9 @@ import itertools
 import math
 from functools import cached_property
 
+from torchgraft.analysis.interference import Interference
 from torchgraft.ir.graph import Graph
 from torchgraft.ir.node import Node
-from torchgraft.rewriting.interference import Interference
 from torchgraft.rewriting.matching import InternalMatch, nodes_in
 from torchgraft.rewriting.pattern import Pattern
 
@@ -44,7 +44,7 @@ class Placement:
 
     @cached_property
     def _interference(self) -> Interference:
-        return Interference(self._nodes)
+        return Interference(self._graph)
 
     def find(self, match: InternalMatch, region: list[Node]) -> Node | None:
         """The node before which the replacement of `region`, given in the pattern's order, can go; None if there is

@@ -18,12 +18,12 @@ from typing import Any
 import torch
 
 from torchgraft.analysis.effects import Effects, effects_of
-from torchgraft.analysis.effects.values import OUTSIDE
+from torchgraft.analysis.effects.findings import OUTSIDE
+from torchgraft.analysis.interference import ANYTHING, Interference
 from torchgraft.ir import guards
 from torchgraft.ir.contexts import enter_context, exit_context
 from torchgraft.ir.graph import Graph
 from torchgraft.ir.node import Node
-from torchgraft.rewriting.interference import ANYTHING, Interference
 
 # What opens a region, and what closes it.
 _MARKS = (
@@ -48,6 +48,7 @@ class Order:
     """
 
     def __init__(self, graph: Graph, open_regions: bool = True) -> None:
+        self.graph = graph
         self.nodes = list(graph.nodes)
         # Without opening regions again, their marks are calls like others, and nothing passes them.
         self.exits = _find_regions(self.nodes) if open_regions else {}
@@ -132,7 +133,7 @@ class Order:
         effects = {node: effects_of(node) if node.is_impure() else _NONE for node in self.calls}
         if not any(effects.values()):
             return {}
-        memory = _Memory(Interference(self.nodes)) if any(map(_writes_memory, effects.values())) else None
+        memory = _Memory(Interference(self.graph)) if any(map(_writes_memory, effects.values())) else None
         bound: dict[Node, list[Node]] = {}
         barrier: list[Node] = []
         since: list[Node] = []

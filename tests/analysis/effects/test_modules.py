@@ -188,7 +188,7 @@ ELSEWHERE = {
 }  # fmt: skip
 # The analysis says that they may have an effect although none was seen; every one is listed with the reason.
 TOO_CAREFUL = {
-    "EmbeddingBag": "its arguments could be given in the other order long ago, and the code still allows it",
+    "AdaptiveLogSoftmaxWithLoss": "how often its loop runs depends on values",
 }
 
 
@@ -247,80 +247,49 @@ def is_impure_module(module: nn.Module, inputs: int = 1) -> bool:
 
 
 class Counting(nn.Module):
-    def __init__(self, flag: bool = True) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.flag = flag
-        self.count = 0
-        self.register_buffer("total", torch.zeros(()))
-        self.inner = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
-        self.layers = nn.ModuleList(nn.Linear(2, 2) for _ in range(3))
+        self.calls = 0
 
     def forward(self, x):
-        x = self.inner(x)
-        for i, layer in enumerate(self.layers):
-            x = layer(x) + i
-        if self.flag:
-            self.update(x)
-        return x
-
-    def update(self, x):
-        self.count += 1
+        self.calls += 1
+        return x * 2
 
 
-class Accumulating(Counting):
-    def update(self, x):
-        with torch.no_grad():
-            self.total += x.sum()
+class Subclass(nn.Linear):
+    pass
 
 
-class Replacing(Counting):
-    def update(self, x):
-        self.total = self.total + 1
+@pytest.mark.parametrize("module", [Counting(), Subclass(2, 2), nn.Sequential(nn.ReLU(), Counting())])
+def test_a_users_module_may_do_anything_and_is_not_run(module):
+    effects = effects_of_module(module)
+    assert effects.unknown and "not torch's; mark it with torchgraft.pure" in effects.reasons[0]
+    assert all(getattr(part, "calls", 0) == 0 for part in module.modules())
 
 
-class Harmless(Counting):
-    def update(self, x):
-        scores = [layer(x) for layer in self.layers]
-        return torch.stack(scores).sum()
+def test_a_module_that_is_marked_pure_only_computes():
+    class Scale(nn.Module):
+        def forward(self, x):
+            return x * 2
 
+    assert is_impure_module(Scale())
+    assert not is_impure_module(torchgraft.pure(Scale()))
+    torchgraft.pure(Scale)
+    effects = effects_of_module(Scale())
+    assert not effects and {str(place) for place in effects.shares} == {"x0", "m"}  # it may hand back what it holds
 
-class Inherited(Accumulating):
-    def forward(self, x):
-        return super().forward(x) * 2
+    class Louder(Scale):
+        pass
 
-
-class OnlyChecks(nn.Module):
-    def forward(self, x):
-        assert x.dim() == 2
-
-
-def test_writes_of_attributes_are_found_and_named():
-    assert effects_of_module(Counting()).writes == {"m.count"}
-    assert effects_of_module(Accumulating()).writes == {"m.total"}
-    assert effects_of_module(Replacing()).writes == {"m.total"}
-    assert effects_of_module(Inherited()).writes == {"m.total"}
-
-
-@pytest.mark.parametrize("cls", [Counting, Accumulating, Replacing, Inherited, Harmless])
-def test_attributes_decide_branches(cls):
-    assert not effects_of_module(cls(flag=False))
-
-
-def test_a_module_without_writes_is_pure():
-    assert not effects_of_module(Harmless())
-
-
-def test_a_module_that_returns_nothing_stays():
-    assert is_impure_module(OnlyChecks())
+    assert is_impure_module(Louder())  # of a subclass nothing was said
 
 
 def test_a_child_in_training_mode_counts():
-    module = Harmless()
-    module.inner.append(nn.Dropout())
+    module = nn.Sequential(nn.Linear(2, 2), nn.Dropout())
     assert effects_of_module(module).random
     assert not effects_of_module(module.eval())
-    module.inner.append(nn.BatchNorm1d(2)).train()
-    assert "m.inner.3.running_mean" in effects_of_module(module.eval().train()).writes
+    module.append(nn.BatchNorm1d(2)).train()
+    assert "m.2.running_mean" in effects_of_module(module).writes
 
 
 def test_answers_follow_every_change_of_the_module():
@@ -332,7 +301,7 @@ def test_answers_follow_every_change_of_the_module():
     assert is_impure(node)
     root.m[0].inplace = False
     assert not is_impure(node)
-    handle = root.m[1].register_forward_hook(lambda module, inputs, output: print(output))
+    handle = root.m[1].register_forward_hook(lambda module, inputs, output: output)
     assert is_impure(node)
     handle.remove()
     assert not is_impure(node)
@@ -344,7 +313,7 @@ def test_answers_follow_every_change_of_the_module():
     assert is_impure(node)
     root.m[0] = nn.ReLU()
     assert not is_impure(node)
-    root.m.forward = lambda x: print(x)
+    root.m.forward = lambda x: x
     assert is_impure(node)
     del root.m.forward
     assert not is_impure(node)
@@ -352,29 +321,17 @@ def test_answers_follow_every_change_of_the_module():
     assert is_impure(node)
 
 
-def test_a_change_of_the_class_is_followed(monkeypatch):
-    root = Root(Harmless())
-    graph = Graph(root)
-    node = graph.call_module("m", (graph.placeholder("x"),))
-    assert not is_impure(node)
-    monkeypatch.setattr(Harmless, "update", Counting.update)
-    assert is_impure(node)
+def test_functions_that_a_module_is_given_count():
+    assert not effects_of_module(nn.TransformerEncoderLayer(4, 2, 8, 0.0, activation=torch.tanh))
+    assert effects_of_module(nn.TransformerEncoderLayer(4, 2, 8, 0.0, activation=lambda x: x.relu())).unknown
 
 
-def test_hooks_are_read():
-    module = nn.Linear(2, 2)
-    module.register_forward_hook(lambda module, inputs, output: output * 2)
-    assert not effects_of_module(module)
-    module.register_forward_pre_hook(lambda module, inputs: inputs[0].mul_(2))
-    assert effects_of_module(module).writes
-
-
-def test_global_hooks_are_read():
+def test_global_hooks_may_do_anything():
     root = Root(nn.Linear(2, 2))
     graph = Graph(root)
     node = graph.call_module("m", (graph.placeholder("x"),))
     assert not is_impure(node)
-    handle = nn.modules.module.register_module_forward_hook(lambda module, inputs, output: print(output))
+    handle = nn.modules.module.register_module_forward_hook(lambda module, inputs, output: output)
     try:
         assert is_impure(node)
     finally:
@@ -382,10 +339,12 @@ def test_global_hooks_are_read():
     assert not is_impure(node)
 
 
-def test_parametrizations_are_read():
+def test_parametrizations_are_tried():
     spectral = parametrizations.spectral_norm(nn.Linear(3, 3))
-    assert is_impure_module(spectral)
-    assert is_impure_module(parametrizations.weight_norm(nn.Linear(3, 3))) in (True, False)
+    writes = {str(place) for place in effects_of_module(spectral).writes}
+    assert "m.parametrizations.weight.0._u" in writes
+    assert not effects_of_module(spectral.eval()).writes
+    assert not effects_of_module(parametrizations.weight_norm(nn.Linear(3, 3)))
 
 
 def test_the_mark_of_torch_fx_is_honoured():
@@ -408,15 +367,36 @@ def test_compiled_and_missing_modules_are_unknown():
 
 def test_a_program_inside_a_program_is_read_node_by_node():
     class Program(nn.Module):
-        def forward(self, x):
-            return x.relu() + 1
+        def __init__(self):
+            super().__init__()
+            self.norm = nn.BatchNorm1d(2)
 
-    inner = torchgraft.symbolic_trace(Program())
-    assert not effects_of_module(inner)
-    x = next(iter(inner.graph.nodes))
-    with inner.graph.inserting_after(x):
-        inner.graph.call_method("mul_", (x, 2))
-    assert len(effects_of_module(inner).writes) == 1
+        def forward(self, x, y):
+            return self.norm(x).view(-1), y.exp()
+
+    inner = torchgraft.symbolic_trace(Program().eval())
+    effects = effects_of_module(inner, 2)
+    assert not effects and not effects.shares
+    assert {str(place) for place in effects_of_module(inner.train(), 2).writes} == {
+        "m.norm.running_mean",
+        "m.norm.running_var",
+        "m.norm.num_batches_tracked",
+    }
+    x, y = list(inner.graph.nodes)[:2]
+    with inner.graph.inserting_after(y):
+        inner.graph.call_method("mul_", (y, 2))
+    assert {str(place) for place in effects_of_module(inner.eval(), 2).writes} == {"x1"}
+
+
+def test_a_list_in_a_program_holds_what_is_put_into_it():
+    graph = Graph()
+    x = graph.placeholder("x")
+    holder = graph.call_function(list, ((),))
+    graph.call_method("append", (holder, x))
+    graph.call_method("mul_", (graph.call_method("pop", (holder,)), 2))
+    graph.output(1)
+    inner = torchgraft.GraphModule(nn.Module(), graph)
+    assert {str(place) for place in effects_of_module(inner).writes} == {"x0"}
 
 
 def test_a_program_of_torch_fx_inside_a_program_is_read_too():
@@ -433,7 +413,7 @@ def test_a_program_of_torch_fx_inside_a_program_is_read_too():
 
 
 def test_no_module_is_kept_alive():
-    module = Counting()
+    module = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
     effects_of_module(module)
     reference = weakref.ref(module)
     del module
@@ -441,8 +421,26 @@ def test_no_module_is_kept_alive():
     assert reference() is None
 
 
-def test_no_module_is_changed_by_the_question():
-    module = Accumulating()
-    before = dict(vars(module))
-    effects_of_module(module)
-    assert vars(module) == before
+@pytest.mark.parametrize("module", [nn.BatchNorm1d(2), nn.LSTM(2, 2), parametrizations.spectral_norm(nn.Linear(2, 2))])
+def test_neither_the_module_nor_random_numbers_are_changed_by_the_question(module):
+    before = [dict(vars(part)) for part in module.modules()]
+    values = {name: value.clone() for name, value in module.state_dict().items()}
+    state = torch.get_rng_state()
+    assert effects_of_module(module) is not None
+    for part, attributes in zip(module.modules(), before, strict=True):
+        assert vars(part).keys() == attributes.keys()
+        assert all(vars(part)[name] is value for name, value in attributes.items())
+    assert all(torch.equal(value, values[name]) for name, value in module.state_dict().items())
+    assert torch.equal(state, torch.get_rng_state())
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+def test_modules_of_any_precision_are_tried(dtype):
+    for module in (
+        nn.Conv1d(4, 6, 3, stride=2, padding=1, dilation=2, groups=2),
+        nn.Linear(4, 3),
+        nn.LSTM(4, 3),
+        nn.LayerNorm(6),
+    ):
+        effects = effects_of_module(module.to(dtype))
+        assert not effects and not effects.shares

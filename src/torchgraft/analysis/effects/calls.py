@@ -1,398 +1,380 @@
-"""Calling values: which code a call reaches (operator, builtin, function, class, module, program) and what it does.
-How the body of a Python function is read is said in `statements.py`.
+"""Which code a call reaches (operator, function of torch's or Python's, module, program, a user's own) and who says what it does.
+Answers are kept, and given to passes, by `nodes.py`.
 """
 
 from __future__ import annotations
 
-import collections
-import dataclasses
-import functools
-import inspect
-import sys
 import types
-import weakref
 from typing import Any
 
 import torch
 
-from torchgraft.analysis.effects.attributes import Attributes, is_python_class
-from torchgraft.analysis.effects.builtin_functions import (
-    DIAGNOSTICS,
-    call_builtin,
-    call_container_method,
+from torchgraft.analysis.effects.declared import PURE, is_declared_effect, is_declared_pure
+from torchgraft.analysis.effects.examples import Inputs, Known, Slot
+from torchgraft.analysis.effects.findings import OUTSIDE, Effects, Findings, Places
+from torchgraft.analysis.effects.operators import Operator, announces_write, operator_of, operator_of_method
+from torchgraft.analysis.effects.python_functions import (
+    find_python_call,
+    is_container_method,
     is_in_place_name,
     is_pure_method_name,
 )
-from torchgraft.analysis.effects.machine import Arguments, ModuleRead
-from torchgraft.analysis.effects.operators import (
-    operator_of_function,
-    operator_of_method,
-    operator_of_overload,
-    operator_of_packet,
+from torchgraft.analysis.effects.trials import (
+    NOT_TORCHS,
+    NotTorchs,
+    can_be_tried,
+    configuration,
+    try_function,
+    try_module,
 )
-from torchgraft.analysis.effects.values import (
-    MISSING,
-    OUTSIDE,
-    Bound,
-    Closure,
-    OneOf,
-    Partial,
-    Value,
-    contents,
-    element_of,
-    join,
-    lift,
-    reachable,
-)
-from torchgraft.ir.node import _side_effectful_functions
+from torchgraft.ir.modules import has_hooks, hooks_for_all, is_from_torch
+from torchgraft.ir.node import Node
+from torchgraft.ir.verify import find_attribute
 
-_BUILTIN_TYPES = (list, dict, set, tuple, frozenset, str, bytes, int, float, bool, complex, range, slice, torch.Size)
-_CONTAINERS_IN_C = (collections.OrderedDict, collections.defaultdict, collections.deque, types.SimpleNamespace)
-_CALLABLE_IN_C = (
-    types.BuiltinFunctionType,
-    types.MethodDescriptorType,
-    types.WrapperDescriptorType,
-    types.ClassMethodDescriptorType,
-    types.MethodWrapperType,
-)
-
-# Checks raise or do nothing, diagnostics tell people. Inside a function that is no effect, as an assertion is none; a node
-# that calls one stays because it returns nothing.
-_SILENT = DIAGNOSTICS | {getattr(torch, name) for name in dir(torch) if name.startswith("_check")}
-# A Python function up to torch 2.14, compiled code after.
-_APPLY = getattr(inspect.getattr_static(torch.autograd.Function, "apply"), "__func__", None)
+_KEYS = frozenset({int, float, bool, complex, str, bytes, type(None), type(Ellipsis), torch.Size})
+_MARKS = frozenset({"_is_impure", PURE})
+_PLAIN_TORCH = (torch.dtype, torch.device, torch.layout, torch.memory_format)
 
 
-def is_declared_effect(target: Any) -> bool:
-    """Whether someone said that calls of `target` must stay: by `has_side_effect` (torch.fx's too) or by attribute."""
-    try:
-        if target in _side_effectful_functions or target in _declared_to_torch():
-            return True
-    except TypeError:
-        pass
-    return getattr(target, "__torchgraft_effect__", False) is True
+def find_call(node: Any) -> Effects:
+    """What a call does, with the numbers of its input nodes in the place of the nodes."""
+    call = _Call(node)
+    if node.op == "call_module":
+        call.find_module()
+    elif node.op == "call_method":
+        call.find_method(node.target)
+    else:
+        call.find_function()
+    return call.findings.effects()
 
 
-def declared_effects() -> int:
-    """How many functions were declared so far; grows with every declaration."""
-    return len(_side_effectful_functions) + len(_declared_to_torch())
+def call_key(node: Any) -> Any:
+    """What decides the effects of a call; TypeError if it cannot be a key, or if the answer must not be kept."""
+    keys = _Keys()
+    target = node.target
+    if node.op == "call_module":
+        module = submodule(node.graph.owning_module, target)
+        if module is None or not is_from_torch(module) or not _MARKS.isdisjoint(vars(module)):
+            raise TypeError("what it does is not known by its configuration")
+        try:
+            target = configuration(module)
+        except NotTorchs as problem:
+            raise TypeError from problem
+    elif node.op == "call_function":
+        if can_be_tried(target):
+            keys.shape_of = _shape_of_attribute
+        elif isinstance(target, types.FunctionType | torch._ops.HigherOrderOperator):
+            raise TypeError("a function of a user's, or of programs")
+    args = keys.of(node.args)
+    return (node.op, target, args, keys.of(node.kwargs)) if node.kwargs else (node.op, target, args)
 
 
-def _declared_to_torch() -> Any:
-    # Libraries declare effects to torch.fx (the collectives of torch.distributed do); read where it is loaded anyway.
-    module = sys.modules.get("torch.fx.node")
-    return () if module is None else module._side_effectful_functions
+class _Keys:
+    """Argument trees as keys, with numbers in the place of nodes."""
+
+    def __init__(self) -> None:
+        self.numbers: dict[Any, int] = {}
+        self.shape_of: Any = None
+
+    def of(self, value: Any) -> Any:
+        cls = type(value)
+        if cls is Node or hasattr(cls, "all_input_nodes"):
+            number = self.numbers.setdefault(value, len(self.numbers))
+            return Node, number, None if self.shape_of is None else self.shape_of(value)
+        if cls in _KEYS:
+            return cls, value  # 1, 1.0 and True are equal, but not to code that asks for their class
+        if isinstance(value, list | tuple):
+            return (cls, *map(self.of, value))
+        if isinstance(value, dict):
+            return (dict, *[(name, self.of(item)) for name, item in value.items()])
+        if cls is slice:
+            return (slice, self.of(value.start), self.of(value.stop), self.of(value.step))
+        if isinstance(value, _PLAIN_TORCH):
+            return value
+        raise TypeError("not a constant")
 
 
-class Calls(Attributes):
-    """The part of the machine that calls values."""
+class _Call:
+    """One call while its effects are being found."""
 
-    def call(self, site: Any, callee: Value, arguments: Arguments) -> Value:
-        known = callee.known
-        if isinstance(known, OneOf):
-            return functools.reduce(join, [self.call(site, choice, arguments) for choice in known.choices])
-        if isinstance(known, Bound):
-            return self.call(site, Value(known.function), arguments.with_receiver(known.receiver))
-        if isinstance(known, Closure):
-            return self.call_closure(site, known, arguments)
-        if isinstance(known, Partial):
-            return self.call(site, known.function, _complete(known, arguments))
-        if known is MISSING:
-            return self._call_unknown(site, callee, arguments)
-        if not is_declared_effect(known):
-            return self._call_known(site, callee, arguments)
-        if isinstance(known, types.FunctionType):
-            self.write_outside(f"{_name(known)} was declared to have an effect")
-            return self.unknown_result(arguments.all())
-        found = len(self.writes)
-        result = self._call_known(site, callee, arguments)
-        if len(self.writes) == found:
-            self.write_outside(f"{_name(known)} was declared to have an effect")
-        return result
+    def __init__(self, node: Any) -> None:
+        self.node = node
+        self.args, self.kwargs = tuple(node.args), dict(node.kwargs)
+        self.findings = Findings()
+        self.numbers: dict[Any, int] = {}
+        self.memory((self.args, self.kwargs))  # counts the inputs in order
 
-    def _call_known(self, site: Any, callee: Value, arguments: Arguments) -> Value:
-        known = callee.known
-        if isinstance(known, types.FunctionType | types.BuiltinFunctionType) and known in _SILENT:
-            return Value(None)
-        if isinstance(known, types.FunctionType):
-            if known is _APPLY and arguments.positional:
-                others = Arguments(arguments.positional[1:], arguments.keyword, arguments.rest)
-                return self._apply_autograd_function(site, arguments.positional[0], others)
-            return self.call_python(site, known, arguments)
-        if isinstance(known, torch._ops.OperatorBase | torch._ops.OpOverloadPacket):
-            return self._call_operator(site, known, arguments)
-        if isinstance(known, torch.nn.Module):
-            return self.call_module(site, callee, arguments)
-        if isinstance(known, type):
-            return self._construct(site, known, arguments)
-        if isinstance(known, types.MethodType):
-            receiver = lift(known.__self__, OUTSIDE)
-            return self.call(site, Value(known.__func__), arguments.with_receiver(receiver))
-        if isinstance(known, _CALLABLE_IN_C):
-            return self._call_in_c(site, known, arguments)
-        return self._call_object(site, callee, arguments)
+    def memory(self, tree: Any) -> Places:
+        """The numbers of the nodes in a tree of arguments, and OUTSIDE for a tensor that is a constant."""
+        found: set[Any] = set()
+        pending = [tree]
+        while pending:
+            value = pending.pop()
+            if hasattr(type(value), "all_input_nodes"):
+                found.add(self.numbers.setdefault(value, len(self.numbers)))
+            elif isinstance(value, list | tuple):
+                pending += value[::-1]
+            elif isinstance(value, dict):
+                pending += [*value.values()][::-1]
+            elif isinstance(value, slice):
+                pending += [value.step, value.stop, value.start]
+            elif isinstance(value, torch.Tensor):
+                found.add(OUTSIDE)
+        return frozenset(found)
 
-    def _call_unknown(self, site: Any, callee: Value, arguments: Arguments) -> Value:
-        if callee.cls is not None and is_python_class(callee.cls):
-            method = self._find_in_class(callee.cls, "__call__")
-            if isinstance(method, types.FunctionType):
-                return self.call(site, Value(method), arguments.with_receiver(callee))
-        self.give_up("calls something that is only known when it runs")
+    @property
+    def everything(self) -> Places:
+        return self.memory((self.args, self.kwargs))
 
-    def _call_object(self, site: Any, callee: Value, arguments: Arguments) -> Value:
-        known = callee.known
-        if isinstance(known, functools.partial):
-            fixed = tuple(lift(value, OUTSIDE) for value in known.args)
-            named = {name: lift(value, OUTSIDE) for name, value in known.keywords.items()}
-            function = lift(known.func, OUTSIDE)
-            return self.call(site, function, _complete(Partial(function, fixed, named), arguments))
-        if isinstance(known, functools._lru_cache_wrapper):
-            return self.call(site, lift(known.__wrapped__, OUTSIDE), arguments)
-        if isinstance(known, weakref.ReferenceType):
-            return lift(known(), OUTSIDE)
-        method = self._find_in_class(type(known), "__call__")
-        if isinstance(method, types.FunctionType):
-            return self.call(site, Value(method), arguments.with_receiver(callee))
-        if type(known).__module__ == "operator" and type(known).__name__ in ("itemgetter", "attrgetter"):
-            return element_of(Value(places=reachable(arguments.all())))
-        self.give_up(f"calls an object of {type(known).__name__}")
+    # ---- functions ----
 
-    # ---- torch ----
-
-    def _call_operator(self, site: Any, target: Any, arguments: Arguments) -> Value:
-        if isinstance(target, torch._ops.OpOverload):
-            operator = operator_of_overload(target)
-        elif isinstance(target, torch._ops.OpOverloadPacket):
-            operator = operator_of_packet(target)
+    def find_function(self) -> None:
+        target = self.node.target
+        found = self.findings
+        if is_declared_pure(target):
+            found.shares |= self.everything
+        elif isinstance(target, types.FunctionType) and is_declared_effect(target):
+            found.shares |= {*self.everything, OUTSIDE}
+            found.write_outside(f"{_name(target)} was declared to have an effect")
         else:
-            return self._call_higher_order(site, target, arguments)
-        return operator.call(self, site, arguments.positional, arguments.keyword, arguments.rest)
+            self._find_known_function(target)
+            if not found.writes and is_declared_effect(target):
+                found.write_outside(f"{_name(target)} was declared to have an effect")
 
-    def _call_higher_order(self, site: Any, target: Any, arguments: Arguments) -> Value:
-        """An operator on programs (cond, map, …) has the effects of the programs it is given."""
-        programs = [value for value in arguments.all() if isinstance(value.known, torch.nn.Module)]
-        if not programs:
-            self.give_up(f"{_name(target)} has no schema")
-        others = Value(places=reachable(arguments.all()))
-        results = [self.call((site, i), program, Arguments(rest=others)) for i, program in enumerate(programs)]
-        return functools.reduce(join, results)
-
-    def _call_in_c(self, site: Any, function: Any, arguments: Arguments) -> Value:
-        name = getattr(function, "__name__", "")
-        owner = getattr(function, "__objclass__", None)
-        if owner is not None:
-            return self._call_descriptor(site, owner, name, arguments)
-        if name == "__new__" and arguments.positional and isinstance(arguments.positional[0].known, type):
-            made = self.make_mapping(site, {}, arguments.positional[0].known)
-            return Value(MISSING, made.places | reachable(arguments.all()), made.cls)
-        operator = operator_of_function(function)
+    def _find_known_function(self, target: Any) -> None:
+        # What torch.library.custom_op returns calls one overload.
+        target = getattr(target, "_opoverload", target)
+        operator = operator_of("call_function", target)
         if operator is not None:
-            return operator.call(self, site, arguments.positional, arguments.keyword, arguments.rest)
-        result = call_builtin(self, site, function, arguments)
-        if result is not None:
-            return result
-        receiver = getattr(function, "__self__", None)
-        if name == "apply" and isinstance(receiver, type) and issubclass(receiver, torch.autograd.Function):
-            return self._apply_autograd_function(site, Value(receiver), arguments)
-        if type(receiver) in _BUILTIN_TYPES:
-            return self.call_method(site, lift(receiver, OUTSIDE), name, arguments)
-        self.give_up(f"calls {_name(function)}, of which only compiled code is there")
+            self._find_operator(operator, target)
+        elif can_be_tried(target):
+            self._try_function(target)
+        elif isinstance(target, torch._ops.HigherOrderOperator):
+            self._find_higher_order(target)
+        elif isinstance(target, types.MethodDescriptorType | types.WrapperDescriptorType) and issubclass(
+            torch.Tensor, target.__objclass__
+        ):
+            self.find_method(target.__name__)  # torch.Tensor.add(x, y)
+        elif isinstance(target, types.MethodWrapperType) and isinstance(target.__self__, types.GetSetDescriptorType):
+            self._find_property(target)
+        elif _is_symbolic(target) or (isinstance(target, type) and _is_plain_class(target)):
+            self.findings.shares |= self.everything
+        elif not find_python_call(self.findings, target, self.args, self.kwargs, self.memory):
+            self._give_up(f"{_name(target)} {NOT_TORCHS}")
 
-    def _call_descriptor(self, site: Any, owner: type, name: str, arguments: Arguments) -> Value:
-        """A method taken from its class: `torch.Tensor.add(x, y)`, `object.__init__(self)`, `list.append(l, x)`."""
-        if owner is object and name in ("__init__", "__init_subclass__"):
-            return Value(None)
-        if not arguments.positional:
-            self.give_up(f"calls {owner.__name__}.{name}")
-        first, others = arguments.positional[0], Arguments(arguments.positional[1:], arguments.keyword, arguments.rest)
-        if owner in _BUILTIN_TYPES:
-            return call_container_method(self, site, first, owner, name, others)
-        if owner is object and is_in_place_name(name):
-            self.write(first, f"{name} writes its object")
-            return Value(None)
-        if issubclass(torch.Tensor, owner):
-            return self._method_by_name(site, first, name, others, look_in_python=False)
-        if issubclass(torch.autograd.Function, owner) and name == "apply":
-            return self._apply_autograd_function(site, first, others)
-        self.give_up(f"calls {owner.__name__}.{name}, of which only compiled code is there")
+    def _find_operator(self, operator: Operator, target: Any) -> None:
+        found = self.findings
+        operator.find(found, self.args, self.kwargs, self.memory)
+        if found.shares and operator.is_unmarked and not found.writes and not found.unknown:
+            tried = try_function(target, self._inputs(lambda node: None))
+            if tried is not None:
+                found.shares = _outer(tried.shares)
 
-    def _apply_autograd_function(self, site: Any, cls: Value, arguments: Arguments) -> Value:
-        """A custom autograd function does in a forward pass what its `forward` does, on a context of its own."""
-        if not isinstance(cls.known, type) or not issubclass(cls.known, torch.autograd.Function):
-            self.give_up("applies an autograd function that is only known when it runs")
-        function: Any = cls.known
-        forward = self.read_attribute(site, cls, "forward")
-        context = self.make((site, "context"), (), torch.autograd.function.FunctionCtx)
-        if function.setup_context is torch.autograd.Function.setup_context:
-            return self.call(site, forward, arguments.with_receiver(context))
-        result = self.call(site, forward, arguments)
-        setup = self.read_attribute(site, cls, "setup_context")
-        inputs = self.make((site, "inputs"), arguments.all(), tuple)
-        self.call((site, "setup"), setup, Arguments([context, inputs, result]))
-        return result
+    def _find_property(self, target: Any) -> None:
+        """`torch.Tensor.data.__get__(x)`, and its `__set__`."""
+        self.findings.shares |= self.everything
+        if target.__name__ != "__get__":
+            self._give_up(f"sets the attribute {target.__self__.__name__} of a tensor")
+
+    def _find_higher_order(self, target: Any) -> None:
+        """An operator on programs (cond, map, …) has the effects of the programs it is given."""
+        root = self.node.graph.owning_module
+        fetched = [node for node in self.numbers if node.op == "get_attr"]
+        programs = {node: module for node in fetched if (module := submodule(root, node.target)) is not None}
+        if not programs or not all(map(_is_program, programs.values())):
+            self._give_up(f"{_name(target)} calls what is only known when it runs")
+            return
+        for node, program in programs.items():
+            self._find_program(program, f"{node.target}.", self.everything)
+
+    def _give_up(self, reason: str) -> None:
+        self.findings.give_up(reason, self.everything)
 
     # ---- methods ----
 
-    def call_method(self, site: Any, owner: Value, name: str, arguments: Arguments) -> Value:
-        cls = type(owner.known) if owner.is_known else owner.cls
-        if cls in _BUILTIN_TYPES:
-            return call_container_method(self, site, owner, cls, name, arguments)
-        if isinstance(owner.known, torch.Tensor) or (not owner.is_known and (cls is None or cls is torch.Tensor)):
-            local = contents(owner)
-            if local is not None and local.entries is not None and name in local.entries:
-                return self.call(site, local.entries[name], arguments)
-            return self._method_by_name(site, owner, name, arguments)
-        found = self.read_attribute(site, owner, name)
-        if found.is_known:
-            return self.call(site, found, arguments)
-        if not owner.is_known:
-            return self._method_by_name(site, owner, name, arguments)
-        self.give_up(f"calls {type(owner.known).__name__}.{name}")
-
-    def _method_by_name(
-        self, site: Any, owner: Value, name: str, arguments: Arguments, look_in_python: bool = True
-    ) -> Value:
+    def find_method(self, name: str) -> None:
         """A method of a value of unknown class, taken for a tensor where tensors have such a method."""
-        if is_in_place_name(name):
-            for value in arguments.all() or [Value()]:
-                self.store(owner, value, f"{name} writes its object")
-            return owner
+        found = self.findings
+        owner = self.memory(self.args[:1])
         method = getattr(torch.Tensor, name, None)
-        if look_in_python and isinstance(method, types.FunctionType):
-            return self.call(site, Value(method), arguments.with_receiver(owner))
         operator = operator_of_method(name)
-        if method is not None and operator is not None:
-            return operator.call(self, site, [owner, *arguments.positional], arguments.keyword, arguments.rest)
-        if method is None and is_pure_method_name(name):
-            return self.make(site, [owner, *arguments.all()])
-        if method is None and operator is not None:
-            return call_container_method(self, site, owner, list, name, arguments)
-        for cls in torch.Tensor.__subclasses__() if method is None else ():
-            found = vars(cls).get(name)
-            if isinstance(found, types.FunctionType) and cls.__module__.startswith("torch."):
-                return self.call(site, Value(found), arguments.with_receiver(owner))
-        self.give_up(f"calls the method {name} of a value of unknown class")
-
-    # ---- classes ----
-
-    def _construct(self, site: Any, cls: type, arguments: Arguments) -> Value:
-        if cls is functools.partial and arguments.positional and arguments.rest is None:
-            function, *fixed = arguments.positional
-            return Value(Partial(function, tuple(fixed), arguments.keyword), reachable(arguments.all()))
-        if not is_python_class(cls):
-            return self._construct_in_c(site, cls, arguments)
-        if issubclass(cls, BaseException):
-            return self.make(site, arguments.all(), cls)
-        if issubclass(cls, tuple) and hasattr(cls, "_fields"):
-            return self.make_sequence(site, arguments.all(), cls)
-        if issubclass(cls, torch.Tensor) and _has_plain_new(cls):
-            # A tensor made of a tensor shares its memory.
-            made = self.make(site, arguments.all())
-            return Value(MISSING, made.places | reachable(arguments.all()), torch.Tensor)
-        if type(cls).__call__ is not type.__call__:
-            self.give_up(f"makes a {cls.__name__}, whose class decides how")
-        if not _is_made_plainly(cls):
-            return self._construct_in_c(site, cls, arguments)
-        if _has_plain_new(cls):
-            instance = self.make_mapping(site, {}, cls)
+        is_python = isinstance(method, types.FunctionType)
+        if is_in_place_name(name) or (is_python and announces_write(name)):
+            found.write(owner, f"{name} writes its object")
+            found.shares |= owner
+        elif is_python:
+            self._try_function(method)
+        elif method is not None and operator is not None:
+            self._find_operator(operator, method)
+        elif method is None and is_pure_method_name(name):
+            found.shares |= self.everything
+        elif method is None and is_container_method(name):
+            found.write(owner, f"{name} changes its object")
+            found.shares |= self.everything
         else:
-            instance = self.call((site, "new"), Value(cls.__new__), arguments.with_receiver(Value(cls)))
-            if instance.cls is not cls:
-                return instance
-        local = contents(instance)
-        initialize = self._find_in_class(cls, "__init__")
-        if dataclasses.is_dataclass(cls) and _is_generated(initialize):
-            return self._construct_dataclass(site, cls, instance, arguments)
-        if isinstance(initialize, types.FunctionType):
-            self.call((site, "init"), Value(initialize), arguments.with_receiver(instance))
-        elif local is not None:
-            for value in arguments.all():
-                self.extend(local, value)
-        return instance
+            self._give_up(f"calls the method {name} of a value of unknown class")
 
-    def _construct_in_c(self, site: Any, cls: type, arguments: Arguments) -> Value:
-        if issubclass(cls, BaseException):
-            return self.make(site, arguments.all(), cls)
-        if cls.__module__ in ("torch", "collections", "functools", "types", "torch._C"):
-            made = self.make(site, arguments.all(), cls if cls in _BUILTIN_TYPES else None)
-            return Value(MISSING, made.places | reachable(arguments.all()), made.cls)
-        result = call_builtin(self, site, cls, arguments)
-        if result is None:
-            self.give_up(f"makes a {cls.__name__}")
-        return result
+    # ---- what is tried ----
 
-    def _construct_dataclass(self, site: Any, cls: Any, instance: Value, arguments: Arguments) -> Value:
-        local = contents(instance)
-        assert local is not None
-        names = [field.name for field in dataclasses.fields(cls) if field.init]
-        given = {**dict(zip(names, arguments.positional, strict=False)), **arguments.keyword}
-        if arguments.rest is not None:
-            self.forget_contents(local)
-            self.extend(local, arguments.rest)
-        for name, value in given.items():
-            self.extend(local, value)
-            if local.entries is not None:
-                self.set_entry(local, name, value)
-        if hasattr(cls, "__post_init__"):
-            self.call_method((site, "init"), instance, "__post_init__", Arguments())
-        return instance
+    def _try_function(self, function: Any) -> None:
+        self._take(
+            try_function(function, self._inputs(_shape_of_attribute))
+            or try_function(function, self._inputs(_shape_of_value)),
+            _name(function),
+        )
+
+    def _inputs(self, shape_of: Any) -> Inputs:
+        def convert(value: Any) -> Any:
+            if hasattr(type(value), "all_input_nodes"):
+                return Slot(self.numbers[value], shape_of(value))
+            if isinstance(value, torch.Tensor):
+                return Slot(-1 - len(self.numbers), (tuple(value.shape), value.dtype))
+            if isinstance(value, list | tuple):
+                return type(value)(map(convert, value)) if type(value) is tuple else [*map(convert, value)]
+            if isinstance(value, dict):
+                return {name: convert(item) for name, item in value.items()}
+            if isinstance(value, slice):
+                return slice(convert(value.start), convert(value.stop), convert(value.step))
+            return value
+
+        return Inputs(convert(self.args), convert(self.kwargs))
+
+    def _take(self, effects: Effects | None, name: str) -> None:
+        if effects is None:
+            self._give_up(f"{name} could not be tried: the shapes of its arguments are not known")
+            return
+        found = self.findings
+        found.writes |= _outer(effects.writes)
+        found.reasons = dict.fromkeys(effects.reasons)
+        found.shares |= _outer(effects.shares)
+        found.random |= effects.random
+        if effects.unknown:
+            self._give_up(f"{name} may do anything")
 
     # ---- modules ----
 
-    def call_module(self, site: Any, callee: Value, arguments: Arguments) -> Value:
-        module = callee.known
-        if isinstance(module, torch.jit.ScriptModule):
-            self.give_up("calls a compiled module")
-        if self.read_attribute(site, callee, "_is_impure").known is True:
-            self.write_outside("the module is marked _is_impure")
-        self.module_reads.append((module, ModuleRead.CLASS, type(module)))
-        # Only a captured program has both; asking any module for `graph` might run a property of the user's.
-        graph = module.graph if hasattr(type(module), "recompile") and hasattr(type(module), "graph") else None
-        if type(module).__call__ is not torch.nn.Module.__call__ and graph is None:
-            return self._call_object(site, callee, arguments)
-        inner = torch.nn.modules.module
-        before = [*inner._global_forward_pre_hooks.values(), *module._forward_pre_hooks.values()]
-        after = [*inner._global_forward_hooks.values(), *module._forward_hooks.values()]
-        self.module_reads.append((module, ModuleRead.HOOKS, bool(before or after)))
-        self.cacheable = self.cacheable and not before and not after
-        for hook in before:
-            arguments = self._run_hook(site, hook, callee, arguments)
-        if graph is not None and hasattr(graph, "owning_module"):
-            result = self.call_program(site, callee, graph, arguments)
+    def find_module(self) -> None:
+        node, found = self.node, self.findings
+        module = submodule(node.graph.owning_module, node.target)
+        if module is None:
+            self._give_up(f"calls the module '{node.target}', which is not there")
+            return
+        if module.__dict__.get("_is_impure", getattr(type(module), "_is_impure", False)):
+            found.write_outside("the module is marked _is_impure")
+        if is_declared_pure(module):
+            found.shares |= {*self.everything, ""}
+        elif _is_program(module) and not has_hooks(module) and not hooks_for_all():
+            self._find_program(module, "", None)
         else:
-            result = self.call(site, self.read_attribute(site, callee, "forward"), arguments)
-        for hook in after:
-            result = join(result, self._run_hook(site, hook, callee, arguments, result).rest or result)
-        return result
+            try:
+                configuration(module)
+            except NotTorchs as problem:
+                self._give_up(str(problem))
+                return
+            self._take(
+                try_module(module, self._inputs(_shape_of_attribute))
+                or try_module(module, self._inputs(_shape_of_value)),
+                type(module).__name__,
+            )
 
-    def _run_hook(self, site: Any, hook: Any, module: Value, arguments: Arguments, *result: Value) -> Arguments:
-        """The arguments after a hook, which may replace them (or the result)."""
-        inputs = self.make_sequence((site, hook), arguments.all(), tuple)
-        answer = self.call((site, hook), lift(hook, OUTSIDE), Arguments([module, inputs, *result]))
-        if answer.known is None:
-            return arguments
-        return Arguments(rest=Value(places=reachable([answer, *arguments.all(), *result])))
+    def _find_program(self, program: Any, prefix: str, given: Places | None) -> None:
+        """Read a program node by node; `prefix` is the path of its state, `given` what may reach any of its inputs."""
+        from torchgraft.analysis.effects.nodes import effects_of
+
+        found = self.findings
+        places: dict[Any, set[Any]] = {}
+        positional = list(self.args)
+        for node in program.graph.nodes:
+            inputs = set().union(*[places[source] for source in node.all_input_nodes])
+            if node.op == "placeholder":
+                if given is not None or node.target.startswith("*"):
+                    places[node] = set(self.everything if given is None else given)
+                else:
+                    value = self.kwargs[node.target] if node.target in self.kwargs else positional and positional.pop(0)
+                    places[node] = set(self.memory(value))
+                continue
+            if node.op == "output":
+                found.shares |= inputs
+                continue
+            effects = effects_of(node)
+
+            def outer(place: Any, places: dict[Any, set[Any]] = places) -> set[Any]:
+                if hasattr(type(place), "all_input_nodes"):
+                    return places[place]
+                return {place if place == OUTSIDE else f"{prefix}{place}"}
+
+            places[node] = set().union(*map(outer, effects.shares))
+            for place in effects.writes:
+                found.write(outer(place), f"{program.__class__.__name__}: {'; '.join(effects.reasons)}")
+                if hasattr(type(place), "all_input_nodes") and not writes_only_numbers(node):
+                    places[place] |= inputs  # a list holds what is put into it
+            if effects.random:
+                found.draw("; ".join(effects.reasons))
+            if effects.unknown:
+                self._give_up("; ".join(effects.reasons))
 
 
-def _complete(partial: Partial, arguments: Arguments) -> Arguments:
-    return Arguments(
-        [*partial.positional, *arguments.positional], {**partial.keyword, **arguments.keyword}, arguments.rest
-    )
+# ---- small questions ----
 
 
-def _has_plain_new(cls: type) -> bool:
-    return not isinstance(cls.__new__, types.FunctionType)
+def writes_only_numbers(node: Any) -> bool:
+    """Whether a node that writes changes elements of tensors, and cannot make one value hold or share another, as a list can."""
+    target = node.target
+    if node.op == "call_method":
+        return announces_write(target) and target != "set_"
+    if node.op == "call_module":
+        return is_from_torch(submodule(node.graph.owning_module, target))
+    return operator_of(node.op, target) is not None or can_be_tried(target)
 
 
-def _is_made_plainly(cls: type) -> bool:
-    """Whether what makes an object is Python code, or C code of types that only hold their contents."""
-    initialize = inspect.getattr_static(cls, "__init__")
-    makers = (getattr(cls.__new__, "__self__", object), getattr(initialize, "__objclass__", object))
-    return all(maker is object or maker in _BUILTIN_TYPES or maker in _CONTAINERS_IN_C for maker in makers)
+def submodule(root: torch.nn.Module | None, path: str) -> torch.nn.Module | None:
+    """The module at a dotted path, without running anything."""
+    module = root
+    for name in path.split("."):
+        children = None if module is None else module.__dict__.get("_modules")
+        if not isinstance(children, dict):
+            return None
+        module = children.get(name)
+    return module
 
 
-def _is_generated(function: Any) -> bool:
-    return isinstance(function, types.FunctionType) and function.__code__.co_filename == "<string>"
+def _is_program(module: Any) -> bool:
+    # Only a captured program has both; asking any module for `graph` might run a property of the user's.
+    cls = type(module)
+    return hasattr(cls, "recompile") and hasattr(cls, "graph") and hasattr(module.graph, "owning_module")
+
+
+def _outer(places: Places) -> set[Any]:
+    """Places of a run, where a number below zero is a tensor among the constants."""
+    return {OUTSIDE if type(place) is int and place < 0 else place for place in places}
+
+
+def _is_symbolic(target: Any) -> bool:
+    """Whether a function computes on sizes (torch.sym_max, …)."""
+    name = getattr(target, "__name__", "")
+    if name == "sym_fresh_size":
+        return False
+    return getattr(target, "__module__", None) == "torch" and name.lstrip("_").startswith(("sym_", "is_"))
+
+
+def _is_plain_class(cls: type) -> bool:
+    """Whether making an object of a class only puts the arguments into it."""
+    return cls.__module__ in ("torch", "collections") and not isinstance(vars(cls).get("__init__"), types.FunctionType)
+
+
+def _shape_of_attribute(node: Any) -> Known | None:
+    if node.op != "get_attr" or node.graph.owning_module is None:
+        return None
+    value = find_attribute(node.graph.owning_module, node.target)[0]
+    return (tuple(value.shape), value.dtype) if isinstance(value, torch.Tensor) else None
+
+
+def _shape_of_value(node: Any) -> Known | None:
+    known = node.meta.get("tensor_meta", node.meta.get("val"))
+    shape, dtype = getattr(known, "shape", None), getattr(known, "dtype", None)
+    if isinstance(dtype, torch.dtype) and shape is not None and all(type(size) is int for size in shape):
+        return tuple(shape), dtype
+    return _shape_of_attribute(node)
 
 
 def _name(known: Any) -> str:

@@ -6,14 +6,15 @@ from __future__ import annotations
 
 import functools
 import operator
+import sys
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from torchgraft.analysis.effects.values import Findings, Place, Value, reachable
+from torchgraft.analysis.effects.findings import Findings, Places
 
 # The namespaces in which torch binds operators. In them an operator writes only what its schema marks, or, where it has
 # no schema (from_numpy, asarray), what a trailing underscore or `out=` announces.
@@ -29,7 +30,6 @@ ARITHMETIC = frozenset(
     | {operator.lshift, operator.rshift, operator.lt, operator.le, operator.eq, operator.ne, operator.gt, operator.ge}
 )
 _TRAINING_FLAGS = frozenset({"train", "training", "use_input_stats"})
-_NO_KEYWORDS: Mapping[str, Value] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,19 +63,18 @@ class _Signature:
             self.random or self.called_for_effect or self.updates_statistics or self.communicates or positional_write
         )
 
-    def bind(self, args: Sequence[Value], kwargs: Mapping[str, Value], rest: Value | None) -> dict[str, Value]:
+    def bind(self, args: Iterable[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """The argument of each parameter that is given one."""
         positional = [parameter.name for parameter in self.parameters if not parameter.keyword_only]
         bound = dict(zip(positional, args, strict=False))
         bound.update(kwargs)
         if "input" in bound:
             # The Python bindings call the first argument `input` where the schema says `self`.
             bound.setdefault("self", bound["input"])
-        if rest is not None:
-            # A star of unknown length may reach any parameter.
-            bound.update({parameter.name: rest for parameter in self.parameters if parameter.name not in bound})
         return bound
 
-    def fits(self, bound: Mapping[str, Value]) -> bool:
+    def fits(self, bound: Mapping[str, Any]) -> bool:
+        """Whether constants among the arguments can be meant for this overload."""
         return all(_fits(bound[p.name], p.kind) for p in self.parameters if p.name in bound)
 
 
@@ -89,7 +88,25 @@ class Operator:
     @property
     def is_plain(self) -> bool:
         """Whether no call has an effect, except through `out=`."""
-        return all(signature.is_plain for signature in self.signatures) and not _announces_write(self.name)
+        return all(signature.is_plain for signature in self.signatures) and not announces_write(self.name)
+
+    @property
+    def makes_new_memory(self) -> bool:
+        """Whether the result never shares memory with anything, except through `out=`."""
+        return bool(self.signatures) and all(
+            signature.returns == "number"
+            or not (signature.passes_through or any(p.shared and not p.keyword_only for p in signature.parameters))
+            for signature in self.signatures
+        )
+
+    @property
+    def is_unmarked(self) -> bool:
+        """Whether a schema leaves open if the result shares memory, and a run of any sizes would tell.
+
+        What is given the size of its result may hand back an argument that has this size, so no run tells.
+        """
+        open_ones = [signature for signature in self.signatures if signature.passes_through]
+        return bool(open_ones) and not any(p.name == "size" for signature in open_ones for p in signature.parameters)
 
     @property
     def written_keywords(self) -> frozenset[str]:
@@ -97,28 +114,32 @@ class Operator:
         parameters = [parameter for signature in self.signatures for parameter in signature.parameters]
         return frozenset({"out"} | {p.name for p in parameters if p.written and p.keyword_only})
 
-    def call(
-        self,
-        findings: Findings,
-        site: Any,
-        args: Sequence[Value],
-        kwargs: Mapping[str, Value] = _NO_KEYWORDS,
-        rest: Value | None = None,
-    ) -> Value:
-        """Record what this call does and return its result; `rest` stands for any number of further arguments."""
+    def find(
+        self, findings: Findings, args: tuple[Any, ...], kwargs: Mapping[str, Any], memory: Callable[[Any], Places]
+    ) -> None:
+        """Find out what a call does; `memory` gives the places of everything in a tree of arguments."""
         out = kwargs.get("out")
-        if out is not None and out.known is not None:
-            findings.write_places(reachable((out,)), f"{self.name} writes its argument 'out'")
-        calls = [(signature, signature.bind(args, kwargs, rest)) for signature in self.signatures]
+        if out is not None:
+            findings.write(memory(out), f"{self.name} writes its argument 'out'")
+            findings.shares |= memory(out)
+        calls = [(signature, signature.bind(args, kwargs)) for signature in self.signatures]
         calls = [call for call in calls if call[0].fits(call[1])] or calls
         for signature, bound in calls:
-            self._record(findings, signature, bound)
-        if not calls and _announces_write(self.name):
-            findings.write_places(reachable(args), f"{self.name} writes its arguments, as its name says")
-        given = [*args, *kwargs.values(), *([] if rest is None else [rest])]
-        return self._result(findings, site, calls, given, out)
+            self._find_effects(findings, signature, bound, memory)
+            if signature.returns == "number":
+                continue
+            for parameter in signature.parameters:
+                if parameter.name in bound and (parameter.shared or signature.passes_through):
+                    findings.shares |= memory(bound[parameter.name])
+        if not calls:
+            if announces_write(self.name):
+                findings.write(memory(args), f"{self.name} writes its arguments, as its name says")
+            if not self.name.startswith("new"):
+                findings.shares |= memory((args, dict(kwargs)))
 
-    def _record(self, findings: Findings, signature: _Signature, bound: dict[str, Value]) -> None:
+    def _find_effects(
+        self, findings: Findings, signature: _Signature, bound: dict[str, Any], memory: Callable[[Any], Places]
+    ) -> None:
         draws = signature.random and not self._draws_nothing(signature, bound)
         if signature.random and not draws and "p" in bound:
             # A dropout that is switched off hands its input back untouched, also in place.
@@ -127,10 +148,12 @@ class Operator:
             value = bound.get(parameter.name)
             if not parameter.written or (parameter.keyword_only and value is None):
                 continue
-            places = reachable(bound.values()) if value is None else _memory(value, parameter.kind)
-            findings.write_places(places, f"{self.name} writes its argument '{parameter.name}'")
-        if signature.takes_over and reachable([value for name, value in bound.items() if name == "source"]):
-            findings.give_up(f"{self.name} lets a tensor share the memory of another")
+            findings.write(
+                memory(bound if parameter.name not in bound else value),
+                f"{self.name} writes its argument '{parameter.name}'",
+            )
+        if signature.takes_over and memory(bound.get("source")):
+            findings.give_up(f"{self.name} lets a tensor share the memory of another", memory(bound))
         if signature.called_for_effect:
             findings.write_outside(f"{self.name} returns nothing, or was declared to have an effect")
         if signature.communicates:
@@ -138,12 +161,12 @@ class Operator:
         flags = [parameter for parameter in signature.parameters if parameter.name in _TRAINING_FLAGS]
         if signature.updates_statistics and not (flags and all(_is_off(parameter, bound) for parameter in flags)):
             running = [value for name, value in bound.items() if name.startswith("running_")]
-            findings.write_places(reachable(running), f"{self.name} updates running statistics")
+            findings.write(memory(running), f"{self.name} updates running statistics")
         if draws:
             findings.draw(f"{self.name} draws random numbers")
 
     @staticmethod
-    def _draws_nothing(signature: _Signature, bound: Mapping[str, Value]) -> bool:
+    def _draws_nothing(signature: _Signature, bound: Mapping[str, Any]) -> bool:
         flags = [parameter for parameter in signature.parameters if parameter.name in _TRAINING_FLAGS]
         if flags and all(_is_off(parameter, bound) for parameter in flags):
             return True
@@ -152,55 +175,27 @@ class Operator:
         zero_means_none = ("dropout", "dropout_p", "p") if is_dropout else ("dropout", "dropout_p")
         return any(_is_off(parameter, bound) for parameter in signature.parameters if parameter.name in zero_means_none)
 
-    def _result(
-        self,
-        findings: Findings,
-        site: Any,
-        calls: list[tuple[_Signature, dict[str, Value]]],
-        given: Sequence[Value],
-        out: Value | None,
-    ) -> Value:
-        returns = {signature.returns for signature, _ in calls}
-        if returns == {"number"}:
-            return Value()
-        shared: set[Place] = set(reachable([out])) if out is not None else set()
-        for signature, bound in calls:
-            for parameter in signature.parameters:
-                if parameter.name in bound and (parameter.shared or signature.passes_through):
-                    shared |= _memory(bound[parameter.name], parameter.kind)
-        if not calls and not self.name.startswith("new"):
-            shared |= reachable(given)
-        places = frozenset(shared)
-        if places and returns == {"tensor"}:
-            return Value(places=places, cls=torch.Tensor)
-        result = findings.make(site, [Value(places=places)], torch.Tensor if returns == {"tensor"} else None)
-        return Value(places=result.places | places, cls=result.cls)
 
-
-def _is_off(parameter: _Parameter, bound: Mapping[str, Value]) -> bool:
+def _is_off(parameter: _Parameter, bound: Mapping[str, Any]) -> bool:
     """Whether a flag is False, or a probability zero, in this call."""
     value = bound.get(parameter.name)
     if value is None:
         return parameter.off_by_default
-    return type(value.known) in (bool, int, float) and value.known == 0
+    return type(value) in (bool, int, float) and value == 0
 
 
-def _memory(value: Value, kind: str) -> frozenset[Place]:
-    """The memory of an argument: a tensor's own, or that of all tensors in a list."""
-    return value.places if kind in ("Tensor", "Optional[Tensor]") else reachable((value,))
-
-
-def _fits(value: Value, kind: str) -> bool:
+def _fits(value: Any, kind: str) -> bool:
     """Whether a constant can be meant for a parameter of this type; tells overloads apart."""
-    cls = type(value.known)
-    if kind == "bool" and value.is_known:
+    cls = type(value)
+    if kind == "bool" and not hasattr(cls, "all_input_nodes"):
         return cls is bool
     if kind in ("float", "int") and cls is bool:
         return False
     return not (kind.endswith("Tensor") and cls in (bool, int, float, str))
 
 
-def _announces_write(name: str) -> bool:
+def announces_write(name: str) -> bool:
+    """Whether a name ends as those of torch's functions that write their first argument do."""
     return name.endswith("_") and not name.endswith("__")
 
 
@@ -319,18 +314,9 @@ def _is_random(overload: Any) -> bool:
 
 
 def _is_registered_effect(overload: Any) -> bool:
-    """Whether the operator was declared effectful with `torch.library`."""
-    find = _effect_registry()
-    return find is not None and find(overload) is not None
-
-
-@functools.cache
-def _effect_registry() -> Callable[[Any], Any] | None:
-    try:
-        from torch._higher_order_ops.effects import _get_effect
-    except ImportError:
-        return None
-    return _get_effect
+    """Whether the operator was declared effectful with `torch.library`; whoever did has loaded torch's list of these."""
+    registry = sys.modules.get("torch._higher_order_ops.effects")
+    return registry is not None and registry._get_effect(overload) is not None
 
 
 def _may_pass_through(overload: Any, schema: Any) -> bool:

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from torchgraft.analysis.effects.answers import submodule
-from torchgraft.analysis.effects.nodes import Effects, effects_of
-from torchgraft.analysis.effects.values import OUTSIDE
+from torchgraft.analysis.effects.calls import submodule
+from torchgraft.analysis.effects.findings import OUTSIDE, Effects
+from torchgraft.analysis.effects.nodes import effects_of
 from torchgraft.ir.graph import Graph
 from torchgraft.ir.node import Node
 from torchgraft.ir.printing import target_text

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from torchgraft.analysis.effects.values import OUTSIDE
+from torchgraft.analysis.effects.findings import OUTSIDE
 from torchgraft.ir.verify import find_attribute
 
 # What the caller passed in, which may be one tensor twice.

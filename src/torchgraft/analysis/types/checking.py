@@ -17,6 +17,7 @@ from torchgraft.analysis.types.trials import Holes, Shaped, UnknownNumber, abstr
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import GraftError, ShapeError
 from torchgraft.interpreter import Interpreter
+from torchgraft.ir.modules import is_from_torch
 from torchgraft.ir.node import Node, map_arg
 from torchgraft.ir.printing import known_value, target_text
 
@@ -174,7 +175,7 @@ def _call_key(node: Node, module: torch.nn.Module | None, holes: Holes) -> Any:
     """The same for calls with the same answer; the node itself where that cannot be said."""
     called = node._target
     if module is not None:
-        if not type(module).__module__.startswith("torch.nn."):
+        if not is_from_torch(module):
             return node
         called = type(module), repr(module), module.training
     leaves, structure = pytree.tree_flatten(holes.tree)

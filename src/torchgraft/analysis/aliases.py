@@ -1,8 +1,8 @@
 """Which values of a program may share memory, where that memory is written, and which values outlive the run.
-What a single node does is known to `analysis/effects`; here it is put together for a whole program, in linear time.
+What a single node does is known to `analysis/effects`; whether nodes that change places could notice, to `interference.py`.
 
-Memory is told apart in classes: values that may share anything are in one class. A class that is never written can be
-read whenever one likes. Questions are answered from the program as it was when `Memory` was made.
+Memory is told apart in classes, found in linear time: values that may share anything are in one class. A class that is never
+written can be read whenever one likes. Questions are answered from the program as it was when `Aliases` was made.
 """
 
 from __future__ import annotations
@@ -15,38 +15,28 @@ from typing import Any
 import torch
 
 from torchgraft.analysis.effects import Effects, effects_of, is_impure
-from torchgraft.analysis.effects.operators import (
-    ARITHMETIC,
-    Operator,
-    operator_of,
-)
+from torchgraft.analysis.effects.calls import writes_only_numbers
+from torchgraft.analysis.effects.findings import NO_PLACES, OUTSIDE
+from torchgraft.analysis.effects.nodes import shares_of
 from torchgraft.analysis.effects.state import INPUTS, Places, storage_of
-from torchgraft.analysis.effects.values import OUTSIDE
+from torchgraft.analysis.tensor_nodes import has_operand_of, is_arithmetic, tensor_nodes
 from torchgraft.ir.contexts import enter_context, exit_context
 from torchgraft.ir.graph import Graph
 from torchgraft.ir.guards import is_guard
 from torchgraft.ir.node import Node
-from torchgraft.ir.verify import find_attribute
-from torchgraft.passes.plain_calls import is_plain_module, makes_new_memory, returns_new_memory
 
 REGION_ENDS = frozenset({enter_context, exit_context})
 _INTERFACE = ("placeholder", "output")
-_CASTS = frozenset({"half", "float", "double", "bfloat16", "long", "int", "bool", "cpu", "cuda"})
-_SEVERAL_TENSORS = frozenset(
-    {"unbind", "chunk", "split", "tensor_split", "topk", "sort", "var_mean", "std_mean", "split_with_sizes", "hsplit"}
-)
 
 
-class Memory:
+class Aliases:
     """Facts about the memory of one program."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self.root = graph.owning_module
         self._shares: dict[Node, frozenset[Any]] = {}
-        self._fresh: dict[Any, bool] = {}
         self._places = Places(self.root)
-        self._operators: dict[Any, Operator | None] = {}
 
     @cached_property
     def position(self) -> dict[Node, int]:
@@ -82,11 +72,7 @@ class Memory:
         return {node: effects_of(node) for node in self.graph.nodes if self._does_more(node)}
 
     def _does_more(self, node: Node) -> bool:
-        if node._op in _INTERFACE or is_fixed(node):
-            return False
-        if node._op == "call_module" and is_plain_module(self._module(node)):
-            return False
-        return is_impure(node)
+        return node._op not in _INTERFACE and not is_fixed(node) and is_impure(node)
 
     # ---- single nodes ----
 
@@ -102,36 +88,16 @@ class Memory:
         """What the value of a node may share memory with: input nodes, paths of state, or what lies outside."""
         result = self._shares.get(node)
         if result is None:
-            result = self._shares[node] = frozenset() if self._makes_new_memory(node) else effects_of(node).shares
+            result = self._shares[node] = NO_PLACES if self._is_computed(node) else shares_of(node)
         return result
 
-    def _makes_new_memory(self, node: Node) -> bool:
-        """The quick answer for operators that always return new memory."""
-        if node._op == "call_module":
-            return makes_new_memory(self._module(node))
-        if node._op not in ("call_function", "call_method") or "out" in node._kwargs:
-            return False
-        if node._op == "call_function" and getattr(node._target, "__module__", None) == "_operator":
-            if not _is_arithmetic(node):
-                return False
-            return _has_number(node) or _has_operand_of(self._tensors, node)
-        try:
-            known = self._fresh.get(node._target)
-        except TypeError:  # a callable object that cannot be a key
-            return False
-        if known is None:
-            found = self._operator(node)
-            known = self._fresh[node._target] = returns_new_memory(node._op, node._target) or (
-                found is not None
-                and bool(found.signatures)
-                and all(
-                    signature.is_plain
-                    and not signature.passes_through
-                    and not any(p.shared for p in signature.parameters if not p.keyword_only)
-                    for signature in found.signatures
-                )
-            )
-        return known
+    def _is_computed(self, node: Node) -> bool:
+        """Whether an operator of Python's computes a new value; of two lists it would hold what they hold."""
+        return is_arithmetic(node) and (_has_number(node) or has_operand_of(self._tensors, node))
+
+    @cached_property
+    def _tensors(self) -> set[Node]:
+        return tensor_nodes(self.graph)
 
     def is_tensor(self, node: Node) -> bool:
         """Whether the value of a node is surely one tensor: by the schema of the operator, by the annotation of a module
@@ -139,71 +105,10 @@ class Memory:
         """
         return node in self._tensors
 
-    @cached_property
-    def _tensors(self) -> set[Node]:
-        result = self._used_as_tensors()
-        for node in self.graph.nodes:
-            target = node._target
-            if node._op == "call_module":
-                is_one = _is_annotated(getattr(type(self._module(node)), "forward", None), "torch.nn.")
-            elif node._op == "placeholder":
-                is_one = node._type is torch.Tensor
-            elif target is operator.getitem:
-                is_one = _is_item_of_tensors(node, result)
-            elif _is_arithmetic(node):
-                is_one = _has_operand_of(result, node)
-            else:
-                is_one = self._returns_tensor(node)
-            if is_one:
-                result.add(node)
-        return result
-
-    def _used_as_tensors(self) -> set[Node]:
-        """The values that operators take for tensors; a program in which they are none raises, whatever a pass does."""
-        result: set[Node] = set()
-        for node in self.graph.nodes:
-            first = node._args[0] if node._args else None
-            if type(first) is Node and first not in result and node._op in ("call_function", "call_method"):
-                found = self._operator(node)
-                if found is not None and found.signatures:
-                    if all(s.parameters and s.parameters[0].kind == "Tensor" for s in found.signatures):
-                        result.add(first)
-        return result
-
-    def _returns_tensor(self, node: Node) -> bool:
-        if node._op == "call_method" and node._target in _CASTS:
-            return True
-        found = self._operator(node) if node._op in ("call_function", "call_method") else None
-        if found is not None and found.signatures:
-            return all(signature.returns == "tensor" for signature in found.signatures)
-        if node._op == "call_function" and _is_annotated(node._target, "torch.nn.functional"):
-            return True
-        meta = node._meta or {}
-        known = meta.get("tensor_meta", meta.get("val"))
-        return hasattr(known, "dtype") and hasattr(known, "shape")
-
-    def _operator(self, node: Node) -> Operator | None:
-        try:
-            return self._operators[node._op, node._target]
-        except KeyError:
-            found = self._operators[node._op, node._target] = operator_of(node._op, node._target)
-            return found
-        except TypeError:  # a callable object that cannot be a key
-            return None
-
-    def _module(self, node: Node) -> Any:
-        return None if self.root is None else find_attribute(self.root, node._target)[0]
-
-    def _writes_only_numbers(self, node: Node) -> bool:
-        """Whether the node writes values of elements, and cannot make one value hold or share another, as a list can."""
-        target = node._target
-        if node._op == "call_method":
-            return target.endswith("_") and not target.endswith("__") and target != "set_"
-        if node._op == "call_module":
-            return type(self._module(node)).__module__.startswith("torch.nn.")
-        if getattr(target, "__module__", None) == "_operator":
-            return bool(node._args) and node._args[0] in self._tensors
-        return getattr(target, "__module__", None) == "torch.nn.functional" or self._operator(node) is not None
+    def writes_only_numbers(self, node: Node) -> bool:
+        """Whether a node that writes changes elements, and cannot make one value hold or share another, as a list can."""
+        is_item = getattr(node._target, "__module__", None) == "_operator" and bool(node._args)
+        return node._args[0] in self._tensors if is_item else writes_only_numbers(node)
 
     # ---- classes of memory ----
 
@@ -286,7 +191,7 @@ class Memory:
             if effects.unknown or OUTSIDE in effects.writes:
                 for source in node._inputs:
                     self._places.join(source, OUTSIDE)
-            elif effects.writes and not self._writes_only_numbers(node):
+            elif effects.writes and not self.writes_only_numbers(node):
                 # A list can come to hold, and a module to keep, what it is given.
                 for place in (*node._inputs, *effects.writes):
                     self._places.join(node, place if isinstance(place, Node) else self._places.state(place))
@@ -327,7 +232,7 @@ class Memory:
                 result.update(node._inputs)
             elif node in result or node in only_contents:
                 shared = [place for place in self.shares(node) if isinstance(place, Node)]
-                inner = [place for place in shared if _is_arithmetic(node) and _is_arithmetic(place)]
+                inner = [place for place in shared if is_arithmetic(node) and is_arithmetic(place)]
                 only_contents.update(inner)
                 result.update(set(shared).difference(inner))
         return result
@@ -337,7 +242,7 @@ class Memory:
         effects = self.effects.get(node)
         if effects is None or not (effects.unknown or effects.writes):
             return False
-        return not self._writes_only_numbers(node)
+        return not self.writes_only_numbers(node)
 
 
 def is_fixed(node: Node) -> bool:
@@ -345,35 +250,10 @@ def is_fixed(node: Node) -> bool:
     return node._op == "call_function" and (is_guard(node._target) or node._target in REGION_ENDS)
 
 
-def _is_annotated(function: Any, home: str) -> bool:
-    """Whether a function of torch says that it returns a tensor."""
-    if not (getattr(function, "__module__", None) or "").startswith(home):
-        return False
-    return getattr(function, "__annotations__", {}).get("return") is torch.Tensor
-
-
-def _is_item_of_tensors(node: Node, tensors: set[Node]) -> bool:
-    """Whether an item is a tensor: that of a tensor, of several tensors, or one taken by several indices at once."""
-    source, index = node._args
-    if source in tensors or type(index) is tuple:
-        return True
-    name = getattr(source._target, "__name__", source._target) if isinstance(source, Node) else None
-    return type(index) is int and name in _SEVERAL_TENSORS
-
-
-def _has_operand_of(tensors: set[Node], node: Node) -> bool:
-    """Whether a tensor is an operand itself, and not in a list that is one."""
-    return any(type(value) is Node and value in tensors for value in node._args)
-
-
 def _has_number(node: Node) -> bool:
     """Whether a number is among the operands, which a list takes only to be repeated."""
     kinds = [type(value) for value in node._args]
     return float in kinds or (int in kinds and node._target is not operator.mul)
-
-
-def _is_arithmetic(node: Node) -> bool:
-    return node._op == "call_function" and type(node._target).__hash__ is not None and node._target in ARITHMETIC
 
 
 def _any_between(positions: Any, first: int, last: int) -> bool:

@@ -1,5 +1,7 @@
 """Whether nodes that change places could notice: one writes memory that the other reads or writes.
-What a single node writes and shares is known to `analysis/effects`; here it is put together for a whole program.
+What a node writes is known to `analysis/effects`, and whose memory its value shares to `aliases.py`.
+
+Here the pieces of memory of each value are kept apart: a `cat` of two views does not make one class of what they are views of.
 """
 
 from __future__ import annotations
@@ -9,11 +11,11 @@ from collections.abc import Iterable
 from functools import cached_property
 from typing import Any
 
-import torch
-
-from torchgraft.analysis.effects import Effects, effects_of
+from torchgraft.analysis.aliases import Aliases
+from torchgraft.analysis.effects import Effects, effects_of, is_impure
+from torchgraft.analysis.effects.findings import OUTSIDE
 from torchgraft.analysis.effects.state import INPUTS, Places
-from torchgraft.analysis.effects.values import OUTSIDE
+from torchgraft.ir.graph import Graph
 from torchgraft.ir.node import Node
 
 # A piece of memory is named by the node that made it, by a path of module state, as what lies outside of the program or what
@@ -27,13 +29,15 @@ _PIECES_TOLD_APART = 64
 _LOOKED_AT = 256
 
 Pieces = frozenset[Any] | set[Any]
+_NONE = Effects()
 
 
 class Interference:
     """Answers for one program, whose nodes are numbered from 0."""
 
-    def __init__(self, nodes: list[Node]) -> None:
-        self._nodes = nodes
+    def __init__(self, graph: Graph) -> None:
+        self._nodes = list(graph.nodes)
+        self._aliases = Aliases(graph)
         self._effects: dict[Node, Effects] = {}
 
     def between(self, low: int, high: int, region: list[Node]) -> bool:
@@ -59,16 +63,14 @@ class Interference:
 
     @cached_property
     def _writers(self) -> list[int]:
-        return [position for position, node in enumerate(self._nodes) if _is_call(node) and self._is_writer(node)]
-
-    def _is_writer(self, node: Node) -> bool:
-        # The quick answer does not remember modules, whose code is long to read.
-        return _writes(self._effects_of(node)) if node.op == "call_module" else node.is_impure(impure_random=False)
+        return [
+            position for position, node in enumerate(self._nodes) if _is_call(node) and _writes(self._effects_of(node))
+        ]
 
     def _effects_of(self, node: Node) -> Effects:
         effects = self._effects.get(node)
         if effects is None:
-            effects = self._effects[node] = effects_of(node)
+            effects = self._effects[node] = effects_of(node) if is_impure(node) else _NONE
         return effects
 
     # ---- pieces of memory ----
@@ -108,7 +110,7 @@ class Interference:
             if node.op in ("placeholder", "output"):
                 pieces[node] = {INPUTS}
                 continue
-            places = self._effects_of(node).shares
+            places = self._aliases.shares(node)
             # What is fetched has a name already, its path.
             shared: set[Any] = set() if node.op == "get_attr" and places else {node}
             for place in places:
@@ -128,17 +130,17 @@ class Interference:
 
         All of it is joined before anything is looked up.
         """
-        places = Places(self._nodes[0].graph.owning_module if self._nodes else None)
+        places = Places(self._aliases.root)
         for node in self._nodes:
             if node.op in ("placeholder", "output"):
                 continue
             effects = self._effects_of(node)
-            for place in effects.shares | effects.writes:
+            for place in self._aliases.shares(node) | effects.writes:
                 if isinstance(place, str):
                     places.state(place)
             if node.op in ("call_module", "get_attr"):
                 places.state(node.target)
-            if _writes(effects) and not _writes_only_numbers(node):
+            if _writes(effects) and not self._aliases.writes_only_numbers(node):
                 held = [piece for source in node.all_input_nodes for piece in self._pieces[source]]
                 for piece in held[1:]:
                     places.join(held[0], piece)
@@ -157,10 +159,3 @@ def _is_call(node: Node) -> bool:
 
 def _writes(effects: Effects) -> bool:
     return bool(effects.writes) or effects.unknown
-
-
-def _writes_only_numbers(node: Node) -> bool:
-    """Whether the node writes values of elements, and cannot make one value hold or share another, as a list can."""
-    if node.op == "call_method":
-        return node.target.endswith("_") and not node.target.endswith("__") and node.target != "set_"
-    return node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload)
