@@ -57,6 +57,10 @@ class RunError(GraftError, RuntimeError):
             self.add_note("what was written down until then is this error's `partial`")
 
 
+class InputError(GraftError, TypeError):
+    """Inputs were given in another way than `f(model, args, kwargs)`, or a program does not take them."""
+
+
 class UnknownNodeError(GraftError, LookupError):
     """A program has no node of that name, or its value was not recorded."""
 

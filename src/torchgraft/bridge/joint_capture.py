@@ -28,6 +28,7 @@ from torchgraft.bridge.run_watch import Asked, RunWatch
 from torchgraft.bridge.torch_fx import from_fx
 from torchgraft.capturing.surroundings import Surroundings
 from torchgraft.capturing.whole import program_name
+from torchgraft.codegen.calling import example_inputs
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import BridgeError, GraftError
 
@@ -39,11 +40,10 @@ _KEPT = ("val", "tensor_meta", "stack_trace", "nn_module_stack", "seq_nr", "part
 class JointCapture:
     """Captures a joint program: `joint` is the program, `call` says how inputs and results of the model map to its own."""
 
-    def __init__(self, model: Model, args: Iterable[Any], kwargs: Mapping[str, Any] | None, loss: Loss) -> None:
+    def __init__(self, model: Model, args: Any, kwargs: Mapping[str, Any] | None, loss: Loss) -> None:
         self._module = as_module(model)
         self._loss = loss
-        self._args = tuple(args) if isinstance(args, (tuple, list)) else (args,)
-        self._kwargs = dict(kwargs or {})
+        self._args, self._kwargs = example_inputs(args, kwargs)
         refuse_inputs(self._module, (self._args, self._kwargs))
         more = {"loss": loss} if isinstance(loss, torch.nn.Module) else {}
         self._modules = [self._module, *more.values()]

@@ -35,6 +35,7 @@ from torchgraft.bridge.torch_export import from_export
 from torchgraft.capturing.model_state import ModelState
 from torchgraft.capturing.surroundings import Surroundings
 from torchgraft.capturing.whole import modules_of, program_name
+from torchgraft.codegen.calling import example_inputs
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import BridgeError, GraftError
 from torchgraft.ir.modules import no_model, paths_of_modules
@@ -75,8 +76,7 @@ def aten_program(
     >>> torch.equal(program(torch.ones(7, 2)), model(torch.ones(7, 2)))
     True
     """
-    values = tuple(args) if isinstance(args, (tuple, list)) else (args,)
-    keywords = dict(kwargs or {})
+    values, keywords = example_inputs(args, kwargs)
     module = as_module(model)
     refuse_inputs(module, (values, keywords))
     asked = Asked()

@@ -14,12 +14,13 @@ from torchgraft.bridge.joint_capture import JointCapture, Loss
 from torchgraft.bridge.levels import Model
 from torchgraft.bridge.model_call import ModelCall
 from torchgraft.bridge.partition import KINDS, partition
+from torchgraft.codegen.calling import example_inputs
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import GuardError
 
 
 def joint_program(
-    model: Model, args: Iterable[Any] = (), kwargs: Mapping[str, Any] | None = None, loss: Loss = None
+    model: Model, args: Any = (), kwargs: Mapping[str, Any] | None = None, *, loss: Loss = None
 ) -> GraphModule:
     """Forward and backward of `model` as one program in ATen operators.
 
@@ -119,7 +120,7 @@ class TrainingPrograms:
 
 
 def capture_training(
-    model: Model, args: Iterable[Any] = (), kwargs: Mapping[str, Any] | None = None, loss: Loss = None
+    model: Model, args: Any = (), kwargs: Mapping[str, Any] | None = None, *, loss: Loss = None
 ) -> TrainingPrograms:
     """The programs of one training step of `model`: joint, forward and backward, and a way to run them together.
 
@@ -132,7 +133,7 @@ def capture_training(
     >>> torch.allclose(gradients["0.weight"], model[0].weight.grad)
     True
     """
-    capture = JointCapture(model, args, kwargs, loss)
+    capture = JointCapture(model, *example_inputs(args, kwargs), loss)
     forward, backward = partition(capture.joint)
     return TrainingPrograms(capture.joint, forward, backward, capture.call)
 

@@ -6,13 +6,14 @@ from __future__ import annotations
 
 import textwrap
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from torchgraft.capturing.program import capture
+from torchgraft.codegen.calling import example_inputs
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import GraftError
 from torchgraft.ir.guards import Guard, find_guards
@@ -99,7 +100,7 @@ def _section(title: str, findings: tuple[Finding, ...], nothing: str) -> list[st
 
 
 def doctor(
-    model: Callable[..., Any], args: Iterable[Any] | None = None, kwargs: dict[str, Any] | None = None
+    model: Callable[..., Any], args: Any = None, kwargs: Mapping[str, Any] | None = None
 ) -> Diagnosis:
     """Capture a model, verify the program, and list what to know about it, each with its line and a remedy.
 
@@ -114,11 +115,11 @@ def doctor(
     if args is None and kwargs is None:
         failure = "" if symbolic_program is not None else failures[0].what
         return _diagnosis(name, "symbolic", symbolic_program, failure, None, failures)
-    values = () if args is None else tuple(args) if isinstance(args, (tuple, list)) else (args,)
-    program, failure = _captured(model, values, dict(kwargs or {}))
-    verification = None if program is None else verify(model, program, values, kwargs)
+    values, keywords = example_inputs(() if args is None else args, kwargs)
+    program, failure = _captured(model, values, keywords)
+    verification = None if program is None else verify(model, program, values, keywords)
     if symbolic_program is not None:
-        failures += _silent_failures(model, symbolic_program, values, kwargs)
+        failures += _silent_failures(model, symbolic_program, values, keywords)
     return _diagnosis(name, "watched", program, failure, verification, failures)
 
 

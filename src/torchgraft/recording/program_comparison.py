@@ -4,11 +4,12 @@ Which nodes belong together is found in `alignment.py`, how far apart their valu
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
 
+from torchgraft.codegen.calling import example_inputs
 from torchgraft.errors import RunError
 from torchgraft.ir.node import Node
 from torchgraft.ir.origin import source_of
@@ -112,8 +113,8 @@ class ProgramComparison(Tabular):
 def compare(
     program_a: Any,
     program_b: Any,
-    args: Iterable[Any] = (),
-    kwargs: dict[str, Any] | None = None,
+    args: Any = (),
+    kwargs: Mapping[str, Any] | None = None,
     *,
     rtol: float | None = None,
     atol: float | None = None,
@@ -135,9 +136,8 @@ def compare(
     >>> compare(one, one, (torch.ones(2, 3),)).ok, compare(one, two, (torch.ones(2, 3),)).first_difference.second
     (True, 'mul')
     """
-    values = tuple(args) if isinstance(args, (tuple, list)) else (args,)
-    situation = Situation("example", values, dict(kwargs or {}))
-    programs = [as_program(model, values, situation.kwargs, level) for model in (program_a, program_b)]
+    situation = Situation("example", *example_inputs(args, kwargs))
+    programs = [as_program(model, situation.args, situation.kwargs, level) for model in (program_a, program_b)]
     surroundings = Surroundings(*programs)
     runs = [_run(program, situation, surroundings, seed) for program in programs]
     comparison = _compared(runs[0][0], runs[1][0], Tolerance(rtol, atol))

@@ -6,12 +6,13 @@ The inputs of each situation come from `situations.py`, the runs from `runs.py`,
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from torchgraft.codegen.calling import example_inputs
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import GraftError, GuardError
 from torchgraft.recording.comparison import Comparison, Tolerance, compare
@@ -137,8 +138,8 @@ def _cells(check: Check) -> tuple[str, ...]:
 def verify(
     model: Callable[..., Any],
     program: torch.nn.Module,
-    args: Iterable[Any] = (),
-    kwargs: dict[str, Any] | None = None,
+    args: Any = (),
+    kwargs: Mapping[str, Any] | None = None,
     *,
     rtol: float | None = None,
     atol: float | None = None,
@@ -172,7 +173,7 @@ def verify(
     >>> verify(model, program, (torch.ones(2, 3),)).ok
     False
     """
-    values, keywords = tuple(args) if isinstance(args, (tuple, list)) else (args,), dict(kwargs or {})
+    values, keywords = example_inputs(args, kwargs)
     comparer = _Comparer(
         model, program, _input_names(model, values, keywords), Tolerance(rtol, atol), gradients, locate, seed
     )

@@ -4,7 +4,7 @@ The looking is in `seen.py`, the files in `files.py`, the page in `page.py`; her
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from torchgraft.codegen.calling import example_inputs
 from torchgraft.errors import GraftError
 from torchgraft.reporting.facts import Fact, interesting_facts
 from torchgraft.reporting.files import write_files
@@ -37,10 +38,10 @@ class Report:
 
 def report(
     model: torch.nn.Module,
-    args: Iterable[Any] | Any = (),
+    args: Any = (),
     kwargs: Mapping[str, Any] | None = None,
-    folder: str | PathLike[str] = "report",
     *,
+    folder: str | PathLike[str] = "report",
     name: str | None = None,
     progress: Progress | None = None,
 ) -> Report:
@@ -58,10 +59,10 @@ def report(
     """
     if not isinstance(model, torch.nn.Module):
         raise GraftError(f"cannot report on a {type(model).__name__}; give a torch.nn.Module")
-    values = tuple(args) if isinstance(args, (tuple, list)) else (args,)
+    values, keywords = example_inputs(args, kwargs)
     say = progress or (lambda step: None)
     with whole_folder(folder) as place:
-        seen = look(name or type(model).__name__, model, values, dict(kwargs or {}), say)
+        seen = look(name or type(model).__name__, model, values, keywords, say)
         written = write_files(seen, place, say)
         facts = interesting_facts(seen)
         say("writing the page")

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from torchgraft.analysis.cost import Cost, cost
+from torchgraft.analysis.dry_run import program_of
 from torchgraft.analysis.fake import copied_inputs, copied_module, fake_inputs, fake_mode_of, fake_module
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import GraftError
@@ -238,14 +239,5 @@ def _inside(path: str, rows: dict[str, ModuleFacts]) -> int | None:
 def _cost(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Cost:
     """What each module costs; captured so that modules of torch.nn are taken apart, because they have rows as well."""
     if isinstance(model, GraphModule):
-        return cost(model, *args, kwargs=kwargs, backward=False)
-    from torchgraft.capturing.program import capture
-
-    mode = fake_mode_of(args, kwargs, model)
-    try:
-        with mode:
-            fakes = fake_inputs(args, model, mode), fake_inputs(kwargs, model, mode)
-            program = capture(fake_module(model, mode), *fakes, level="function")
-    except Exception:  # only a real run can tell which way a model goes that reads values
-        program = capture(model, args, kwargs, level="function")
-    return cost(program, *args, kwargs=kwargs, backward=False)
+        return cost(model, args, kwargs, backward=False)
+    return cost(program_of(model, args, kwargs, level="function"), args, kwargs, backward=False)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from typing import Any
 
+from torchgraft.codegen.calling import example_inputs
 from torchgraft.errors import GraftError
 from torchgraft.results.shown import Shown
 from torchgraft.results.tables import aligned, amount, painted
@@ -123,7 +124,7 @@ def _has_sibling(index: int, depth: int, rows: list[ModuleFacts]) -> bool:
 
 def summary(
     model: Any,
-    args: Iterable[Any] | Any = (),
+    args: Any = (),
     kwargs: Mapping[str, Any] | None = None,
     *,
     depth: int | None = None,
@@ -153,6 +154,6 @@ def summary(
         raise GraftError(f"summary has no column {unknown[0]!r}; choose some of {', '.join(COLUMNS)}")
     if depth is not None and (isinstance(depth, bool) or not isinstance(depth, int) or depth < 0):
         raise GraftError(f"depth must be a whole number from 0 on, or None for everything, not {depth!r}")
-    values = tuple(args) if isinstance(args, (tuple, list)) else (args,)
+    values, keywords = example_inputs(args, kwargs)
     wants_flops = any(name.startswith("flops") for name in chosen)
-    return ModelSummary(model_facts(model, values, dict(kwargs or {}), wants_flops), depth, chosen)
+    return ModelSummary(model_facts(model, values, keywords, wants_flops), depth, chosen)

@@ -4,10 +4,12 @@ The program is not edited; the pass that notes the same in `node.meta` is `passe
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from torchgraft.analysis.dry_run import DryRun, program_of
 from torchgraft.analysis.shapes.metadata import tree_metadata
+from torchgraft.codegen.calling import example_inputs
 from torchgraft.ir.node import Node
 from torchgraft.ir.printing import tensor_text
 
@@ -20,7 +22,9 @@ class Shapes(dict[str, Any]):
         return "\n".join(f"{name.ljust(width)}  {_text(value)}" for name, value in self.items())
 
 
-def shapes(program: Any, *args: Any, kwargs: dict[str, Any] | None = None, compute: bool = False) -> Shapes:
+def shapes(
+    program: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None, *, compute: bool = False
+) -> Shapes:
     """What every value of a program looks like when it runs on such inputs.
 
     Nothing is computed unless `compute` says so, which a program needs whose shapes depend on values (`nonzero`).
@@ -32,7 +36,8 @@ def shapes(program: Any, *args: Any, kwargs: dict[str, Any] | None = None, compu
     ...       f32[2, 4]
     output    f32[2, 4]
     """
-    subject = program_of(program, args, kwargs, compute)
+    values, keywords = example_inputs(args, kwargs)
+    subject = program_of(program, values, keywords, compute)
     found = Shapes()
 
     def note(node: Node, value: Any) -> None:
@@ -40,7 +45,7 @@ def shapes(program: Any, *args: Any, kwargs: dict[str, Any] | None = None, compu
         if metadata is not None:
             found[node.name] = metadata
 
-    DryRun(subject, args, kwargs, node_done=note, compute=compute).forward()
+    DryRun(subject, values, keywords, node_done=note, compute=compute).forward()
     return found
 
 
