@@ -138,8 +138,8 @@ BATCH = {"bias": [torch.ones(4)]}
 )
 def test_arguments_find_their_place(args: Any, kwargs: Any, operations: int) -> None:
     model = Everywhere()
-    assert torchgraft.cost(model, *args, kwargs=kwargs, backward=False).forward.flops == 48 + 8 * operations
-    assert torchgraft.memory(model, *args, kwargs=kwargs).peak > 0
+    assert torchgraft.cost(model, args, kwargs=kwargs, backward=False).forward.flops == 48 + 8 * operations
+    assert torchgraft.memory(model, args, kwargs=kwargs).peak > 0
     program = torchgraft.capture(model, args, kwargs)
     assert DryRun(program, args, kwargs).forward()["result"].shape == (2, 4)
 

@@ -192,7 +192,7 @@ def test_arguments_in_short() -> None:
         x[..., 1:2]
         return torch.zeros(3, dtype=torch.int64)
 
-    texts = [call.arguments for call in torchgraft.log_calls(function, torch.ones(2, 3), {"a": 1})]
+    texts = [call.arguments for call in torchgraft.log_calls(function, (torch.ones(2, 3), {"a": 1}))]
     assert texts[0] == f"[{', '.join(['float32[2, 3]'] * 8)}, …]"
     assert texts[1] == "float32[2, 3], dim=1, keepdim=True"
     assert texts[2] == "float32[2, 3], (…, 1:2)"
@@ -385,7 +385,7 @@ def test_other_threads_are_not_logged(x) -> None:
 def test_bad_arguments(mlp, x) -> None:
     with pytest.raises(ValueError, match="""level must be "function" or "dispatch", not 'aten'"""):
         torchgraft.log_calls(mlp, x, level="aten")
-    with pytest.raises(TypeError, match="needs something to call, not int"):
+    with pytest.raises(TypeError, match="expected a model, a program or a function to call, got int"):
         torchgraft.log_calls(3)
 
 
@@ -399,5 +399,5 @@ def test_keyword_arguments_and_gradients() -> None:
     def function(x, *, scale):
         (x * scale).sum().backward()
 
-    log = torchgraft.log_calls(function, torch.ones(3, requires_grad=True), scale=2, level="dispatch")
+    log = torchgraft.log_calls(function, torch.ones(3, requires_grad=True), {"scale": 2}, level="dispatch")
     assert log.names[0] == "aten.mul.Tensor" and log.filter(name="ones_like") and all(call.line for call in log)

@@ -85,7 +85,7 @@ def test_every_value_is_what_it_was(program: Program) -> None:
     if module is None or expected is None:
         return
     seed_everything(program.seed)
-    recording = torchgraft.record(copy.deepcopy(module), *make_inputs())
+    recording = torchgraft.record(copy.deepcopy(module), make_inputs())
     for name, leaves in expected.items():
         if not is_without_value(name):
             assert_same(leaves, recording[name], name, module.code)
@@ -100,6 +100,6 @@ def test_one_node_alone_has_the_value_it_has_among_all(program: Program, choice:
         return
     name = list(expected)[choice % len(expected)]
     seed_everything(program.seed)
-    recording = torchgraft.record(copy.deepcopy(module), *make_inputs(), nodes=name)
+    recording = torchgraft.record(copy.deepcopy(module), make_inputs(), nodes=name)
     if not is_without_value(name):
         assert_same(expected[name], recording[name], name, module.code)

@@ -163,7 +163,7 @@ class Hostile(nn.Module):
 
 
 def test_hostile_names_and_keyword_inputs(tmp_path):
-    made = report(Hostile(), (torch.ones(1, 2),), {"scale": 2.0}, tmp_path / "out", name="<h1>&'\"")
+    made = report(Hostile(), (torch.ones(1, 2),), {"scale": 2.0}, folder=tmp_path / "out", name="<h1>&'\"")
     text = made.page.read_text(encoding="utf-8")
     assert "<b a=" not in text and "<h1>&'" not in text and "&lt;h1&gt;&amp;" in text
     Page(text)
@@ -204,7 +204,7 @@ class Fails(nn.Module):
 
 
 def test_model_that_does_not_run(tmp_path):
-    with pytest.raises(GraftError, match="the model itself raises ValueError: no luck; give inputs it accepts"):
+    with pytest.raises(GraftError, match="the model itself raises ValueError: no luck\ngive inputs it accepts"):
         report(Fails(), torch.ones(1), folder=tmp_path / "deep" / "out")
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(GraftError, match="cannot report on a function"):

@@ -39,7 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
     started = time.perf_counter()
     with warnings.catch_warnings(), _progress() as say:
         warnings.simplefilter("ignore")  # about torch's own calls and what models do; failures are on the page
-        made = report(chosen.model, args, kwargs, arguments.output, name=chosen.name, progress=say)
+        made = report(chosen.model, args, kwargs, folder=arguments.output, name=chosen.name, progress=say)
     if arguments.json:
         facts = [{"headline": fact.headline, "text": fact.text} for fact in made.facts]
         failures = [failure._asdict() for failure in made.failures]

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from torchgraft.ir.node import Node
 
 
-def example_inputs(args: Any = (), kwargs: Mapping[str, Any] | None = None) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def example_inputs(args: Any = (), kwargs: Any = None) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The positional and keyword inputs of a call: `args` is a tuple of inputs or one tensor, `kwargs` a dict or None.
 
     A list is refused, because it may be meant as several inputs or as one input that is a list.

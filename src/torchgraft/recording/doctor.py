@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import textwrap
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -99,9 +99,7 @@ def _section(title: str, findings: tuple[Finding, ...], nothing: str) -> list[st
     return ["", f"{title} ({len(findings)})", *[textwrap.indent(str(finding), "  ") for finding in findings]]
 
 
-def doctor(
-    model: Callable[..., Any], args: Any = None, kwargs: Mapping[str, Any] | None = None
-) -> Diagnosis:
+def doctor(model: Callable[..., Any], args: Any = None, kwargs: Mapping[str, Any] | None = None) -> Diagnosis:
     """Capture a model, verify the program, and list what to know about it, each with its line and a remedy.
 
     With example inputs the capture is a watched run; without, it is symbolic and nothing is verified.
@@ -114,26 +112,27 @@ def doctor(
     symbolic_program, failures = try_symbolically(model)
     if args is None and kwargs is None:
         failure = "" if symbolic_program is not None else failures[0].what
-        return _diagnosis(name, "symbolic", symbolic_program, failure, None, failures)
+        return diagnosis_of(name, symbolic_program, failure, None, failures, "symbolic")
     values, keywords = example_inputs(() if args is None else args, kwargs)
     program, failure = _captured(model, values, keywords)
     verification = None if program is None else verify(model, program, values, keywords)
     if symbolic_program is not None:
         failures += _silent_failures(model, symbolic_program, values, keywords)
-    return _diagnosis(name, "watched", program, failure, verification, failures)
+    return diagnosis_of(name, program, failure, verification, failures)
 
 
-def _diagnosis(
+def diagnosis_of(
     name: str,
-    way: str,
     program: GraphModule | None,
     failure: str,
     verification: Verification | None,
-    failures: list[Finding],
+    symbolic: Iterable[Finding] = (),
+    way: str = "watched",
 ) -> Diagnosis:
+    """What is to be said of a program that was captured and verified already."""
     specialised = () if program is None else tuple(_specialised(program))
     leaves = () if program is None else tuple(_leaves(program))
-    return Diagnosis(name, way, failure, verification, specialised, leaves, tuple(failures), program)
+    return Diagnosis(name, way, failure, verification, specialised, leaves, tuple(symbolic), program)
 
 
 def _captured(
@@ -252,4 +251,4 @@ def _is_users_function(node: Node) -> bool:
     return home.split(".")[0] not in known and not isinstance(node.target, type(len))
 
 
-__all__ = ["Diagnosis", "Finding", "doctor"]
+__all__ = ["Diagnosis", "Finding", "diagnosis_of", "doctor"]

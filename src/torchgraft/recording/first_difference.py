@@ -57,7 +57,7 @@ def first_difference(
         if run.at is not None and run.at.op != "output":
             return _at_node(run.at, f"raises {type(error).__name__}: {_first_line(error)}")
     finally:
-        surroundings.put_back()
+        surroundings.restore()
     search = _Search(run, timeline)
     return (
         search.differing_value()
@@ -94,7 +94,7 @@ def _eager_timeline(
         except Exception:  # the same run has just worked without being watched
             continue
         finally:
-            surroundings.put_back()
+            surroundings.restore()
     return timeline
 
 

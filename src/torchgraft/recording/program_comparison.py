@@ -159,7 +159,7 @@ def _run(
         assert isinstance(error.partial, Recording)
         return error.partial, error
     finally:
-        surroundings.put_back()
+        surroundings.restore()
 
 
 def _compared(first: Recording, second: Recording, tolerance: Tolerance) -> ProgramComparison:

@@ -101,7 +101,7 @@ class Surroundings:
         if "numpy" in sys.modules:
             sys.modules["numpy"].random.seed(seed)
 
-    def put_back(self) -> None:
+    def restore(self) -> None:
         """Undo everything that a run changed."""
         torch.set_grad_enabled(self._grad_mode)
         for module, (attributes, contents) in self._modules.items():
@@ -218,7 +218,7 @@ def observe(
             result.gradients = _gradients(value, inputs, roots, surroundings, seed)
         return result
     finally:
-        surroundings.put_back()
+        surroundings.restore()
 
 
 # ---- gradients ----

@@ -5,6 +5,7 @@ Inputs are only made here, never run; the example itself is copied and left alon
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -32,7 +33,12 @@ class Situation(NamedTuple):
 
 
 def situations(
-    args: tuple[Any, ...], kwargs: dict[str, Any], seed: int, other_values: bool, other_sizes: bool, gradients: bool
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    seed: int,
+    other_values: bool,
+    other_sizes: bool | int,
+    gradients: bool,
 ) -> Iterator[Situation]:
     """The example first, then the others, made one after the other so that only one set of inputs is in memory."""
     yield Situation("example", args, kwargs)
@@ -52,7 +58,8 @@ def situations(
         if gradients and floating and not any(tensor.requires_grad for tensor in floating):
             yield drawn("inputs with grad", lambda tensor: _with_grad(fresh_tensor(tensor, tensor.shape, generator)))
     if other_sizes:
-        for number, (name, resize) in enumerate(_other_sizes(tensors)):
+        most = None if other_sizes is True else other_sizes
+        for number, (name, resize) in enumerate(itertools.islice(_other_sizes(tensors), most)):
             # A backward takes twice the time of a forward; one with another size is enough to see how sizes are handled.
             yield drawn(name, lambda tensor, size=resize: fresh_tensor(tensor, size(tensor), generator), number == 0)  # type: ignore[misc]
 

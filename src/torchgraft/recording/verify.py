@@ -145,15 +145,16 @@ def verify(
     atol: float | None = None,
     gradients: bool = True,
     other_values: bool = True,
-    other_sizes: bool = True,
+    other_sizes: bool | int = True,
     locate: bool = True,
     seed: int = 0,
 ) -> Verification:
     """Compare a program with the model it was captured from, in several situations.
 
     The situations are the example inputs; fresh values within the example's range and beyond it; inputs that require grad;
-    and other sizes: another batch (the first dimension that inputs share), then other numbers among the sizes. Where the
-    model itself fails the situation is skipped; where the program raises GuardError it has refused, which is not wrong.
+    and other sizes (or so many of them): another batch (the first dimension that inputs share), then other numbers among
+    the sizes. Where the model itself fails the situation is skipped; where the program raises GuardError it has refused,
+    which is not wrong.
 
     In each, model and program run on copies of the inputs from the same state and random seed, and five things are compared:
     outputs; what the inputs hold afterwards; the gradients of inputs and parameters for random gradients of the outputs, in the

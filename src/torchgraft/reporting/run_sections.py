@@ -155,8 +155,6 @@ def diagnosis_section(seen: Seen) -> str:
         _findings(diagnosis.specialised, "Nothing: the program holds for every input of its kind."),
         element("h3", "What was kept whole"),
         _findings(diagnosis.leaves, "Nothing."),
-        element("h3", "What symbolic tracing cannot follow"),
-        _findings(diagnosis.symbolic, "Nothing: symbolic_trace, which needs no inputs, captures this model too."),
     ]
     if diagnosis.verification is not None:
         verdict = "does what the model does" if diagnosis.ok else "does NOT do what the model does"

@@ -47,7 +47,7 @@ def script_trace(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str
     except Exception as error:  # most models of transformers, and it raises nearly anything
         return ScriptTrace(failure=one_line(error))
     finally:
-        surroundings.put_back()
+        surroundings.restore()
 
 
 def _counts(graph: Any) -> Counts:

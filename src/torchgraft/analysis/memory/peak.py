@@ -5,7 +5,7 @@ Lifetimes are those of a real run: the same Python and the same autograd hold an
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch

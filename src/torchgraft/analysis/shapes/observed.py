@@ -22,9 +22,7 @@ class Shapes(dict[str, Any]):
         return "\n".join(f"{name.ljust(width)}  {_text(value)}" for name, value in self.items())
 
 
-def shapes(
-    program: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None, *, compute: bool = False
-) -> Shapes:
+def shapes(program: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None, *, compute: bool = False) -> Shapes:
     """What every value of a program looks like when it runs on such inputs.
 
     Nothing is computed unless `compute` says so, which a program needs whose shapes depend on values (`nonzero`).
