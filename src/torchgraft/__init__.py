@@ -112,7 +112,9 @@ if TYPE_CHECKING:
 
 def _table() -> dict[str, str]:
     """The room of every public name; that of a room is torchgraft itself."""
-    block = next(part for part in ast.parse(Path(__file__).read_text(encoding="utf-8")).body if isinstance(part, ast.If))
+    block = next(
+        part for part in ast.parse(Path(__file__).read_text(encoding="utf-8")).body if isinstance(part, ast.If)
+    )
     imports = [statement for statement in block.body if isinstance(statement, ast.ImportFrom)]
     return {alias.name: str(statement.module) for statement in imports for alias in statement.names}
 

@@ -1,9 +1,10 @@
-"""A report holds everything that it promises, says what could not be had, and leaves nothing behind where it fails."""
+"""A report holds everything that it promises, says what is unavailable, and leaves nothing behind where it fails."""
 
 import json
 import os
 import pickle
 import re
+import sys
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote
@@ -112,7 +113,7 @@ def test_five_facts(made):
     assert str(made).splitlines()[-1] == f"page: {made.page}"
 
 
-# ---- what cannot be had ----
+# ---- what is unavailable ----
 
 
 class Unexportable(nn.Module):
@@ -291,3 +292,44 @@ def test_command_refuses(tmp_path, capsys):
     with pytest.raises(SystemExit) as end:
         main(["report", "torch.nn:ReLU", "-o", str(tmp_path / "out")])
     assert end.value.code == 2 and "give them with --input" in capsys.readouterr().err
+
+
+# ---- how often the model runs ----
+
+
+class Counted(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Dropout(0.1))
+
+    def forward(self, x):
+        return self.blocks(x)
+
+
+def forwards_of(step):
+    """How often the model's own forward runs in a step; from outside, because a counter in it would be state of the model."""
+    found = []
+
+    def profile(frame, event, argument):
+        if event == "call" and frame.f_code.co_name == "forward" and type(frame.f_locals.get("self")) is Counted:
+            found.append(frame.f_lineno)
+
+    sys.setprofile(profile)
+    try:
+        return step(), len(found)
+    finally:
+        sys.setprofile(None)
+
+
+def test_the_model_runs_a_few_times_for_all_levels(tmp_path):
+    model = Counted().eval()
+    _, of_a_capture = forwards_of(lambda: torchgraft.capture(model, torch.ones(3, 4)))
+    made, runs = forwards_of(lambda: report(model, torch.ones(3, 4), folder=tmp_path / "out"))
+    assert made.failures == [] and all(made.seen.levels[name].program is not None for name in LEVELS)
+    # The log of its calls, two captures, torch.jit.trace, and the check on the example and at one other size.
+    assert 0 < of_a_capture <= 2 and runs == 1 + 2 * of_a_capture + 1 + 2
+    # A training step normalises by the batch, although the model was captured in evaluation mode.
+    joint = made.seen.levels["joint"]
+    assert joint.notes == [] and any("native_batch_norm" in name for name in joint.counts.by_call)
+    assert not model.training
+    assert model.blocks[1].num_batches_tracked.item() == 0

@@ -22,6 +22,7 @@ from torchgraft.errors import GraftError, GuardError
 from torchgraft.ir.arguments import map_aggregate
 from torchgraft.ir.node import Node
 from torchgraft.ir.printing import known_value
+from torchgraft.results.shown import NamedTexts
 
 Dimensions = Mapping[str, Sequence[str | int | None]]
 
@@ -55,7 +56,7 @@ class Dimension:
         return _text(self.expression)
 
 
-class SymbolicShapes(dict[str, Any]):
+class SymbolicShapes(NamedTexts):
     """Shapes by the names of nodes: tuples of numbers and `Dimension`s, in the structure of the value.
 
     `fixed` says which names turned out to be one number. `conditions` are what torch took for granted on the way (a size is
@@ -67,10 +68,8 @@ class SymbolicShapes(dict[str, Any]):
         self.fixed = fixed
         self.conditions = conditions
 
-    def __str__(self) -> str:
-        width = max(map(len, self), default=0)
-        lines = [f"{name.ljust(width)}  {value}" for name, value in self.items()]
-        return "\n".join([*lines, *[f"where {name} is {size}" for name, size in self.fixed.items()]])
+    def _notes(self) -> list[str]:
+        return [f"where {name} is {size}" for name, size in self.fixed.items()]
 
 
 def symbolic_shapes(program: Any, dimensions: Dimensions, args: Any = ()) -> SymbolicShapes:

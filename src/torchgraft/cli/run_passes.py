@@ -92,5 +92,4 @@ def _text(report: PipelineReport, arguments: argparse.Namespace, program: GraphM
 
 
 def _json(report: PipelineReport, program: GraphModule) -> str:
-    passes = [{**vars(step), "notes": list(step.notes)} for step in report.passes]
-    return json.dumps({"passes": passes, "nodes": len(program.graph.nodes), "changes": report.changes}, indent=2)
+    return json.dumps({"passes": report.rows(), "nodes": len(program.graph.nodes), "changes": report.changes}, indent=2)

@@ -70,8 +70,9 @@ class CallLog(Tabular, Sequence[LoggedCall]):
     def __iter__(self) -> Iterator[LoggedCall]:
         return iter(self.calls)
 
-    def __repr__(self) -> str:
-        return f"<CallLog of {len(self)} calls, level {self.level!r}>"
+    def headline(self) -> str:
+        """How many calls there were, and how long they took."""
+        return f"{len(self)} calls at level {self.level}, {seconds_text(sum(call.seconds for call in self.calls))}"
 
     @property
     def names(self) -> list[str]:
@@ -146,14 +147,13 @@ class CallLog(Tabular, Sequence[LoggedCall]):
             )
             for call in self.calls
         ]
-        total = seconds_text(sum(call.seconds for call in self.calls))
         return Table(
             "",
             ("#", "call", "arguments", "result", "module", "time", "line"),
             cells,
             frozenset(("#", "time")),
             frozenset([position for position, call in enumerate(self.calls) if call.error]),
-            f"{len(self)} calls, {total}",
+            self.headline(),
         )
 
 

@@ -23,6 +23,8 @@ from torchgraft.recording.runs import Surroundings, observe
 from torchgraft.recording.situations import Situation
 from torchgraft.recording.symbolic_trials import Finding, try_symbolically
 from torchgraft.recording.verify import Verification, named_error, verify
+from torchgraft.results.shown import Shown
+from torchgraft.results.tables import painted
 
 _NUMBER_REMEDY = (
     "hand the size on to torch calls as it is, without if, range() or int(); or capture once for each size you need"
@@ -37,8 +39,8 @@ _ARGUMENT_REMEDY = "capture once for each value of this argument; or make it a t
 _FACT_REMEDY = "capture once for each kind of input you need"
 
 
-@dataclass(frozen=True)
-class Diagnosis:
+@dataclass(frozen=True, repr=False)
+class Diagnosis(Shown):
     """What `doctor` found. `str()` is a report, `to_dict()` the same for machines."""
 
     name: str
@@ -48,7 +50,7 @@ class Diagnosis:
     specialised: tuple[Finding, ...]
     leaves: tuple[Finding, ...]
     symbolic: tuple[Finding, ...]
-    program: GraphModule | None = field(repr=False, compare=False)
+    program: GraphModule | None = field(compare=False)
 
     @property
     def ok(self) -> bool:
@@ -60,8 +62,13 @@ class Diagnosis:
         """How many nodes the program has."""
         return 0 if self.program is None else len(self.program.graph.nodes)
 
+    def rows(self) -> list[dict[str, Any]]:
+        """One dict for each finding."""
+        sections = {"specialised": self.specialised, "leaves": self.leaves, "symbolic": self.symbolic}
+        return [{"section": name, **finding.to_dict()} for name, findings in sections.items() for finding in findings]
+
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
+        """Everything as plain values."""
         return {
             "model": self.name,
             "ok": self.ok,
@@ -72,18 +79,22 @@ class Diagnosis:
             "symbolic": [finding.to_dict() for finding in self.symbolic],
         }
 
-    def __str__(self) -> str:
-        lines = [self._headline()]
-        if self.program is not None:
+    def text(self, color: bool = False) -> str:
+        """The findings, section by section."""
+        lines = [painted(self.headline(), "bold", color)]
+        if self.program is None:
+            lines.append(textwrap.indent(self.failure, "  "))
+        else:
             lines += self._verified()
             lines += _section("Specialised", self.specialised, "nothing: the program holds for every input of its kind")
             lines += _section("Kept as a leaf", self.leaves, "nothing")
         lines += _section("Fails symbolically", self.symbolic, "nothing: symbolic_trace captures the model too")
         return "\n".join(lines)
 
-    def _headline(self) -> str:
+    def headline(self) -> str:
+        """Whether the model was captured, and whether the program is right."""
         if self.program is None:
-            return f"{self.name}: not captured ({self.way})\n  {self.failure}"
+            return f"{self.name}: not captured ({self.way})"
         verdict = "not verified" if self.verification is None else "right" if self.ok else "WRONG"
         return f"{self.name}: captured ({self.way}), {self.node_count} nodes, {verdict}"
 

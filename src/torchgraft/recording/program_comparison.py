@@ -64,9 +64,6 @@ class ProgramComparison(Tabular):
         """Whether no pair differs."""
         return self.first_difference is None
 
-    def __repr__(self) -> str:
-        return f"<ProgramComparison of {len(self.pairs)} pairs, {'no difference' if self.ok else 'DIFFERENT'}>"
-
     def rows(self) -> list[dict[str, Any]]:
         """One dict for each pair."""
         nothing = dict.fromkeys(ErrorMeasures._fields)
@@ -97,9 +94,10 @@ class ProgramComparison(Tabular):
             )
         marked = frozenset([place for place, pair in enumerate(self.pairs) if pair.verdict == DIFFERENT])
         columns = ("first", "second", "matched by", "verdict", "max abs", "max rel", "SQNR dB", "cosine", "note")
-        return Table(self._headline(), columns, cells, frozenset(columns[4:8]), marked, self._footer())
+        return Table(self.headline(), columns, cells, frozenset(columns[4:8]), marked, self._footer())
 
-    def _headline(self) -> str:
+    def headline(self) -> str:
+        """Whether the programs agree, and where they first differ."""
         different = self.first_difference
         if different is None:
             return f"no difference in {len(self.pairs)} pairs of nodes"
@@ -143,7 +141,7 @@ def compare(
     comparison = _compared(runs[0][0], runs[1][0], Tolerance(rtol, atol))
     for side, (_, error) in zip(("first", "second"), runs, strict=True):
         if error is not None:
-            seen = comparison._headline()
+            seen = comparison.headline()
             raise RunError(f"in the {side} program, {error}; until then: {seen}", comparison) from error.__cause__
     return comparison
 

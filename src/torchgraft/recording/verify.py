@@ -19,6 +19,8 @@ from torchgraft.recording.comparison import Comparison, Tolerance, compare
 from torchgraft.recording.first_difference import FirstDifference, first_difference
 from torchgraft.recording.runs import Observation, Surroundings, modules_behind, observe
 from torchgraft.recording.situations import Situation, situations
+from torchgraft.results.shown import Shown
+from torchgraft.results.tables import painted
 
 # What is compared, and what model and program do with it.
 _ASPECTS = {"outputs": "returns", "inputs": "leaves", "gradients": "gives", "state": "changes", "random": "uses"}
@@ -62,8 +64,8 @@ class Check:
         }
 
 
-@dataclass(frozen=True)
-class Verification:
+@dataclass(frozen=True, repr=False)
+class Verification(Shown):
     """What `verify` found: one check for each situation. `str()` is a short table."""
 
     name: str
@@ -93,11 +95,16 @@ class Verification:
         if not self.ok:
             raise GraftError(str(self))
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
-        return {"ok": self.ok, "checks": [check.to_dict() for check in self.checks]}
+    def rows(self) -> list[dict[str, Any]]:
+        """One dict for each situation."""
+        return [check.to_dict() for check in self.checks]
 
-    def __str__(self) -> str:
+    def to_dict(self) -> dict[str, Any]:
+        """The verdict and the checks as plain values."""
+        return {"ok": self.ok, "checks": self.rows()}
+
+    def text(self, color: bool = False) -> str:
+        """A table of the situations, and what is wrong in the first that is."""
         rows = [("situation", *_COLUMNS)]
         rows += [(check.situation, *_cells(check)) for check in self.checks]
         widths = [max(len(row[column]) for row in rows if len(row) > 2) for column in range(len(rows[0]))]
@@ -106,7 +113,7 @@ class Verification:
             "  ".join(map(str.ljust, row, widths)).rstrip() if len(row) > 2 else f"{row[0]:<{widths[0]}}  {row[1]}"
             for row in rows
         ]
-        return "\n".join([self._headline(), *table, *self._explanation()])
+        return "\n".join([painted(self.headline(), "bold", color), *table, *self._explanation()])
 
     def _explanation(self) -> list[str]:
         if not self.wrong:
@@ -114,7 +121,8 @@ class Verification:
         lines = [f"wrong on {self.wrong[0].situation}: {self.wrong[0].reason}"]
         return lines + ([f"first difference: {self.first_difference}"] if self.first_difference else [])
 
-    def _headline(self) -> str:
+    def headline(self) -> str:
+        """The verdict, and how many situations say what."""
         counts = [
             (status, sum(check.status == status for check in self.checks))
             for status in (RIGHT, WRONG, REFUSED, SKIPPED)

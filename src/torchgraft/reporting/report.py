@@ -14,26 +14,36 @@ import torch
 
 from torchgraft.codegen.calling import example_inputs
 from torchgraft.errors import GraftError
-from torchgraft.reporting.facts import Fact, interesting_facts
+from torchgraft.reporting.facts import Fact, interesting_facts, short
 from torchgraft.reporting.files import write_files
 from torchgraft.reporting.folder import whole_folder
 from torchgraft.reporting.page import page
 from torchgraft.reporting.seen import Failure, Progress, Seen, look
+from torchgraft.results.shown import Shown
 
 
-@dataclass(frozen=True)
-class Report:
-    """Where the page is, the most interesting facts, and what could not be had."""
+@dataclass(frozen=True, repr=False)
+class Report(Shown):
+    """Where the page is, the most interesting facts, and what is unavailable."""
 
     page: Path
     facts: list[Fact]
     failures: list[Failure]
     seen: Seen
 
-    def __str__(self) -> str:
+    def headline(self) -> str:
+        """The model and its page."""
+        return f"{self.seen.name}, {self.page}"
+
+    def text(self, color: bool = False) -> str:
+        """The facts, what is unavailable, and the page."""
         lines = [f"{place}. {fact.text}" for place, fact in enumerate(self.facts, 1)]
-        lines += [f"not there: {failure.what}: {failure.reason}" for failure in self.failures]
+        lines += [f"unavailable: {failure.what}: {short(failure.reason)}" for failure in self.failures]
         return "\n".join([*lines, f"page: {self.page}"])
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One dict for each fact."""
+        return [fact._asdict() for fact in self.facts]
 
 
 def report(

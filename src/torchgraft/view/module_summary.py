@@ -60,6 +60,12 @@ class ModelSummary(Shown):
                 return row
         raise KeyError(f"{self.facts.modules[0].type} has no module '{path}'")
 
+    def headline(self) -> str:
+        """The size of the model."""
+        whole = self.facts.modules[0]
+        flops = "" if whole.flops is None else f", {amount(whole.flops, 'FLOPs')} forward"
+        return f"{whole.type}, {len(self.facts.modules)} modules, {whole.parameters:,} parameters{flops}"
+
     def text(self, color: bool = False) -> str:
         """The tree as a table."""
         rows = self.modules

@@ -12,14 +12,14 @@ from torchgraft.analysis.shapes.metadata import tree_metadata
 from torchgraft.codegen.calling import example_inputs
 from torchgraft.ir.node import Node
 from torchgraft.ir.printing import tensor_text
+from torchgraft.results.shown import NamedTexts
 
 
-class Shapes(dict[str, Any]):
+class Shapes(NamedTexts):
     """Metadata by the names of nodes; a tuple or list where the value is one. Values that hold no tensor are left out."""
 
-    def __str__(self) -> str:
-        width = max(map(len, self), default=0)
-        return "\n".join(f"{name.ljust(width)}  {_text(value)}" for name, value in self.items())
+    def _text_of(self, value: Any) -> str:
+        return _text(value)
 
 
 def shapes(program: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None, *, compute: bool = False) -> Shapes:
