@@ -15,8 +15,8 @@ import torchgraft
 from tests.properties.observation import make_inputs
 from tests.properties.strategies import Program, programs
 from tests.properties.ways import capture
+from torchgraft.analysis.comparison import frozen_leaves
 from torchgraft.recording import snapshots
-from torchgraft.recording.comparison import frozen_leaves
 
 
 class Copying(torchgraft.Interpreter):
@@ -50,7 +50,7 @@ def expected_leaves(program: torchgraft.GraphModule, seed: int) -> dict[str, dic
 def assert_same(expected: dict[str, Any], value: Any, name: str, code: str) -> None:
     found = frozen_leaves(value, "value")
     for path, leaf in expected.items():
-        if isinstance(leaf, torchgraft.recording.comparison.FrozenTensor):
+        if isinstance(leaf, torchgraft.analysis.comparison.FrozenTensor):
             assert torch.equal(leaf.values.nan_to_num(), found[path].values.nan_to_num()), f"{name}{path}\n{code}"
 
 

@@ -1,17 +1,20 @@
-"""Example inputs: the one convention in which every function of torchgraft takes them, and how a program receives them.
-Copying inputs, or making fakes of them, is done where they are used.
+"""Example inputs: the one convention in which every function of torchgraft takes them, copies of them that a run may write
+into, and how a program receives them. Fakes of inputs are made in `analysis/fake.py`.
 """
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 from torchgraft.codegen.source import CodeGen
 from torchgraft.errors import InputError
+from torchgraft.ir.structures import take_apart
 
 if TYPE_CHECKING:
     from torchgraft.codegen.graph_module import GraphModule
@@ -38,6 +41,43 @@ def example_inputs(args: Any = (), kwargs: Any = None) -> tuple[tuple[Any, ...],
         advice = "give several inputs as a tuple: f(model, (x, y))" if isinstance(kwargs, torch.Tensor) else ""
         raise InputError(f"expected a dict of keyword inputs for kwargs, got {_kind(kwargs)}\n{advice}".rstrip())
     return args, dict(kwargs)
+
+
+def copied_inputs(
+    args: tuple[Any, ...], kwargs: dict[str, Any], replacements: dict[int, Any] | None = None
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """A copy of inputs, tensors that share memory still sharing it; `replacements` by the identity of the original.
+
+    >>> x = torch.ones(2)
+    >>> (first, second), _ = copied_inputs((x, [x]), {})
+    >>> first is second[0], first is x
+    (True, False)
+    """
+    memo = dict(replacements or {})
+    for tensor in _tensors((args, kwargs)):
+        if not tensor.is_leaf and id(tensor) not in memo:  # torch copies no tensor that was computed from others
+            memo[id(tensor)] = tensor.detach().clone().requires_grad_(tensor.requires_grad)
+    try:
+        result = copy.deepcopy((args, kwargs), memo)
+    except (TypeError, RuntimeError, NotImplementedError):
+        # Something in the inputs cannot be copied (a generator, a lock): the tensors are, the rest is handed on.
+        result = pytree.tree_map(lambda leaf: _copied_leaf(leaf, memo), (args, kwargs))
+    for tensor in _tensors(result):
+        tensor.grad = None
+    return result
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    return take_apart(value, lambda part: isinstance(part, torch.Tensor))[1]
+
+
+def _copied_leaf(leaf: Any, memo: dict[int, Any]) -> Any:
+    if id(leaf) not in memo:
+        if isinstance(leaf, torch.Tensor):
+            memo[id(leaf)] = leaf.detach().clone().requires_grad_(leaf.requires_grad)
+        elif isinstance(leaf, torch.Generator):
+            memo[id(leaf)] = leaf.clone_state()
+    return memo.get(id(leaf), leaf)
 
 
 def placeholder_values(
@@ -82,4 +122,4 @@ def _advice(args: Any) -> str:
     return "for one input write (value,); for none leave args out"
 
 
-__all__ = ["example_inputs", "placeholder_values"]
+__all__ = ["copied_inputs", "example_inputs", "placeholder_values"]

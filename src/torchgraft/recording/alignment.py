@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from torchgraft.analysis.comparison import tensors_in
 from torchgraft.ir.node import Node
-from torchgraft.recording.comparison import tensors_in
 from torchgraft.recording.timeline import Fingerprint, call_key, fingerprint
 
 # How much each agreement says. A path names one module; a number at the end of a name depends on what else is in the program.

@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 
+from torchgraft.analysis.comparison import tensors_in
 from torchgraft.interpreter import Interpreter
 from torchgraft.ir.node import Node
 from torchgraft.ir.origin import source_of
-from torchgraft.recording.comparison import tensors_in
 from torchgraft.recording.runs import Surroundings, backward, module_of
 from torchgraft.recording.situations import Situation
 from torchgraft.recording.timeline import Call, Fingerprint, Timeline, call_key, fingerprint, recorded_call

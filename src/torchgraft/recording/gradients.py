@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
+from torchgraft.analysis.comparison import tensors_in
 from torchgraft.errors import GraftError
 from torchgraft.ir.node import Node
 from torchgraft.recording.call_watch import brief
-from torchgraft.recording.comparison import tensors_in
 from torchgraft.recording.recorded import Entry
 
 

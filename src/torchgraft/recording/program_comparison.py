@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 
 import torch
 
+from torchgraft.analysis.comparison import Tolerance, compare_tensors, has_values
 from torchgraft.codegen.calling import example_inputs
 from torchgraft.errors import RunError
 from torchgraft.ir.node import Node
 from torchgraft.ir.origin import source_of
 from torchgraft.recording.alignment import Pair, line_up
-from torchgraft.recording.comparison import Tolerance, compare_tensors, has_values
 from torchgraft.recording.error_measures import ErrorMeasures, error_measures
 from torchgraft.recording.record import as_program, recording_of
 from torchgraft.recording.recorded import Entry, Recording

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from torchgraft.analysis.comparison import named_tensors_in
 from torchgraft.capturing.program import capture
 from torchgraft.codegen.calling import example_inputs, placeholder_values
 from torchgraft.codegen.graph_module import GraphModule
@@ -26,7 +27,6 @@ from torchgraft.ir.node import Node
 from torchgraft.ir.origin import source_of
 from torchgraft.ir.structures import take_apart
 from torchgraft.recording.call_watch import brief
-from torchgraft.recording.comparison import named_tensors_in
 from torchgraft.recording.gradients import Gradients
 from torchgraft.recording.progress import progress_bar
 from torchgraft.recording.recorded import Entry, Recording, Stored

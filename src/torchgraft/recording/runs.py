@@ -15,9 +15,7 @@ from typing import Any
 
 import torch
 
-from torchgraft.codegen.graph_module import GraphModule
-from torchgraft.errors import GraftError
-from torchgraft.recording.comparison import (
+from torchgraft.analysis.comparison import (
     FrozenTensor,
     RandomState,
     frozen_leaves,
@@ -25,6 +23,8 @@ from torchgraft.recording.comparison import (
     named_tensors_in,
     tensors_in,
 )
+from torchgraft.codegen.graph_module import GraphModule
+from torchgraft.errors import GraftError
 from torchgraft.recording.situations import Situation
 
 Roots = list[tuple[str, torch.nn.Module]]

@@ -18,8 +18,8 @@ from typing import Any, BinaryIO
 
 import torch
 
+from torchgraft.analysis.comparison import comparable, has_values
 from torchgraft.errors import GraftError
-from torchgraft.recording.comparison import comparable, has_values
 from torchgraft.results.files import named_errors, whole_file
 
 _NAMES = {

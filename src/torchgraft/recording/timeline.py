@@ -17,8 +17,8 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from torchgraft.analysis.comparison import comparable, has_values, tensors_in
 from torchgraft.ir.origin import current_source_line
-from torchgraft.recording.comparison import comparable, has_values, tensors_in
 
 
 class Fingerprint(NamedTuple):

@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
+from torchgraft.analysis.comparison import Comparison, Tolerance, compare
 from torchgraft.codegen.calling import example_inputs
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import GraftError, GuardError
-from torchgraft.recording.comparison import Comparison, Tolerance, compare
 from torchgraft.recording.first_difference import FirstDifference, first_difference
 from torchgraft.recording.runs import Observation, Surroundings, modules_behind, observe
 from torchgraft.recording.situations import Situation, situations

@@ -13,6 +13,7 @@ import torch
 
 from torchgraft.analysis.cost import cost
 from torchgraft.analysis.memory import Memory, memory
+from torchgraft.codegen.calling import copied_inputs
 from torchgraft.errors import GraftError, RunError
 from torchgraft.ir.printing import tensor_text
 from torchgraft.recording.calls import CallLog, log_calls
@@ -20,7 +21,6 @@ from torchgraft.recording.doctor import Diagnosis, diagnosis_of
 from torchgraft.recording.record import record
 from torchgraft.recording.recorded import Recording
 from torchgraft.recording.runs import Surroundings
-from torchgraft.recording.situations import copied_inputs
 from torchgraft.recording.statistics import MEASURES
 from torchgraft.recording.verify import verify
 from torchgraft.reporting.levels import Level, captured_levels, one_line
