@@ -203,7 +203,9 @@ def test_check_names_the_pass_and_the_first_node():
     with pytest.raises(PassError) as error:
         Pipeline(["remove-dead-code", ScaleByTwo(), "merge-common"])(program, check=IMAGE)
     text = str(error.value)
-    assert text.startswith("the pass scale-by-two changed what the program computes\nresult: 4 of 4 values differ, by up to ")
+    assert text.startswith(
+        "the pass scale-by-two changed what the program computes\nresult: 4 of 4 values differ, by up to "
+    )
     assert "\nfirst node that differs: '_3'" in text and text.endswith("\nleave the pass out, or fix it")
 
 

@@ -174,7 +174,7 @@ def test_missing_state_change():
         "the state afterwards differs, calls: the model changes it, the program does not"
     )
     assert verification.first_difference.node is None
-    assert "the program lacks the call of add_() at " in str(verification.first_difference)
+    assert "the program lacks the call 'add_' (call_method add_) at " in str(verification.first_difference)
     assert '"self.calls.add_(1)"' in str(verification.first_difference)
 
 

@@ -136,9 +136,8 @@ def compare(
     """
     situation = Situation("example", *example_inputs(args, kwargs))
     programs = [as_program(model, situation.args, situation.kwargs, level) for model in (program_a, program_b)]
-    surroundings = Surroundings(*programs)
-    runs = [_run(program, situation, surroundings, seed) for program in programs]
-    comparison = _compared(runs[0][0], runs[1][0], Tolerance(rtol, atol))
+    runs = run_both(programs, situation, seed)
+    comparison = compared(runs[0].recording, runs[1].recording, Tolerance(rtol, atol))
     for side, (_, error) in zip(("first", "second"), runs, strict=True):
         if error is not None:
             seen = comparison.headline()
@@ -146,21 +145,32 @@ def compare(
     return comparison
 
 
-def _run(
-    program: Any, situation: Situation, surroundings: Surroundings, seed: int
-) -> tuple[Recording, RunError | None]:
-    args, kwargs = situation.copied()
-    surroundings.prepare(seed)
-    try:
-        return recording_of(program, args, kwargs), None
-    except RunError as error:
-        assert isinstance(error.partial, Recording)
-        return error.partial, error
-    finally:
-        surroundings.restore()
+class Run(NamedTuple):
+    """What was recorded of one program, and the error that ended it."""
+
+    recording: Recording
+    error: RunError | None
 
 
-def _compared(first: Recording, second: Recording, tolerance: Tolerance) -> ProgramComparison:
+def run_both(programs: list[Any], situation: Situation, seed: int, gradients: Any = False) -> list[Run]:
+    """Record programs on copies of the same inputs, each from the same state and seed; everything is restored."""
+    surroundings = Surroundings(*programs)
+    runs = []
+    for program in programs:
+        args, kwargs = situation.copied()
+        surroundings.prepare(seed)
+        try:
+            runs.append(Run(recording_of(program, args, kwargs, gradients=gradients), None))
+        except RunError as error:
+            assert isinstance(error.partial, Recording)
+            runs.append(Run(error.partial, error))
+        finally:
+            surroundings.restore()
+    return runs
+
+
+def compared(first: Recording, second: Recording, tolerance: Tolerance) -> ProgramComparison:
+    """The nodes of two runs lined up, and their values compared."""
     values = [{side.node(name): side[name] for name in side} for side in (first, second)]
     pairs = line_up(*values)
     compared = [
@@ -190,13 +200,14 @@ def _explain_first(pairs: list[Pair], compared: list[NodePair], matched: set[Nod
 
 
 def _pair(pair: Pair, first: Entry, second: Entry, tolerance: Tolerance) -> NodePair:
-    verdict, measures, note = _verdict(first, second, tolerance)
+    verdict, measures, note = verdict_of(first, second, tolerance)
     return NodePair(
         pair.first.name, pair.second.name, pair.how, verdict, measures, note, str(source_of(pair.second) or "")
     )
 
 
-def _verdict(first: Entry, second: Entry, tolerance: Tolerance) -> tuple[str, ErrorMeasures | None, str]:
+def verdict_of(first: Entry, second: Entry, tolerance: Tolerance) -> tuple[str, ErrorMeasures | None, str]:
+    """Whether two recorded values agree, how far apart they are, and what is to be said."""
     if len(first.parts) != len(second.parts):
         return DIFFERENT, None, f"{len(first.parts)} tensors and {len(second.parts)} tensors"
     if not first.parts:
@@ -205,7 +216,7 @@ def _verdict(first: Entry, second: Entry, tolerance: Tolerance) -> tuple[str, Er
     for key, one, other in zip(second.keys, first.parts, second.parts, strict=True):
         verdict, measures, note = _tensor_verdict(one.tensor, other.tensor, tolerance)
         found.append((verdict, measures, f"{key}: {note}" if note and len(first.parts) > 1 else note))
-    # The worst of several tensors stands for the node.
+    # The worst of several tensors is that of the node.
     return max(found, key=lambda item: (_RANKS[item[0]], item[1].max_abs if item[1] else 0.0))
 
 

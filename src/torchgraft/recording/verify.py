@@ -170,8 +170,8 @@ def verify(
     Numbers may differ by a small part of the largest element (1e-5 for float32), or by `rtol` and `atol`. Everything is put
     back afterwards.
 
-    In the first situation that is wrong, the first node that differs is named (unless `locate` is False): the model's eager run
-    is watched, and the k-th call of an operation or module is held against the k-th node with that operation or module.
+    In the first situation that is wrong, the first node that differs is named (unless `locate` is False): the model is captured
+    in that situation, and the two programs are compared node by node, as `compare` does.
 
     >>> from torchgraft import symbolic_trace
     >>> model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU())
@@ -269,7 +269,7 @@ class _Comparer:
         if not isinstance(self._program, GraphModule):
             return None
         paths = {name: tuple([item.path for item in aspect.differences]) for name, aspect in wrong.items()}
-        return first_difference(self._model, self._program, situation, self._surroundings, self._seed, paths)
+        return first_difference(self._model, self._program, situation, self._seed, self._tolerance, paths)
 
 
 def _summary(name: str, aspect: Comparison) -> str:
