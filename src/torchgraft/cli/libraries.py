@@ -54,10 +54,10 @@ def _unknown(library: str, name: str, names: Iterable[str]) -> NoReturn:
 
 # ---- torchvision ----
 
-_PICTURE = "1x3x224x224:float32"
-# By the part of torchvision.models that a model lives in; detection takes a list of pictures.
+_IMAGE = "1x3x224x224:float32"
+# By the part of torchvision.models that a model lives in; detection takes a list of images.
 _VISION_INPUTS = {
-    "segmentation": [_PICTURE],
+    "segmentation": [_IMAGE],
     "video": ["1x3x16x112x112:float32"],
     "optical_flow": ["1x3x128x128:float32"] * 2,
     "detection": ["3x224x224:float32"],
@@ -76,7 +76,7 @@ def _torchvision(name: str, full: bool) -> LibraryModel:
     if name.startswith(("mvit", "swin3d")):
         inputs = ["1x3x16x224x224:float32"]
     else:
-        inputs = ["1x3x299x299:float32"] if name == "inception_v3" else _VISION_INPUTS.get(kind, [_PICTURE])
+        inputs = ["1x3x299x299:float32"] if name == "inception_v3" else _VISION_INPUTS.get(kind, [_IMAGE])
     return LibraryModel(models.get_model(name, weights=None, **options), inputs, kind == "detection")
 
 
@@ -149,7 +149,7 @@ def _transformers_inputs(model: nn.Module, configuration: Any) -> list[str]:
     kind = getattr(model, "main_input_name", "input_ids")
     if kind == "input_ids":
         words = getattr(configuration.get_text_config(), "vocab_size", None) or 100
-        # The last words of a small vocabulary stand for pictures and sounds, which are not there.
+        # The last words of a small vocabulary mark places of images and sounds, and the example has none.
         names = ["input_ids"]
         if (
             getattr(configuration, "is_encoder_decoder", False)

@@ -83,6 +83,6 @@ def _say_end(name: str, made: Report, seconds: float) -> None:
         for place, fact in enumerate(made.facts, 1):
             print(f"{place}. {fact.headline}: {fact.text}")
     for failure in made.failures:
-        console.print(Text(f"not to be had: {failure.what}: {short(failure.reason)}", style="yellow"))
+        console.print(Text(f"unavailable: {failure.what}: {short(failure.reason)}", style="yellow"))
     console.print(Text(f"made in {seconds:.0f} s; open the page in a browser:"))
     console.print(Text(str(made.page.absolute()), style="bold"))

@@ -89,7 +89,7 @@ class CallLog(Tabular, Sequence[LoggedCall]):
     ) -> CallLog:
         """The calls whose name and module match the patterns (`*` and `?` as in a shell) and for which `where` is true.
 
-        A name without dots is that of the function alone; a module stands for everything inside it too.
+        A name without dots is that of the function alone; a module includes everything inside it.
 
         >>> import torch
         >>> model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU())

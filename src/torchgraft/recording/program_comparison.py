@@ -124,7 +124,7 @@ def compare(
     Programs are GraphModules, or models that are captured first at `level`. Nodes are matched by name, by what they call, by
     value and by place, so programs of different levels can be compared. A pair differs if its values are further apart than a
     small part of the largest element (1e-5 for float32; of two dtypes the shorter counts), or than `rtol` and `atol` allow.
-    Everything that the runs change is put back. The values of both are held in memory.
+    Everything that the runs change is restored. The values of both are held in memory.
 
     If a program raises, RunError is raised, with the comparison until then as `partial`.
 

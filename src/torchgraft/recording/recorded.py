@@ -128,7 +128,7 @@ class Recording(Tabular, Mapping[str, Any]):
 
 @dataclass(frozen=True)
 class Values(Mapping[str, Any]):
-    """Values by node or by name; `missing` says what happened to those that were asked for and are not there."""
+    """Values by node or by name; `missing` says what happened to those that were asked for and are missing."""
 
     nodes: dict[str, Node]
     entries: dict[str, Entry] = field(repr=False)

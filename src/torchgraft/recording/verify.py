@@ -167,8 +167,8 @@ def verify(
     In each, model and program run on copies of the inputs from the same state and random seed, and five things are compared:
     outputs; what the inputs hold afterwards; the gradients of inputs and parameters for random gradients of the outputs, in the
     situations that add something to them; the parameters, buffers and attributes that changed; and the random generators.
-    Numbers may differ by a small part of the largest element (1e-5 for float32), or by `rtol` and `atol`. Everything is put
-    back afterwards.
+    Numbers may differ by a small part of the largest element (1e-5 for float32), or by `rtol` and `atol`. Everything is
+    restored afterwards.
 
     In the first situation that is wrong, the first node that differs is named (unless `locate` is False): the model is captured
     in that situation, and the two programs are compared node by node, as `compare` does.

@@ -89,7 +89,7 @@ def _sections(seen: Seen, written: Written) -> list[tuple[str, str, int, str]]:
         ("calls", "Calls", 0, calls_section(seen)),
         ("statistics", "Statistics", 0, statistics_section(seen)),
         ("specialised", "Specialised and checked", 0, diagnosis_section(seen)),
-        ("failures", f"What could not be had ({len(seen.failures)})", 0, _failures(seen.failures)),
+        ("failures", f"Unavailable ({len(seen.failures)})", 0, _failures(seen.failures)),
         ("files", "Files", 0, _all_files(written)),
     ]
     return result

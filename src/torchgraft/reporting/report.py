@@ -57,7 +57,7 @@ def report(
 ) -> Report:
     """Write a folder with `index.html` and everything that it shows: programs, drawings, graphs, calls, statistics.
 
-    The page needs no server and no network. What cannot be had is said on it, with the reason, and stops nothing; only a model
+    The page needs no server and no network. What is unavailable is listed on it, with the reason, and stops nothing; only a model
     that does not run on the inputs, or a folder that cannot be written, raises, and then nothing is left behind. An older
     report in the folder is replaced. `progress` is called with the name of every step.
 

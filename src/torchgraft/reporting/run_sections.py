@@ -24,7 +24,7 @@ from torchgraft.reporting.markup import (
 from torchgraft.reporting.seen import CALL_LEVELS, Seen
 from torchgraft.results.tables import amount, number_text, seconds_text
 
-NOTHING = '<p class="note">There is nothing to show: see what could not be had.</p>'
+NOTHING = '<p class="note">Unavailable: the reason is at the end of the page.</p>'
 
 
 def summary_section(seen: Seen) -> str:

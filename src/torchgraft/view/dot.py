@@ -1,5 +1,5 @@
 """`to_dot`: a program in the DOT language of Graphviz and its many readers, as text; nothing is run and nothing is needed.
-Pictures without Graphviz are made in `drawing/`.
+Drawings without Graphviz are made in `drawing/`.
 """
 
 from __future__ import annotations

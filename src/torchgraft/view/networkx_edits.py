@@ -30,7 +30,7 @@ _VALUE_NOTES = ("val", "tensor_meta", "example_value")
 
 
 def from_networkx(graph: networkx.MultiDiGraph, root: torch.nn.Module | dict[str, Any] | None = None) -> GraphModule:
-    """The program that a graph of `to_networkx`, as it is now, stands for.
+    """The program that a graph of `to_networkx`, as it is now, describes.
 
     A node's id is its name, so `networkx.relabel_nodes` renames. An edge with key 0 gives the value for `{"input": 0}` in
     `args` or `kwargs` of the node it leads to; rewire by removing one and adding another with the same key. A new node needs

@@ -23,7 +23,7 @@ def test_svg_is_written_and_returned(tmp_path):
 
 @pytest.mark.parametrize(("name", "found"), [("out.gif", "the suffix '.gif'"), ("out", "no suffix"), ("", "no suffix")])
 def test_an_unknown_suffix_is_refused_before_the_work(tmp_path, name, found, monkeypatch):
-    monkeypatch.setattr("torchgraft.view.drawing.picture.require_graph", lambda program: pytest.fail("work was done"))
+    monkeypatch.setattr("torchgraft.view.drawing.drawing.require_graph", lambda program: pytest.fail("work was done"))
     with pytest.raises(torchgraft.GraftError) as error:
         torchgraft.draw(PROGRAM, path=name)
     assert str(error.value) == f"cannot save a drawing as '{name}': it has {found}; use .svg, .png or .pdf"

@@ -58,7 +58,7 @@ def is_backward(node: Any) -> bool:
 
 
 def kind_of(node: Any, root: Any, parameters: Mapping[str, str]) -> str:
-    """One of `KINDS`; `parameters` says which placeholders stand for a parameter or buffer."""
+    """One of `KINDS`; `parameters` says which placeholders are a parameter or buffer of the model."""
     if node.op == "placeholder":
         if node.target in parameters:
             return parameters[node.target]
