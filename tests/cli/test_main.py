@@ -97,7 +97,7 @@ def test_wrong_command_line_is_one_line_and_code_2(arguments, parts, capsys):
         ),
     ],
 )
-def test_failing_command_is_one_line_and_code_1(error, line, command_raising, capsys):
+def test_failing_command_says_what_and_where_and_ends_with_code_1(error, line, command_raising, capsys):
     command_raising(error)
     assert command_line.main(["fail"]) == 1
     assert capsys.readouterr() == ("", line)

@@ -255,7 +255,7 @@ def test_text(mlp, x) -> None:
     lines = str(torchgraft.log_calls(mlp, x)).splitlines()
     assert lines[0].split() == ["#", "call", "arguments", "result", "module", "time", "line"]
     assert lines[1].startswith("0  torch.nn.functional.linear  float32[1, 16], float32[32, 16], float32[32]  ")
-    assert lines[-1].startswith("3 calls, ")
+    assert lines[-1].startswith("3 calls at level function, ")
 
 
 def test_json_and_rows(mlp, x, tmp_path) -> None:

@@ -679,7 +679,7 @@ def test_text_json_rows_and_html(program, x, tmp_path) -> None:
     assert lines[0].split() == ["node", "op", "target", "value", "min", "max"] and lines[-1] == "5 nodes recorded"
     data = json.loads(recording.to_json(tmp_path / "a.json"))
     assert data["complete"] and [row["node"] for row in data["nodes"]] == list(recording)
-    assert "<table>" in recording._repr_html_() and "Recording of 5 nodes" in repr(recording)
+    assert "<table>" in recording._repr_html_() and "5 nodes recorded" in repr(recording)
 
 
 def test_nan_statistics_are_json() -> None:

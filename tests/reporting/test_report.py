@@ -133,7 +133,7 @@ def test_level_that_cannot_be_had_does_not_stop_the_rest(tmp_path):
     missing = [failure.what for failure in made.failures]
     assert "the program at level aten" in missing and "the program at level module" not in missing
     text = made.page.read_text(encoding="utf-8")
-    assert "Not to be had:" in text and (tmp_path / "out/graphs/module.json").is_file()
+    assert "Unavailable:" in text and (tmp_path / "out/graphs/module.json").is_file()
     assert not (tmp_path / "out/graphs/aten.json").exists()
     assert any(fact.headline == "Missing" for fact in made.facts)
     # What capture specialised is there with its line.
@@ -278,7 +278,8 @@ def test_command(tmp_path, capsys):
     assert main(["report", "zoo:mlp", "-o", str(tmp_path / "out")]) == 0
     text, error = capsys.readouterr()
     assert error == "" and text.startswith("The 5 most interesting facts about zoo:mlp\n")
-    assert text.splitlines()[-1] == str(tmp_path / "out" / "index.html") and Path(text.splitlines()[-1]).is_file()
+    page = text.splitlines()[-2].removeprefix("page: ")
+    assert page == str(tmp_path / "out" / "index.html") and Path(page).is_file()
     assert main(["report", "zoo:mlp", "-o", str(tmp_path / "out"), "--json"]) == 0
     data = json.loads(capsys.readouterr().out)
     assert len(data["facts"]) == 5 and data["failures"] == []

@@ -49,7 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
         print(json_text({"model": chosen.name, "output": arguments.output, **found}))
         return 0
     print(
-        f"{chosen.name}: {counts.nodes} nodes, {counts.calls} calls of {counts.different_calls} things, {seconds_text(seconds)}"
+        f"{chosen.name}: {counts.nodes} nodes, {counts.calls} calls of {counts.different_calls} kinds, {seconds_text(seconds)}"
     )
     for call, count in counts.by_call.items():
         print(f"{count:>6}  {call}")

@@ -63,18 +63,13 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def chosen_model(arguments: argparse.Namespace) -> ChosenModel:
-    """The model and inputs that the command line names; a mistake ends the command with one line, as argparse does."""
-    try:
-        return _chosen(arguments, arguments.model)
-    except GraftError as error:
-        wrong_usage(arguments, error)
+def chosen_model(arguments: argparse.Namespace, text: str | None = None) -> ChosenModel:
+    """The model and inputs that the command line names; `text` is another model of it.
 
-
-def other_model(arguments: argparse.Namespace, text: str) -> ChosenModel:
-    """A second model of the same command line, with the same options."""
+    A mistake ends the command with one line, as argparse does.
+    """
     try:
-        return _chosen(arguments, text)
+        return _chosen(arguments, text or arguments.model)
     except GraftError as error:
         wrong_usage(arguments, error)
 

@@ -82,6 +82,17 @@ def captured(arguments: argparse.Namespace, chosen: ChosenModel, level: str | No
         return torchgraft.capture(chosen.model, args, kwargs, level=level or "module")
 
 
+def pipeline_of(arguments: argparse.Namespace) -> Any:
+    """The passes that the command line names; a text that names none is wrong usage."""
+    from torchgraft.errors import PassError
+    from torchgraft.passes import Pipeline
+
+    try:
+        return Pipeline(arguments.passes)
+    except PassError as error:
+        wrong_usage(arguments, error)
+
+
 def with_shapes(program: GraphModule, chosen: ChosenModel) -> GraphModule:
     """The program with the shape of every value noted, where the inputs are known."""
     from torchgraft.passes.propagate_shapes import note_shapes

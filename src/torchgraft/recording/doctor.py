@@ -181,10 +181,17 @@ def _silent_failures(
 
 
 def _specialised(program: GraphModule) -> list[Finding]:
-    counts: Counter[tuple[str, str, str]] = Counter()
+    """What is checked on every run, one finding for each line: a loop over layers asks the same of each."""
+    places: dict[tuple[str, str], list[str]] = {}
     for guard in find_guards(program.graph):
-        counts[f"{guard.condition} is {guard.expected!r}", guard.where, _remedy(guard)] += 1
-    return [Finding(what, where, remedy, count) for (what, where, remedy), count in counts.items()]
+        places.setdefault((guard.where, _remedy(guard)), []).append(f"{guard.condition} is {guard.expected!r}")
+    return [Finding(_some(facts), where, remedy, len(facts)) for (where, remedy), facts in places.items()]
+
+
+def _some(facts: list[str], most: int = 2) -> str:
+    """The first of the different facts."""
+    different = list(dict.fromkeys(facts))
+    return ", ".join(different[:most]) + (", …" if len(different) > most else "")
 
 
 def _remedy(guard: Guard) -> str:

@@ -33,7 +33,7 @@ class Finding:
         return {"what": self.what, "where": self.where, "remedy": self.remedy, "count": self.count}
 
     def __str__(self) -> str:
-        times = f" ({self.count} times)" if self.count > 1 else ""
+        times = f" ({self.count} in all)" if self.count > 1 else ""
         lines = [f"- {self.what}{times}", f"  at {self.where}" if self.where else "", f"  remedy: {self.remedy}"]
         return "\n".join(filter(None, lines))
 

@@ -59,7 +59,7 @@ def _verified(seen: Seen) -> Iterator[Fact]:
         return
     right = [check.situation for check in diagnosis.verification.checks if check.status == "right"]
     counted = "1 situation" if len(right) == 1 else f"{len(right)} situations"
-    fixed = len(diagnosis.specialised)
+    fixed = sum(finding.count for finding in diagnosis.specialised)
     held = (
         "nothing was fixed to the example"
         if not fixed

@@ -122,7 +122,7 @@ def level_section(level: Level, written: Written) -> str:
     texts, counts = written.texts[level.name], level.counts
     assert counts is not None
     facts = (
-        f"<b>{counts.nodes:,}</b> nodes, <b>{counts.calls:,}</b> calls of <b>{counts.different_calls:,}</b> different things, "
+        f"<b>{counts.nodes:,}</b> nodes, <b>{counts.calls:,}</b> calls of <b>{counts.different_calls:,}</b> kinds, "
         f"<b>{counts.guards:,}</b> guard{'' if counts.guards == 1 else 's'}, captured in <b>{seconds_text(level.seconds)}</b>"
     )
     notes = "".join([element("p", escape(note), class_="note") for note in level.notes])

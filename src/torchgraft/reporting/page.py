@@ -128,7 +128,7 @@ def _tiles(seen: Seen) -> str:
             ("FLOPs a run", amount(whole.flops)),
         ]
     if seen.memory is not None:
-        tiles.append(("at the fullest moment", amount(seen.memory.peak, "B")))
+        tiles.append(("peak memory", amount(seen.memory.peak, "B")))
     for level in seen.programs():
         if level.name in ("module", "aten", "joint") and level.counts is not None:
             tiles.append((f"nodes, {level.title}", f"{level.counts.nodes:,}"))

@@ -20,6 +20,7 @@ from torchgraft.reporting.folder import whole_folder
 from torchgraft.reporting.page import page
 from torchgraft.reporting.seen import Failure, Progress, Seen, look
 from torchgraft.results.shown import Shown
+from torchgraft.results.tables import painted
 
 
 @dataclass(frozen=True, repr=False)
@@ -37,13 +38,21 @@ class Report(Shown):
 
     def text(self, color: bool = False) -> str:
         """The facts, what is unavailable, and the page."""
-        lines = [f"{place}. {fact.text}" for place, fact in enumerate(self.facts, 1)]
-        lines += [f"unavailable: {failure.what}: {short(failure.reason)}" for failure in self.failures]
-        return "\n".join([*lines, f"page: {self.page}"])
+        lines = [painted(f"The {len(self.facts)} most interesting facts about {self.seen.name}", "bold", color)]
+        for place, fact in enumerate(self.facts, 1):
+            lines.append(f"{place}. {painted(fact.headline, 'blue', color)}: {fact.text}")
+        for failure in self.failures:
+            lines.append(painted(f"unavailable: {failure.what}: {short(failure.reason)}", "yellow", color))
+        return "\n".join([*lines, f"page: {painted(str(self.page.absolute()), 'bold', color)}"])
 
     def rows(self) -> list[dict[str, Any]]:
         """One dict for each fact."""
-        return [fact._asdict() for fact in self.facts]
+        return [{"headline": fact.headline, "text": fact.text} for fact in self.facts]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The facts, what is unavailable, and the page."""
+        failures = [failure._asdict() for failure in self.failures]
+        return {"model": self.seen.name, "page": str(self.page), "facts": self.rows(), "failures": failures}
 
 
 def report(

@@ -178,7 +178,7 @@ def _findings(findings: tuple[Finding, ...], nothing: str) -> str:
         return element("p", escape(nothing), class_="note")
     items = []
     for finding in findings:
-        times = f' <span class="chip">{finding.count} times</span>' if finding.count > 1 else ""
+        times = f' <span class="chip">{finding.count} in all</span>' if finding.count > 1 else ""
         where = element("code", escape(finding.where)) if finding.where else ""
         items.append(f"<li>{escape(finding.what)}{times}{where}<span class=note>{escape(finding.remedy)}</span></li>")
     return element("ul", "".join(items), class_="findings")

@@ -227,7 +227,7 @@ def test_a_program_of_operators_and_a_joint_program_are_counted_too() -> None:
     whole = cost(model, args)
     assert cost(torchgraft.capture(model, args, level="aten"), args).forward.macs == whole.forward.macs
     joint = torchgraft.capture(model, args, level="joint")
-    inputs = [*model.parameters(), *args, model(*args)]
+    inputs = (*model.parameters(), *args, model(*args))
     assert cost(joint, inputs, backward=False).forward.macs == whole.total.macs
 
 

@@ -150,7 +150,7 @@ def test_rows_json_and_text() -> None:
     data = json.loads(predicted.to_json())
     assert data["peak"] == predicted.peak and len(data["timeline"]) == len(predicted.rows())
     assert sum(predicted.at_peak.values()) == predicted.peak
-    assert "saved for backward" in str(predicted) and "fullest in the backward of" in str(predicted)
+    assert "saved for backward" in str(predicted) and "peak in the backward of" in str(predicted)
     assert "<table>" in predicted._repr_html_()
 
 

@@ -1,4 +1,4 @@
-"""`memory`: runs a program, or a whole training step, on fake tensors and reports when memory is fullest and what is in it.
+"""`memory`: runs a program, or a whole training step, on fake tensors and reports the peak of memory and what is in it.
 Lifetimes are those of a real run: the same Python and the same autograd hold and let go of the same tensors.
 """
 

@@ -106,7 +106,7 @@ class Memory(Shown):
         return phase if node is None else f"{phase} of '{node}'"
 
     def text(self, color: bool = False) -> str:
-        """The parts, and what is alive where memory is fullest."""
+        """The parts, and what is alive at the peak."""
         largest = [f"  {amount(size, 'B')}  {owner}" for owner, size in list(self.at_peak.items())[:5]]
         parts = aligned(self._table().cells, [1])
         title = f"{self.name}{'' if self.device is None else f' on {self.device}'}: peak in the {self._peak_place()}"
