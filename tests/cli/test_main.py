@@ -92,8 +92,8 @@ def test_wrong_command_line_is_one_line_and_code_2(arguments, parts, capsys):
         (FileNotFoundError(2, "No such file", "model.py"), "graft fail: [Errno 2] No such file: 'model.py'\n"),
         (
             TypeError("bad"),
-            f'graft fail: the code of the model raised TypeError: bad; at {__file__}:30 "raise error"; '
-            "run again with --traceback to see more\n",
+            f'graft fail: the code of the model raised TypeError: bad\n  at {__file__}:30 "raise error"\n'
+            "  run again with --traceback to see more\n",
         ),
     ],
 )

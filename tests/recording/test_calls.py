@@ -308,7 +308,7 @@ def test_an_empty_log_can_be_shown() -> None:
 
 def test_an_unwritable_folder(mlp, x, tmp_path) -> None:
     log = torchgraft.log_calls(mlp, x)
-    with pytest.raises(WriteError, match="cannot write .*missing/calls.json': No such file or directory; give a path"):
+    with pytest.raises(WriteError, match="cannot write .*missing/calls.json': No such file or directory\ngive a path"):
         log.to_json(tmp_path / "missing" / "calls.json")
     with pytest.raises(WriteError, match="it is a folder"):
         log.to_chrome_trace(tmp_path)

@@ -29,12 +29,12 @@ def run(arguments: argparse.Namespace) -> int:
     program = captured(arguments, chosen)
     seconds = time.perf_counter() - started
 
-    from torchgraft.ir.guards import find_guards
+    from torchgraft.recording.doctor import specialised
     from torchgraft.reporting.levels import counts_of
     from torchgraft.results.tables import seconds_text
 
     counts = counts_of(program)
-    guards = [f"{guard.condition} is {guard.expected!r} at {guard.where}" for guard in find_guards(program.graph)]
+    guards = [f"{finding.what} at {finding.where}" for finding in specialised(program)]
     kept = program.meta.get("kept_whole", {})
     if arguments.output is not None:
         _keep(program, arguments.output)
@@ -54,7 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
     for call, count in counts.by_call.items():
         print(f"{count:>6}  {call}")
     for guard in guards:
-        print(f"holds only where {guard}")
+        print(f"checked on every run: {guard}")
     for path, reason in kept.items():
         print(f"kept whole: {path or 'the model'}, because {reason}")
     if arguments.output is not None:

@@ -35,7 +35,7 @@ def _imported(package: str) -> ModuleType:
     try:
         return importlib.import_module(package)
     except ImportError as error:
-        raise GraftError(f"cannot import {package}: {error}; install it with: pip install {package}") from error
+        raise GraftError(f"cannot import {package}: {error}\ninstall it with: pip install {package}") from error
     except Exception as error:  # torchvision raises RuntimeError where its operators do not fit this torch
         raise GraftError(
             f"cannot import {package}: {type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
@@ -141,7 +141,7 @@ def _architecture(transformers: ModuleType, name: str) -> tuple[Callable[[Any], 
         if type(configuration) in auto_class._model_mapping:
             return auto_class.from_config, configuration
     raise GraftError(
-        f"transformers has a configuration {name!r} and no model for it; name a class, such as hf:BertModel"
+        f"transformers has a configuration {name!r} and no model for it\nname a class, such as hf:BertModel"
     )
 
 

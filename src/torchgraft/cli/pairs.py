@@ -30,7 +30,7 @@ def chosen_pair(
     """The model and its program, and the other model, which may be the same, with its program."""
     if arguments.other is None and arguments.against is None and arguments.passes is None:
         wrong_usage(
-            arguments, "there is nothing to compare with; name another model, or use --against LEVEL or --passes PASSES"
+            arguments, "there is nothing to compare with\nname another model, or use --against LEVEL or --passes PASSES"
         )
     pipeline = None if arguments.passes is None else pipeline_of(arguments)
     chosen = chosen_model(arguments)

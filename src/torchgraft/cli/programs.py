@@ -57,7 +57,7 @@ def needs_inputs(
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The inputs of a model; without any the command ends, because it cannot be guessed what the model takes."""
     if not chosen.has_inputs:
-        wrong_usage(arguments, f"{why}, and the inputs of {chosen.name} are not known; give them with --input")
+        wrong_usage(arguments, f"{why}, and the inputs of {chosen.name} are not known\ngive them with --input")
     return chosen.args or (), chosen.kwargs
 
 

@@ -141,9 +141,9 @@ def diagnosis_of(
     way: str = "watched",
 ) -> Diagnosis:
     """What is to be said of a program that was captured and verified already."""
-    specialised = () if program is None else tuple(_specialised(program))
+    fixed = () if program is None else tuple(specialised(program))
     leaves = () if program is None else tuple(_leaves(program))
-    return Diagnosis(name, way, failure, verification, specialised, leaves, tuple(symbolic), program)
+    return Diagnosis(name, way, failure, verification, fixed, leaves, tuple(symbolic), program)
 
 
 def _captured(
@@ -157,7 +157,7 @@ def _captured(
         eager = observe(model, [], Surroundings(model), situation, names, 0, False)
         if eager.error is not None:
             raise GraftError(
-                f"cannot diagnose: the model itself raises {named_error(eager.error)}; give inputs it accepts"
+                f"cannot diagnose: the model itself raises {named_error(eager.error)}\ngive inputs it accepts"
             ) from eager.error
         return None, f"{type(error).__name__}: {error}"
 
@@ -180,7 +180,7 @@ def _silent_failures(
 # ---- what was specialised ----
 
 
-def _specialised(program: GraphModule) -> list[Finding]:
+def specialised(program: GraphModule) -> list[Finding]:
     """What is checked on every run, one finding for each line: a loop over layers asks the same of each."""
     places: dict[tuple[str, str], list[str]] = {}
     for guard in find_guards(program.graph):
@@ -269,4 +269,4 @@ def _is_users_function(node: Node) -> bool:
     return home.split(".")[0] not in known and not isinstance(node.target, type(len))
 
 
-__all__ = ["Diagnosis", "Finding", "diagnosis_of", "doctor"]
+__all__ = ["Diagnosis", "Finding", "diagnosis_of", "doctor", "specialised"]

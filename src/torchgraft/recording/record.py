@@ -113,7 +113,7 @@ def as_program(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], level:
     if hasattr(model, "graph_signature") and callable(getattr(model, "module", None)):
         return capture(model.module(), args, kwargs, level="aten")
     if not callable(model):
-        raise TypeError(f"there is nothing to run in a {type(model).__name__}; give a program, a model or a function")
+        raise TypeError(f"there is nothing to run in a {type(model).__name__}\ngive a program, a model or a function")
     return capture(model, args, kwargs, level=level)
 
 

@@ -82,7 +82,7 @@ class Surroundings:
             if isinstance(tensor, torch.Tensor) and id(tensor) not in self._tensors:
                 if torch.nn.parameter.is_lazy(tensor):
                     raise GraftError(
-                        f"cannot run the model and leave it as it was: '{_joined(path, name)}' has no shape yet; "
+                        f"cannot run the model and leave it as it was: '{_joined(path, name)}' has no shape yet\n"
                         "run the model once, so that its lazy modules know their sizes"
                     )
                 copied = tensor.detach().clone() if has_values(tensor) else None

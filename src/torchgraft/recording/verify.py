@@ -221,7 +221,7 @@ class _Comparer:
         if expected.error is not None:
             if situation.name == "example":
                 raise GraftError(
-                    f"cannot verify: the model itself raises {named_error(expected.error)} on the example inputs; "
+                    f"cannot verify: the model itself raises {named_error(expected.error)} on the example inputs\n"
                     "give inputs it accepts"
                 ) from expected.error
             return Check(situation.name, SKIPPED, {}, f"the model itself raises {named_error(expected.error)}")

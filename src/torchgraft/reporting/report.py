@@ -77,7 +77,7 @@ def report(
     ('index.html', [])
     """
     if not isinstance(model, torch.nn.Module):
-        raise GraftError(f"cannot report on a {type(model).__name__}; give a torch.nn.Module")
+        raise GraftError(f"cannot report on a {type(model).__name__}\ngive a torch.nn.Module")
     values, keywords = example_inputs(args, kwargs)
     say = progress or (lambda step: None)
     with whole_folder(folder) as place:

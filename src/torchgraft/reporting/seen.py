@@ -11,7 +11,6 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 
-from torchgraft.analysis.cost import cost
 from torchgraft.analysis.memory import Memory, memory
 from torchgraft.codegen.calling import copied_inputs
 from torchgraft.errors import GraftError, RunError
@@ -25,7 +24,7 @@ from torchgraft.recording.statistics import MEASURES
 from torchgraft.recording.verify import verify
 from torchgraft.reporting.levels import Level, captured_levels, one_line
 from torchgraft.reporting.script_trace import ScriptTrace, script_trace
-from torchgraft.view.module_facts import ModelFacts, model_facts, noted_modules
+from torchgraft.view.module_facts import ModelFacts, forward_cost, model_facts, noted_modules
 from torchgraft.view.module_summary import ModelSummary
 
 Progress = Callable[[str], None]
@@ -115,7 +114,7 @@ def _observe(seen: Seen, facts: ModelFacts, args: tuple[Any, ...], kwargs: dict[
     progress("summing up parameters and FLOPs")
     source = seen.levels["function"].program or seen.levels["module"].program
     if source is not None:
-        _attempt(seen, "the FLOPs", lambda: facts.add_costs(cost(source, args, kwargs, backward=False)))
+        _attempt(seen, "the FLOPs", lambda: facts.add_costs(forward_cost(source, args, kwargs)))
     seen.summary = ModelSummary(facts, None, COLUMNS)
     chosen = next(seen.programs(), None)
     if chosen is None or chosen.name == "joint":

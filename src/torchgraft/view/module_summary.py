@@ -157,7 +157,7 @@ def summary(
     chosen = tuple(name.strip() for name in columns)
     unknown = [name for name in chosen if name not in _COLUMNS]
     if unknown:
-        raise GraftError(f"summary has no column {unknown[0]!r}; choose some of {', '.join(COLUMNS)}")
+        raise GraftError(f"summary has no column {unknown[0]!r}\nchoose some of {', '.join(COLUMNS)}")
     if depth is not None and (isinstance(depth, bool) or not isinstance(depth, int) or depth < 0):
         raise GraftError(f"depth must be a whole number from 0 on, or None for everything, not {depth!r}")
     values, keywords = example_inputs(args, kwargs)

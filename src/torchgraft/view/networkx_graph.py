@@ -49,7 +49,7 @@ def import_networkx() -> Any:
         import networkx
     except ImportError as error:
         raise GraftError(
-            "graphs need the package networkx, which is not installed; run: pip install networkx"
+            "graphs need the package networkx, which is not installed\nrun: pip install networkx"
         ) from error
     return networkx
 
@@ -91,7 +91,7 @@ def as_networkx(program: Any, args: Any = (), kwargs: Mapping[str, Any] | None =
     if isinstance(program, networkx.Graph):
         if not isinstance(program, networkx.MultiDiGraph):
             raise GraftError(
-                f"cannot read a {type(program).__name__}; give a networkx.MultiDiGraph as to_networkx() makes it"
+                f"cannot read a {type(program).__name__}\ngive a networkx.MultiDiGraph as to_networkx() makes it"
             )
         return program
     return to_networkx(program, args, kwargs)

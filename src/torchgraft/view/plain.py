@@ -152,7 +152,7 @@ def _torch_word(name: str) -> Any:
 
 def _refuse_object(text: str) -> Any:
     raise ValueError(
-        f"the value {text} cannot be written as plain data; give the original program, which still holds it"
+        f"the value {text} cannot be written as plain data\ngive the original program, which still holds it"
     )
 
 

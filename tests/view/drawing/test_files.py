@@ -26,7 +26,7 @@ def test_an_unknown_suffix_is_refused_before_the_work(tmp_path, name, found, mon
     monkeypatch.setattr("torchgraft.view.drawing.drawing.require_graph", lambda program: pytest.fail("work was done"))
     with pytest.raises(torchgraft.GraftError) as error:
         torchgraft.draw(PROGRAM, path=name)
-    assert str(error.value) == f"cannot save a drawing as '{name}': it has {found}; use .svg, .png or .pdf"
+    assert str(error.value) == f"cannot save a drawing as '{name}': it has {found}\nuse .svg, .png or .pdf"
 
 
 def test_a_folder_that_is_not_there(tmp_path):
@@ -34,7 +34,7 @@ def test_a_folder_that_is_not_there(tmp_path):
     with pytest.raises(torchgraft.GraftError) as error:
         torchgraft.draw(PROGRAM, path=path)
     assert str(error.value) == (
-        f"cannot write '{path}': No such file or directory; give a path in a folder that exists and may be written to"
+        f"cannot write '{path}': No such file or directory\ngive a path in a folder that exists and may be written to"
     )
     assert os.listdir(tmp_path) == []
 

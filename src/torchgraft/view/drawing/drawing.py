@@ -84,9 +84,9 @@ def draw(
     if path is not None:
         check_suffix(path)
     if direction not in DIRECTIONS:
-        raise GraftError(f'cannot draw in the direction {direction!r}: it is not known; use "down" or "right"')
+        raise GraftError(f'cannot draw in the direction {direction!r}: it is not known\nuse "down" or "right"')
     if depth is not None and (not isinstance(depth, int) or depth < 0):
-        raise GraftError(f"cannot draw to the depth {depth!r}: it is no count of module calls; use 0, 1, 2, … or None")
+        raise GraftError(f"cannot draw to the depth {depth!r}: it is no count of module calls\nuse 0, 1, 2, … or None")
     style_sheet(theme, "")  # an unknown theme is refused before the work, not after
     args, kwargs = example_inputs(args, kwargs)
     program = _captured(program, args, kwargs)
@@ -125,7 +125,7 @@ def _observed(program: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> di
     """What every node gives on example inputs, with metadata in the place of tensors, by name."""
     if not isinstance(program, GraphModule):
         raise GraftError(
-            f"cannot run a {type(program).__name__} to see its shapes: example inputs need a torchgraft program; "
+            f"cannot run a {type(program).__name__} to see its shapes: example inputs need a torchgraft program\n"
             "convert it with from_fx() or from_export(), or leave args out"
         )
 

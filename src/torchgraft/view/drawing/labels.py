@@ -365,7 +365,7 @@ def require_graph(program: Any) -> Any:
     graph = getattr(program, "graph", program)
     if not hasattr(graph, "nodes") or not all(map(is_node, list(graph.nodes)[:1])):
         raise GraftError(
-            f"cannot draw a {type(program).__name__}: it has no graph of nodes; give what capture() or "
+            f"cannot draw a {type(program).__name__}: it has no graph of nodes\ngive what capture() or "
             "symbolic_trace() returns, its graph, or a torch.nn.Module"
         )
     return graph
