@@ -75,3 +75,13 @@ class PassError(GraftError, RuntimeError):
 
 class ShapeError(GraftError, TypeError):
     """Two shapes in a program cannot agree."""
+
+
+def one_line(error: BaseException) -> str:
+    """The class of an error and the first line of its message.
+
+    >>> one_line(ValueError("bad\\nreally"))
+    'ValueError: bad'
+    """
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

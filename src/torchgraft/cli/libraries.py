@@ -12,7 +12,7 @@ from inspect import signature
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-from torchgraft.errors import GraftError
+from torchgraft.errors import GraftError, one_line
 
 if TYPE_CHECKING:
     from torch import nn
@@ -37,9 +37,7 @@ def _imported(package: str) -> ModuleType:
     except ImportError as error:
         raise GraftError(f"cannot import {package}: {error}\ninstall it with: pip install {package}") from error
     except Exception as error:  # torchvision raises RuntimeError where its operators do not fit this torch
-        raise GraftError(
-            f"cannot import {package}: {type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
-        ) from error
+        raise GraftError(f"cannot import {package}: {one_line(error)}") from error
 
 
 def _unknown(library: str, name: str, names: Iterable[str]) -> NoReturn:
@@ -123,8 +121,7 @@ def _explained(what: str, hint: str) -> Iterator[None]:
     except GraftError:
         raise
     except Exception as error:
-        reason = (str(error).splitlines() or [""])[0]
-        raise GraftError(f"{what}: {type(error).__name__}: {reason}{hint}") from error
+        raise GraftError(f"{what}: {one_line(error)}{hint}") from error
 
 
 def _architecture(transformers: ModuleType, name: str) -> tuple[Callable[[Any], nn.Module], Any]:

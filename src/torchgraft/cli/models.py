@@ -13,7 +13,7 @@ import sys
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-from torchgraft.errors import GraftError
+from torchgraft.errors import GraftError, one_line
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -146,7 +146,7 @@ def _module_of(value: Any, text: str) -> nn.Module:
     try:
         result = value()
     except Exception as error:  # the factory is the user's own, and may raise anything
-        raise GraftError(f"calling {text} without arguments raised {_one_line(error)}") from error
+        raise GraftError(f"calling {text} without arguments raised {one_line(error)}") from error
     if not isinstance(result, nn.Module):
         raise GraftError(f"{text} returned a {type(result).__name__}, not a module\nname a function that returns one")
     return result
@@ -183,12 +183,7 @@ def _module_from_file(path: str) -> ModuleType:
 
 
 def _cannot_import(place: str, error: Exception) -> NoReturn:
-    raise GraftError(f"cannot import {place}: {_one_line(error)}\nwrite {FORMS}") from error
-
-
-def _one_line(error: Exception) -> str:
-    lines = str(error).splitlines()
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    raise GraftError(f"cannot import {place}: {one_line(error)}\nwrite {FORMS}") from error
 
 
 def _public_names(module: ModuleType) -> str:

@@ -14,7 +14,7 @@ from os import PathLike
 from typing import Any, NamedTuple, overload
 
 from torchgraft.codegen.calling import example_inputs
-from torchgraft.errors import RunError
+from torchgraft.errors import RunError, one_line
 from torchgraft.ir.origin import source_line
 from torchgraft.recording.call_watch import ModuleSpan, RawCall, TensorBrief, Watch, brief_text, qualified_name
 from torchgraft.results.files import write_text
@@ -271,7 +271,7 @@ def _logged(number: int, raw: RawCall, origins: dict[tuple[int, int], tuple[str,
 def _failure(fn: Any, error: Exception, log: CallLog) -> str:
     name = type(fn).__name__ if not hasattr(fn, "__name__") else fn.__name__
     last = f", the last one {log[-1].name}" + (f" at {log[-1].line}" if log[-1].line else "") if log.calls else ""
-    return f"{name} raised {type(error).__name__}: {(str(error).splitlines() or [''])[0]} after {len(log)} calls{last}"
+    return f"{name} raised {one_line(error)} after {len(log)} calls{last}"
 
 
 def _name_matches(name: str, pattern: str) -> bool:

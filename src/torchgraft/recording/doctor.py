@@ -15,14 +15,14 @@ import torch
 from torchgraft.capturing.program import capture
 from torchgraft.codegen.calling import example_inputs
 from torchgraft.codegen.graph_module import GraphModule
-from torchgraft.errors import GraftError
+from torchgraft.errors import GraftError, one_line
 from torchgraft.ir.guards import Guard, find_guards
 from torchgraft.ir.node import Node
 from torchgraft.ir.origin import source_of
 from torchgraft.recording.runs import Surroundings, observe
 from torchgraft.recording.situations import Situation
 from torchgraft.recording.symbolic_trials import Finding, try_symbolically
-from torchgraft.recording.verify import Verification, named_error, verify
+from torchgraft.recording.verify import Verification, verify
 from torchgraft.results.shown import Shown
 from torchgraft.results.tables import painted
 
@@ -157,7 +157,7 @@ def _captured(
         eager = observe(model, [], Surroundings(model), situation, names, 0, False)
         if eager.error is not None:
             raise GraftError(
-                f"cannot diagnose: the model itself raises {named_error(eager.error)}\ngive inputs it accepts"
+                f"cannot diagnose: the model itself raises {one_line(eager.error)}\ngive inputs it accepts"
             ) from eager.error
         return None, f"{type(error).__name__}: {error}"
 

@@ -12,7 +12,7 @@ from typing import Any
 from torchgraft.analysis.comparison import Tolerance, tensors_in
 from torchgraft.capturing.program import capture
 from torchgraft.codegen.graph_module import GraphModule
-from torchgraft.errors import GraftError
+from torchgraft.errors import GraftError, one_line
 from torchgraft.ir.guards import is_guard
 from torchgraft.ir.node import Node
 from torchgraft.ir.origin import source_of
@@ -81,7 +81,7 @@ def _raised(run: Run, program: GraphModule) -> FirstDifference | None:
     node = next((node for node in program.graph.nodes if node.name not in run.recording.entries), None)
     if node is None or error is None:
         return None
-    return _at_node(node, f"raises {type(error).__name__}: {(str(error).splitlines() or [''])[0]}")
+    return _at_node(node, f"raises {one_line(error)}")
 
 
 def _different_value(

@@ -19,7 +19,7 @@ from torchgraft.analysis.comparison import named_tensors_in
 from torchgraft.capturing.program import capture
 from torchgraft.codegen.calling import example_inputs, placeholder_values
 from torchgraft.codegen.graph_module import GraphModule
-from torchgraft.errors import GraftError, RunError
+from torchgraft.errors import GraftError, RunError, one_line
 from torchgraft.interpreter import Interpreter
 from torchgraft.ir.arguments import immutable_dict, immutable_list
 from torchgraft.ir.contexts import enter_context, exit_context
@@ -291,7 +291,7 @@ def _failure(node: Node, error: Exception, recording: Recording, is_streamed: bo
     line = source_of(node)
     where = f"node '{node.name}'" + (f" at {line}" if line else "")
     return (
-        f"the program raised {type(error).__name__}: {(str(error).splitlines() or [''])[0]} in {where}, after "
+        f"the program raised {one_line(error)} in {where}, after "
         f"{len(recording)} recorded nodes{'; no file was written' if is_streamed else ''}"
     )
 

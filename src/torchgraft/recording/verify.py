@@ -15,7 +15,7 @@ import torch
 from torchgraft.analysis.comparison import Comparison, Tolerance, compare
 from torchgraft.codegen.calling import example_inputs
 from torchgraft.codegen.graph_module import GraphModule
-from torchgraft.errors import GraftError, GuardError
+from torchgraft.errors import GraftError, GuardError, one_line
 from torchgraft.recording.first_difference import FirstDifference, first_difference
 from torchgraft.recording.runs import Observation, Surroundings, modules_behind, observe
 from torchgraft.recording.situations import Situation, situations
@@ -221,10 +221,10 @@ class _Comparer:
         if expected.error is not None:
             if situation.name == "example":
                 raise GraftError(
-                    f"cannot verify: the model itself raises {named_error(expected.error)} on the example inputs\n"
+                    f"cannot verify: the model itself raises {one_line(expected.error)} on the example inputs\n"
                     "give inputs it accepts"
                 ) from expected.error
-            return Check(situation.name, SKIPPED, {}, f"the model itself raises {named_error(expected.error)}")
+            return Check(situation.name, SKIPPED, {}, f"the model itself raises {one_line(expected.error)}")
         found = self._observe(self._program, situation)
         if isinstance(found.error, GuardError):
             return Check(situation.name, REFUSED, {}, str(found.error))
@@ -236,7 +236,7 @@ class _Comparer:
             reason = "the model itself does something else when it is run twice from the same state and seed"
             return Check(situation.name, SKIPPED, {}, reason)
         if found.error is not None:
-            reason = f"the program raises {named_error(found.error)}, and the model does not"
+            reason = f"the program raises {one_line(found.error)}, and the model does not"
         else:
             reason = "; ".join(_summary(name, aspect) for name, aspect in wrong.items())
         difference = self._first_difference(situation, wrong) if self._locate else None
@@ -275,12 +275,6 @@ class _Comparer:
 def _summary(name: str, aspect: Comparison) -> str:
     first, more = aspect.differences[0], len(aspect.differences) - 1
     return f"the {_WORDS[name]} differs, {first}" + (f" (and {more} more)" if more else "")
-
-
-def named_error(error: Exception) -> str:
-    """The class and the first line of an error."""
-    lines = str(error).splitlines()
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
 def _input_names(model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:

@@ -16,7 +16,7 @@ import torch
 
 from torchgraft.capturing.program import capture
 from torchgraft.codegen.graph_module import GraphModule
-from torchgraft.errors import GraftError
+from torchgraft.errors import GraftError, one_line
 from torchgraft.ir.guards import is_guard
 from torchgraft.ir.node import Node
 from torchgraft.ir.origin import source_of
@@ -221,16 +221,6 @@ def call_name(node: Node, program: GraphModule) -> str:
     return target_text(node.target).removeprefix("torch.nn.functional.").removeprefix("_operator.")
 
 
-def one_line(error: BaseException) -> str:
-    """The kind of an error and the first line of what it says.
-
-    >>> one_line(ValueError("bad\\nreally"))
-    'ValueError: bad'
-    """
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
-
-
 __all__ = [
     "LEVELS",
     "Counts",
@@ -240,5 +230,4 @@ __all__ = [
     "captured_levels",
     "counts_of",
     "node_rows",
-    "one_line",
 ]

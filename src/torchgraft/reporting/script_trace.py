@@ -13,8 +13,9 @@ from typing import Any
 
 import torch
 
+from torchgraft.errors import one_line
 from torchgraft.recording.runs import Surroundings
-from torchgraft.reporting.levels import Counts, one_line
+from torchgraft.reporting.levels import Counts
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import torch
 
 from torchgraft.analysis.memory import Memory, memory
 from torchgraft.codegen.calling import copied_inputs
-from torchgraft.errors import GraftError, RunError
+from torchgraft.errors import GraftError, RunError, one_line
 from torchgraft.ir.printing import tensor_text
 from torchgraft.recording.calls import CallLog, log_calls
 from torchgraft.recording.doctor import Diagnosis, diagnosis_of
@@ -22,7 +22,7 @@ from torchgraft.recording.recorded import Recording
 from torchgraft.recording.runs import Surroundings
 from torchgraft.recording.statistics import MEASURES
 from torchgraft.recording.verify import verify
-from torchgraft.reporting.levels import Level, captured_levels, one_line
+from torchgraft.reporting.levels import Level, captured_levels
 from torchgraft.reporting.script_trace import ScriptTrace, script_trace
 from torchgraft.view.module_facts import ModelFacts, forward_cost, model_facts, noted_modules
 from torchgraft.view.module_summary import ModelSummary
