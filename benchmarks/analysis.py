@@ -37,7 +37,7 @@ def flops() -> Iterator[str]:
         inputs = tuple(torch.empty_like(tensor, device="meta") for tensor in args)
         with FlopCounterMode(display=False) as counter:
             bare(*inputs).sum().backward()
-        counted = torchgraft.cost(model, *args)
+        counted = torchgraft.cost(model, args)
         theirs = counter.get_flop_counts()["Global"]
         same = all(sum(work.flops for work in counted.operators[str(key)]) == count for key, count in theirs.items())
         known = f"{sum(theirs.values()):,} by FlopCounterMode, {'the same' if same else 'DIFFERENT'} by operator"
@@ -74,7 +74,7 @@ def count_theirs(name: str) -> Fresh:
 def count_ours(name: str) -> Fresh:
     """Everything included: fake copies, every operator, bytes, nodes and modules; the program is captured beforehand."""
     program, args = torchgraft.symbolic_trace(zoo_model(name)), zoo.example_inputs(name)
-    return always(lambda: torchgraft.cost(program, *args))
+    return always(lambda: torchgraft.cost(program, args))
 
 
 def main() -> None:

@@ -93,7 +93,7 @@ def predictions(variant: Variant, device: str, thorough: bool) -> Iterator[Predi
         options: dict[str, Any] = {"optimizer": partial(make, lr=1e-4)}
         measured[f"step with {name}"] = partial(step, program, args, made), options, "peak"
     for title, (action, options, field) in measured.items():
-        predicted = torchgraft.memory(program, *args, **options)
+        predicted = torchgraft.memory(program, args, **options)
         for _ in range(2):  # the first time a library makes itself at home
             action()
             program.zero_grad()

@@ -136,7 +136,7 @@ def public_text() -> str:
     lines = [f"# The public names of torchgraft. Written by: {COMMAND}", ""]
     for name in sorted(torchgraft.__all__):
         lines += lines_of(f"torchgraft.{name}", getattr(torchgraft, name))
-    for name in sorted(torchgraft._MODULES - set(torchgraft.__all__)):
+    for name in sorted(torchgraft._MODULES | {"passes", "zoo"}):
         module = importlib.import_module(f"torchgraft.{name}")
         names = getattr(module, "__all__", None) or [key for key in vars(module) if not key.startswith("_")]
         names = [key for key in sorted(names) if not isinstance(getattr(module, key), ModuleType)]
@@ -189,6 +189,13 @@ def test_every_module_path_resolves(name: str) -> None:
     module = importlib.import_module(f"torchgraft.{name}")
     assert getattr(torchgraft, name) is module
     assert module.__doc__
+
+
+def test_tab_completion_shows_public_names_only() -> None:
+    assert dir(torchgraft) == sorted(torchgraft.__all__)
+    assert {"zoo", "passes", "capture", "report"} <= set(dir(torchgraft))
+    assert [name for name in dir(torchgraft) if name.startswith("_") and name != "__version__"] == []
+    assert dir(torchgraft.passes) == torchgraft.passes.__all__
 
 
 def test_a_wrong_name_is_an_attribute_error() -> None:

@@ -57,6 +57,10 @@ class RunError(GraftError, RuntimeError):
             self.add_note("what was written down until then is this error's `partial`")
 
 
+class InputError(GraftError, TypeError):
+    """Inputs were given in another way than `f(model, args, kwargs)`, or a program does not take them."""
+
+
 class UnknownNodeError(GraftError, LookupError):
     """A program has no node of that name, or its value was not recorded."""
 
@@ -71,3 +75,13 @@ class PassError(GraftError, RuntimeError):
 
 class ShapeError(GraftError, TypeError):
     """Two shapes in a program cannot agree."""
+
+
+def one_line(error: BaseException) -> str:
+    """The class of an error and the first line of its message.
+
+    >>> one_line(ValueError("bad\\nreally"))
+    'ValueError: bad'
+    """
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

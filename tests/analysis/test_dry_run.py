@@ -9,7 +9,8 @@ from torch import nn
 from torch.nn import functional as F
 
 import torchgraft
-from torchgraft.analysis.dry_run import DryRun, inputs_of, program_of
+from torchgraft.analysis.dry_run import DryRun, program_of
+from torchgraft.codegen.calling import placeholder_values
 from torchgraft.errors import GraftError
 
 
@@ -138,19 +139,19 @@ BATCH = {"bias": [torch.ones(4)]}
 )
 def test_arguments_find_their_place(args: Any, kwargs: Any, operations: int) -> None:
     model = Everywhere()
-    assert torchgraft.cost(model, *args, kwargs=kwargs, backward=False).forward.flops == 48 + 8 * operations
-    assert torchgraft.memory(model, *args, kwargs=kwargs).peak > 0
+    assert torchgraft.cost(model, args, kwargs=kwargs, backward=False).forward.flops == 48 + 8 * operations
+    assert torchgraft.memory(model, args, kwargs=kwargs).peak > 0
     program = torchgraft.capture(model, args, kwargs)
     assert DryRun(program, args, kwargs).forward()["result"].shape == (2, 4)
 
 
 def test_arguments_that_do_not_fit_are_refused_as_python_does() -> None:
     program = torchgraft.symbolic_trace(lambda x, y, z=3: x + y + z)
-    assert list(inputs_of(program, (1,), {"y": 2}).values()) == [1, 2, 3]
+    assert list(placeholder_values(program, (1,), {"y": 2}).values()) == [1, 2, 3]
     with pytest.raises(TypeError, match="missing a required argument: 'y'"):
-        inputs_of(program, (1,))
+        placeholder_values(program, (1,))
     with pytest.raises(TypeError, match="unexpected keyword argument 'unknown'"):
-        inputs_of(program, (1, 2), {"unknown": 2})
+        placeholder_values(program, (1, 2), {"unknown": 2})
 
 
 def test_other_results_than_tensors_have_no_gradient() -> None:

@@ -25,7 +25,7 @@ def at(found: SymbolicShapes, **sizes: int) -> dict[str, Any]:
 
 
 def numbers(program: torchgraft.GraphModule, *args: torch.Tensor) -> dict[str, Any]:
-    return {name: tuple(value.shape) for name, value in shapes(program, *args).items() if hasattr(value, "shape")}
+    return {name: tuple(value.shape) for name, value in shapes(program, args).items() if hasattr(value, "shape")}
 
 
 def agree(program: torchgraft.GraphModule, found: SymbolicShapes, sizes: dict[str, int], *args: torch.Tensor) -> None:
@@ -39,7 +39,7 @@ RESNET_SHAPES = symbolic_shapes(RESNET, {"x": ("batch", 3, "h", "w")})
 TRANSFORMER = torchgraft.capture(
     zoo.create("transformer", layers=1, width=32, attention="fused").eval(), zoo.example_inputs("transformer", batch=2)
 )
-TRANSFORMER_SHAPES = symbolic_shapes(TRANSFORMER, {"ids": ("batch", "t")}, *zoo.example_inputs("transformer", batch=2))
+TRANSFORMER_SHAPES = symbolic_shapes(TRANSFORMER, {"ids": ("batch", "t")}, zoo.example_inputs("transformer", batch=2))
 
 
 @settings(max_examples=6)

@@ -92,12 +92,12 @@ def test_wrong_command_line_is_one_line_and_code_2(arguments, parts, capsys):
         (FileNotFoundError(2, "No such file", "model.py"), "graft fail: [Errno 2] No such file: 'model.py'\n"),
         (
             TypeError("bad"),
-            f'graft fail: the code of the model raised TypeError: bad; at {__file__}:30 "raise error"; '
-            "run again with --traceback to see more\n",
+            f'graft fail: the code of the model raised TypeError: bad\n  at {__file__}:30 "raise error"\n'
+            "  run again with --traceback to see more\n",
         ),
     ],
 )
-def test_failing_command_is_one_line_and_code_1(error, line, command_raising, capsys):
+def test_failing_command_says_what_and_where_and_ends_with_code_1(error, line, command_raising, capsys):
     command_raising(error)
     assert command_line.main(["fail"]) == 1
     assert capsys.readouterr() == ("", line)

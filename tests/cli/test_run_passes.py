@@ -66,14 +66,17 @@ def test_why_something_was_left_alone(capsys):
     ],
 )
 def test_wrong_usage_is_one_line_and_code_2(text, message, capsys):
-    assert main(["run-passes", "zoo:mlp", text]) == 2
+    with pytest.raises(SystemExit) as end:
+        main(["run-passes", "zoo:mlp", text])
+    assert end.value.code == 2
     output, error = capsys.readouterr()
     assert output == "" and error.startswith("graft run-passes: ") and error.count("\n") == 1 and message in error
 
 
 def test_level_without_inputs(model, capsys):
-    assert main(["run-passes", model, "remove-dead-code", "--level", "function"]) == 1
-    assert "give its inputs with --input" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as end:
+        main(["run-passes", model, "remove-dead-code", "--level", "function"])
+    assert end.value.code == 2 and "give them with --input" in capsys.readouterr().err
 
 
 def test_traceback():

@@ -27,11 +27,11 @@ class Observation:
     aliases: list[tuple[int, int]]
 
 
-def make_inputs() -> list[torch.Tensor]:
+def make_inputs() -> tuple[torch.Tensor, torch.Tensor]:
     """A leaf that needs a gradient, and a plain tensor that programs may write into."""
     x = torch.tensor([[0.5, -1.0, 2.0], [1.5, 0.25, -0.75]], requires_grad=True)
     y = torch.tensor([[1.0, 2.0, -0.5], [-1.5, 0.75, 0.125]])
-    return [x, y]
+    return x, y
 
 
 def observe(function: Callable[..., Any], model: nn.Module, seed: int) -> Observation:

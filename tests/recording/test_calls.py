@@ -192,7 +192,7 @@ def test_arguments_in_short() -> None:
         x[..., 1:2]
         return torch.zeros(3, dtype=torch.int64)
 
-    texts = [call.arguments for call in torchgraft.log_calls(function, torch.ones(2, 3), {"a": 1})]
+    texts = [call.arguments for call in torchgraft.log_calls(function, (torch.ones(2, 3), {"a": 1}))]
     assert texts[0] == f"[{', '.join(['float32[2, 3]'] * 8)}, …]"
     assert texts[1] == "float32[2, 3], dim=1, keepdim=True"
     assert texts[2] == "float32[2, 3], (…, 1:2)"
@@ -255,7 +255,7 @@ def test_text(mlp, x) -> None:
     lines = str(torchgraft.log_calls(mlp, x)).splitlines()
     assert lines[0].split() == ["#", "call", "arguments", "result", "module", "time", "line"]
     assert lines[1].startswith("0  torch.nn.functional.linear  float32[1, 16], float32[32, 16], float32[32]  ")
-    assert lines[-1].startswith("3 calls, ")
+    assert lines[-1].startswith("3 calls at level function, ")
 
 
 def test_json_and_rows(mlp, x, tmp_path) -> None:
@@ -308,7 +308,7 @@ def test_an_empty_log_can_be_shown() -> None:
 
 def test_an_unwritable_folder(mlp, x, tmp_path) -> None:
     log = torchgraft.log_calls(mlp, x)
-    with pytest.raises(WriteError, match="cannot write .*missing/calls.json': No such file or directory; give a path"):
+    with pytest.raises(WriteError, match="cannot write .*missing/calls.json': No such file or directory\ngive a path"):
         log.to_json(tmp_path / "missing" / "calls.json")
     with pytest.raises(WriteError, match="it is a folder"):
         log.to_chrome_trace(tmp_path)
@@ -385,7 +385,7 @@ def test_other_threads_are_not_logged(x) -> None:
 def test_bad_arguments(mlp, x) -> None:
     with pytest.raises(ValueError, match="""level must be "function" or "dispatch", not 'aten'"""):
         torchgraft.log_calls(mlp, x, level="aten")
-    with pytest.raises(TypeError, match="needs something to call, not int"):
+    with pytest.raises(TypeError, match="expected a model, a program or a function to call, got int"):
         torchgraft.log_calls(3)
 
 
@@ -399,5 +399,5 @@ def test_keyword_arguments_and_gradients() -> None:
     def function(x, *, scale):
         (x * scale).sum().backward()
 
-    log = torchgraft.log_calls(function, torch.ones(3, requires_grad=True), scale=2, level="dispatch")
+    log = torchgraft.log_calls(function, torch.ones(3, requires_grad=True), {"scale": 2}, level="dispatch")
     assert log.names[0] == "aten.mul.Tensor" and log.filter(name="ones_like") and all(call.line for call in log)

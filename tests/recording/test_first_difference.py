@@ -8,7 +8,7 @@ from torch import nn
 
 from torchgraft import symbolic_trace, zoo
 from torchgraft.capturing.program import capture
-from torchgraft.recording.timeline import Timeline, call_key, fingerprint
+from torchgraft.recording.fingerprints import call_key, fingerprint
 from torchgraft.recording.verify import verify
 
 torch.manual_seed(0)
@@ -60,7 +60,7 @@ def test_call_that_hands_its_input_on(program, number):
     node = replaced(program, relus(program)[number], torch.clone)
     found = difference(program)
     assert found.node == node.name
-    assert f"hands its input on, where the model calls module {path} at " in found.text
+    assert found.text.endswith(f"; the model makes the call call_module {path} there")
 
 
 def test_call_left_out(program):
@@ -120,8 +120,8 @@ def test_removed_draw():
 
     found = verify(model, symbolic_trace(lambda x: x + 1), (torch.rand(3),), other_sizes=False).first_difference
     assert found.node is None
-    assert "the program lacks the call of rand() at " in found.text
-    assert found.text.endswith('"torch.rand(3)"')
+    assert found.text == "the program lacks the call 'rand' (call_function torch.rand)"
+    assert found.line.endswith('"torch.rand(3)"')
 
 
 def test_setitem():
@@ -139,26 +139,8 @@ def test_setitem():
 def test_fingerprints():
     x = torch.randn(50)
     print_of_x = fingerprint(x)
-    assert print_of_x.difference(fingerprint(x * (1 + 1e-7)), exactly=False) is None
-    assert (
-        print_of_x.difference(fingerprint(x.flip(0)), exactly=False) == "other values in the program than in the model"
-    )
-    assert "requires_grad False" in print_of_x.difference(fingerprint(x.clone().requires_grad_()), exactly=True)
-    assert "dtype" in print_of_x.difference(fingerprint(x.double()), exactly=False)
-    assert "shape (50,)" in print_of_x.difference(fingerprint(x[1:]), exactly=False)
-    assert fingerprint(x.to("meta")).same_values(print_of_x, exactly=True)
-
-
-def test_timeline_of_an_eager_run():
-    model = nn.Sequential(nn.Linear(3, 3), nn.ReLU())
-    timeline = Timeline({id(model[0])})
-    x = torch.ones(2, 3)
-    with timeline.watching(model, operators=False):
-        model(x).sigmoid_()
-    assert [call.key for call in timeline.order] == ["module 0", "relu", "module 1", "module ", "sigmoid"]
-    assert [call.effect for call in timeline.order][-1] == "writes"
-    assert "test_first_difference.py" in timeline.order[-1].line
-    assert not model[0]._forward_hooks
+    assert print_of_x.same_values(fingerprint(x * (1 + 1e-7))) and print_of_x.same_values(fingerprint(x.to("meta")))
+    assert not print_of_x.same_values(fingerprint(x.flip(0))) and print_of_x.shape == (50,)
 
 
 @pytest.mark.parametrize(

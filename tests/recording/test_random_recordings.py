@@ -15,8 +15,8 @@ import torchgraft
 from tests.properties.observation import make_inputs
 from tests.properties.strategies import Program, programs
 from tests.properties.ways import capture
+from torchgraft.analysis.comparison import frozen_leaves
 from torchgraft.recording import snapshots
-from torchgraft.recording.comparison import frozen_leaves
 
 
 class Copying(torchgraft.Interpreter):
@@ -50,7 +50,7 @@ def expected_leaves(program: torchgraft.GraphModule, seed: int) -> dict[str, dic
 def assert_same(expected: dict[str, Any], value: Any, name: str, code: str) -> None:
     found = frozen_leaves(value, "value")
     for path, leaf in expected.items():
-        if isinstance(leaf, torchgraft.recording.comparison.FrozenTensor):
+        if isinstance(leaf, torchgraft.analysis.comparison.FrozenTensor):
             assert torch.equal(leaf.values.nan_to_num(), found[path].values.nan_to_num()), f"{name}{path}\n{code}"
 
 
@@ -85,7 +85,7 @@ def test_every_value_is_what_it_was(program: Program) -> None:
     if module is None or expected is None:
         return
     seed_everything(program.seed)
-    recording = torchgraft.record(copy.deepcopy(module), *make_inputs())
+    recording = torchgraft.record(copy.deepcopy(module), make_inputs())
     for name, leaves in expected.items():
         if not is_without_value(name):
             assert_same(leaves, recording[name], name, module.code)
@@ -100,6 +100,6 @@ def test_one_node_alone_has_the_value_it_has_among_all(program: Program, choice:
         return
     name = list(expected)[choice % len(expected)]
     seed_everything(program.seed)
-    recording = torchgraft.record(copy.deepcopy(module), *make_inputs(), nodes=name)
+    recording = torchgraft.record(copy.deepcopy(module), make_inputs(), nodes=name)
     if not is_without_value(name):
         assert_same(expected[name], recording[name], name, module.code)

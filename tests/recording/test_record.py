@@ -126,9 +126,9 @@ def test_results_that_are_put_together_by_the_program() -> None:
 def test_inputs_by_keyword_with_defaults_and_in_containers() -> None:
     program = symbolic_trace(lambda a, b=2.0: a * b)
     assert record(program, torch.ones(2))["mul"].tolist() == [2.0, 2.0]
-    assert record(program, b=3.0, a=torch.ones(2))["mul"].tolist() == [3.0, 3.0]
+    assert record(program, kwargs={"b": 3.0, "a": torch.ones(2)})["mul"].tolist() == [3.0, 3.0]
     nested = capture(lambda d: d["x"] + d["y"][0], ({"x": torch.ones(2), "y": [torch.ones(2)]},))
-    assert record(nested, {"x": torch.ones(2), "y": [torch.zeros(2)]}).result.tolist() == [1.0, 1.0]
+    assert record(nested, ({"x": torch.ones(2), "y": [torch.zeros(2)]},)).result.tolist() == [1.0, 1.0]
 
 
 def test_star_arguments() -> None:
@@ -138,7 +138,7 @@ def test_star_arguments() -> None:
 
     x = torch.ones(2)
     program = symbolic_trace(Stars())
-    assert record(program, x, x * 5, y=x).result.tolist() == program(x, x * 5, y=x).tolist() == [2.0, 2.0]
+    assert record(program, (x, x * 5), {"y": x}).result.tolist() == program(x, x * 5, y=x).tolist() == [2.0, 2.0]
 
 
 # ---- values stay what they were ----
@@ -342,7 +342,7 @@ def test_regions_are_left_when_the_program_is_stopped_inside() -> None:
 def test_guards_are_kept() -> None:
     program = capture(lambda x: torch.exp(x) if x.sum() > 0 else torch.tanh(x), (torch.ones(2),))
     with pytest.raises(GuardError):
-        record(program, -torch.ones(2), nodes="exp")
+        record(program, (-torch.ones(2),), nodes="exp")
 
 
 # ---- statistics ----
@@ -461,7 +461,7 @@ def test_streaming_holds_one_tensor_at_most(tmp_path) -> None:
 @pytest.mark.parametrize("where", ["missing/a.safetensors", ".", "file/a.safetensors"])
 def test_where_nothing_can_be_written(program, x, tmp_path, where) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(WriteError, match="cannot write '.*': .*; give a path in a folder that exists") as error:
+    with pytest.raises(WriteError, match="cannot write '.*': .*\ngive a path in a folder that exists") as error:
         record(program, x, to=tmp_path / where)
     assert isinstance(error.value, OSError) and isinstance(error.value, GraftError)
     assert [item.name for item in tmp_path.iterdir()] == ["file"]
@@ -655,7 +655,7 @@ def test_a_program_that_fails_midway(program) -> None:
 
 def test_wrong_inputs(program, x) -> None:
     with pytest.raises(
-        TypeError, match=r"cannot be called with these inputs: missing a required argument: 'x'; it takes"
+        TypeError, match=r"cannot be called with these inputs: missing a required argument: 'x'\nit takes"
     ):
         record(program)
     with pytest.raises(TypeError, match="there is nothing to run in a int"):
@@ -679,7 +679,7 @@ def test_text_json_rows_and_html(program, x, tmp_path) -> None:
     assert lines[0].split() == ["node", "op", "target", "value", "min", "max"] and lines[-1] == "5 nodes recorded"
     data = json.loads(recording.to_json(tmp_path / "a.json"))
     assert data["complete"] and [row["node"] for row in data["nodes"]] == list(recording)
-    assert "<table>" in recording._repr_html_() and "Recording of 5 nodes" in repr(recording)
+    assert "<table>" in recording._repr_html_() and "5 nodes recorded" in repr(recording)
 
 
 def test_nan_statistics_are_json() -> None:
@@ -704,6 +704,6 @@ def test_safetensors_missing(program, x, tmp_path, monkeypatch) -> None:
 
     recording = record(program, x, to=tmp_path / "a.safetensors")
     monkeypatch.setitem(sys.modules, "safetensors", None)
-    with pytest.raises(GraftError, match="the package safetensors is not installed; install it with: pip install"):
+    with pytest.raises(GraftError, match="the package safetensors is not installed\ninstall it with: pip install"):
         recording["fc1"]
     assert Path(tmp_path / "a.safetensors").exists()

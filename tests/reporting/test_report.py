@@ -1,9 +1,10 @@
-"""A report holds everything that it promises, says what could not be had, and leaves nothing behind where it fails."""
+"""A report holds everything that it promises, says what is unavailable, and leaves nothing behind where it fails."""
 
 import json
 import os
 import pickle
 import re
+import sys
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote
@@ -112,7 +113,7 @@ def test_five_facts(made):
     assert str(made).splitlines()[-1] == f"page: {made.page}"
 
 
-# ---- what cannot be had ----
+# ---- what is unavailable ----
 
 
 class Unexportable(nn.Module):
@@ -132,7 +133,7 @@ def test_level_that_cannot_be_had_does_not_stop_the_rest(tmp_path):
     missing = [failure.what for failure in made.failures]
     assert "the program at level aten" in missing and "the program at level module" not in missing
     text = made.page.read_text(encoding="utf-8")
-    assert "Not to be had:" in text and (tmp_path / "out/graphs/module.json").is_file()
+    assert "Unavailable:" in text and (tmp_path / "out/graphs/module.json").is_file()
     assert not (tmp_path / "out/graphs/aten.json").exists()
     assert any(fact.headline == "Missing" for fact in made.facts)
     # What capture specialised is there with its line.
@@ -163,7 +164,7 @@ class Hostile(nn.Module):
 
 
 def test_hostile_names_and_keyword_inputs(tmp_path):
-    made = report(Hostile(), (torch.ones(1, 2),), {"scale": 2.0}, tmp_path / "out", name="<h1>&'\"")
+    made = report(Hostile(), (torch.ones(1, 2),), {"scale": 2.0}, folder=tmp_path / "out", name="<h1>&'\"")
     text = made.page.read_text(encoding="utf-8")
     assert "<b a=" not in text and "<h1>&'" not in text and "&lt;h1&gt;&amp;" in text
     Page(text)
@@ -204,7 +205,7 @@ class Fails(nn.Module):
 
 
 def test_model_that_does_not_run(tmp_path):
-    with pytest.raises(GraftError, match="the model itself raises ValueError: no luck; give inputs it accepts"):
+    with pytest.raises(GraftError, match="the model itself raises ValueError: no luck\ngive inputs it accepts"):
         report(Fails(), torch.ones(1), folder=tmp_path / "deep" / "out")
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(GraftError, match="cannot report on a function"):
@@ -231,7 +232,7 @@ def test_full_disk_leaves_nothing(name, tmp_path, monkeypatch):
 
     monkeypatch.setattr(Path, "write_text", lambda path, *args, **more: (refuse(path), write_text(path, *args, **more)))
     monkeypatch.setattr(os, "replace", lambda source, target: (refuse(target), replace(source, target)))
-    with pytest.raises(GraftError, match="No space left on device; (nothing was written|give a path)"):
+    with pytest.raises(GraftError, match="No space left on device\n(nothing was written|give a path)"):
         report(nn.Linear(1, 1), torch.ones(1), folder=tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
 
@@ -244,14 +245,14 @@ def test_folder_that_cannot_be_written(tmp_path):
     if os.geteuid() != 0:
         locked = tmp_path / "locked"
         locked.mkdir(mode=0o500)
-        with pytest.raises(WriteError, match="Permission denied; nothing was written"):
+        with pytest.raises(WriteError, match="Permission denied\nnothing was written"):
             report(nn.ReLU(), torch.ones(1), folder=locked / "out")
     assert [path.name for path in tmp_path.iterdir() if path.name != "locked"] == ["file"]
 
 
 def test_folder_with_other_files_is_refused_before_the_work(tmp_path):
     (tmp_path / "thesis.tex").write_text("years of work")
-    with pytest.raises(WriteError, match=r"the folder holds other files, such as 'thesis.tex'; give a new folder"):
+    with pytest.raises(WriteError, match=r"the folder holds other files, such as 'thesis.tex'\ngive a new folder"):
         report(Fails(), torch.ones(1), folder=tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
@@ -277,7 +278,8 @@ def test_command(tmp_path, capsys):
     assert main(["report", "zoo:mlp", "-o", str(tmp_path / "out")]) == 0
     text, error = capsys.readouterr()
     assert error == "" and text.startswith("The 5 most interesting facts about zoo:mlp\n")
-    assert text.splitlines()[-1] == str(tmp_path / "out" / "index.html") and Path(text.splitlines()[-1]).is_file()
+    page = text.splitlines()[-2].removeprefix("page: ")
+    assert page == str(tmp_path / "out" / "index.html") and Path(page).is_file()
     assert main(["report", "zoo:mlp", "-o", str(tmp_path / "out"), "--json"]) == 0
     data = json.loads(capsys.readouterr().out)
     assert len(data["facts"]) == 5 and data["failures"] == []
@@ -287,7 +289,48 @@ def test_command_refuses(tmp_path, capsys):
     (tmp_path / "file").write_text("")
     assert main(["report", "zoo:mlp", "-o", str(tmp_path / "file")]) == 1
     error = capsys.readouterr().err
-    assert error.startswith("graft report: cannot write a report to ") and error.count("\n") == 1
+    assert error.startswith("graft report: cannot write a report to ") and error.count("\n  give ") == 1
     with pytest.raises(SystemExit) as end:
         main(["report", "torch.nn:ReLU", "-o", str(tmp_path / "out")])
     assert end.value.code == 2 and "give them with --input" in capsys.readouterr().err
+
+
+# ---- how often the model runs ----
+
+
+class Counted(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Dropout(0.1))
+
+    def forward(self, x):
+        return self.blocks(x)
+
+
+def forwards_of(step):
+    """How often the model's own forward runs in a step; from outside, because a counter in it would be state of the model."""
+    found = []
+
+    def profile(frame, event, argument):
+        if event == "call" and frame.f_code.co_name == "forward" and type(frame.f_locals.get("self")) is Counted:
+            found.append(frame.f_lineno)
+
+    sys.setprofile(profile)
+    try:
+        return step(), len(found)
+    finally:
+        sys.setprofile(None)
+
+
+def test_the_model_runs_a_few_times_for_all_levels(tmp_path):
+    model = Counted().eval()
+    _, of_a_capture = forwards_of(lambda: torchgraft.capture(model, torch.ones(3, 4)))
+    made, runs = forwards_of(lambda: report(model, torch.ones(3, 4), folder=tmp_path / "out"))
+    assert made.failures == [] and all(made.seen.levels[name].program is not None for name in LEVELS)
+    # The log of its calls, two captures, torch.jit.trace, and the check on the example and at one other size.
+    assert 0 < of_a_capture <= 2 and runs == 1 + 2 * of_a_capture + 1 + 2
+    # A training step normalises by the batch, although the model was captured in evaluation mode.
+    joint = made.seen.levels["joint"]
+    assert joint.notes == [] and any("native_batch_norm" in name for name in joint.counts.by_call)
+    assert not model.training
+    assert model.blocks[1].num_batches_tracked.item() == 0

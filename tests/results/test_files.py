@@ -40,7 +40,7 @@ def test_a_relative_path_and_a_long_name(tmp_path, monkeypatch) -> None:
 
 def test_errors_name_the_path() -> None:
     with pytest.raises(
-        WriteError, match="cannot write '/no/such/folder/a': No such file or directory; give a path"
+        WriteError, match="cannot write '/no/such/folder/a': No such file or directory\ngive a path"
     ) as e:
         write_text("/no/such/folder/a", "x")
     assert isinstance(e.value, GraftError) and isinstance(e.value, OSError)
@@ -55,7 +55,7 @@ def test_a_link_is_followed(tmp_path) -> None:
 
 def test_a_folder_in_the_place_of_the_file(tmp_path) -> None:
     (tmp_path / "a").mkdir()
-    with pytest.raises(WriteError, match="it is a folder; give a path"):
+    with pytest.raises(WriteError, match="it is a folder\ngive a path"):
         write_whole(tmp_path / "a", b"x")
     assert os.listdir(tmp_path) == ["a"]
 

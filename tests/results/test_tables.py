@@ -49,4 +49,4 @@ def test_json(tmp_path) -> None:
 def test_colours_only_where_they_are_wanted() -> None:
     lines = Result().text(color=True).splitlines()
     assert lines[1].startswith("\033[1mname") and lines[3].startswith("\033[31ma longer one") and "\033" not in lines[2]
-    assert Result().text() == str(Result()) == repr(Result()) and "\033" not in str(Result())
+    assert Result().text() == str(Result()) and repr(Result()) == "<Result: title>" and "\033" not in str(Result())

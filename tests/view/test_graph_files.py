@@ -112,10 +112,10 @@ def test_unknown_formats(name: str, format, tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(GraftError, match="No such file or directory; give a path in a folder that exists"):
+    with pytest.raises(GraftError, match="No such file or directory\ngive a path in a folder that exists"):
         torchgraft.save_graph(MLP(), tmp_path / "missing" / "g.json")
     (tmp_path / "file").write_text("")
-    with pytest.raises(GraftError, match="Not a directory; give a path in a folder that exists"):
+    with pytest.raises(GraftError, match="Not a directory\ngive a path in a folder that exists"):
         torchgraft.save_graph(MLP(), tmp_path / "file" / "g.json")
     (tmp_path / "g.json").mkdir()
     with pytest.raises(GraftError, match="it is a folder"):
@@ -131,7 +131,7 @@ def test_a_failure_while_writing_keeps_the_old_file(tmp_path: Path, monkeypatch)
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "replace", fail)
-    with pytest.raises(GraftError, match=r"cannot write '.*g.json': No space left on device; give a path"):
+    with pytest.raises(GraftError, match=r"cannot write '.*g.json': No space left on device\ngive a path"):
         torchgraft.save_graph(MLP(), path)
     assert path.read_text() == "old" and [file.name for file in tmp_path.iterdir()] == ["g.json"]
 

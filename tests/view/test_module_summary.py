@@ -171,7 +171,7 @@ def test_forms() -> None:
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"columns": ["size"]}, "summary has no column 'size'; choose some of input, output, parameters"),
+        ({"columns": ["size"]}, "summary has no column 'size'\nchoose some of input, output, parameters"),
         ({"depth": -1}, "depth must be a whole number"),
         ({"depth": "2"}, "depth must be a whole number"),
     ],

@@ -151,7 +151,7 @@ def test_text_with_and_without_colours(monkeypatch) -> None:
         "    target: torch.relu -> torch.tanh\n"
         "  return tanh"
     )
-    assert str(result) == repr(result) == plain
+    assert str(result) == plain and repr(result) == "<ProgramDiff: <lambda> -> <lambda>: 2 same, 1 changed>"
     terminal, file = Terminal(), io.StringIO()
     result.show(terminal)
     result.show(file)

@@ -5,7 +5,6 @@ What is counted is the watcher's business (`cost/`, `memory/`); what fake tensor
 from __future__ import annotations
 
 import contextlib
-import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -24,8 +23,8 @@ from torchgraft.analysis.fake import (
 )
 from torchgraft.analysis.fake_calls import FakeCalls, FakeInterpreter
 from torchgraft.capturing.program import capture
+from torchgraft.codegen.calling import placeholder_values
 from torchgraft.codegen.graph_module import GraphModule
-from torchgraft.codegen.source import CodeGen
 from torchgraft.errors import GraftError
 from torchgraft.ir.graph import Graph
 from torchgraft.ir.guards import is_guard
@@ -66,7 +65,7 @@ class DryRun(FakeInterpreter):
         node_done: Callable[[Node, Any], None] | None = None,
         compute: bool = False,
     ) -> None:
-        given = args if isinstance(args, dict) else inputs_of(program, args, kwargs)
+        given = args if isinstance(args, dict) else placeholder_values(program, args, kwargs)
         self.computes = compute
         self.mode: Any = contextlib.nullcontext()
         module = contents_of(program)
@@ -222,7 +221,11 @@ def _only_for_guards(graph: Graph) -> set[Node]:
 
 
 def program_of(
-    model: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None, compute: bool = False
+    model: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any] | None = None,
+    compute: bool = False,
+    level: str = "module",
 ) -> GraphModule:
     """A program as it is; anything else captured, on fakes where that is possible, so that nothing is computed.
 
@@ -232,37 +235,25 @@ def program_of(
     if isinstance(model, GraphModule):
         return model
     if compute:
-        return capture(model, args, kwargs)
+        return capture(model, args, kwargs, level=level)
+    has_bare_inputs = any(_is_bare(leaf) for leaf in pytree.tree_leaves((args, kwargs)))
     mode = fake_mode_of(args, kwargs, *([model] if isinstance(model, torch.nn.Module) else []))
     try:
         subject = fake_module(model, mode) if isinstance(model, torch.nn.Module) else model
         with mode:
-            return capture(subject, fake_inputs(args, model, mode), fake_inputs(kwargs, model, mode))
+            program = capture(subject, fake_inputs(args, model, mode), fake_inputs(kwargs, model, mode), level=level)
+        # What was kept whole because it cannot be watched on fakes hides its parts; a real run may show them.
+        if not program.meta.get("kept_whole") or has_bare_inputs:
+            return program
     except Exception:
-        # Python reads values, or an operator has no fake kernel: only a real run can tell which way the model goes.
-        if any(_is_bare(leaf) for leaf in pytree.tree_leaves((args, kwargs))):
+        if has_bare_inputs:
             raise
-        return capture(model, args, kwargs)
+    # Python reads values, or an operator has no fake kernel: only a real run can tell which way the model goes.
+    return capture(model, args, kwargs, level=level)
 
 
 def _is_bare(leaf: Any) -> bool:
     return isinstance(leaf, torch.Tensor) and (leaf.device.type == "meta" or is_fake(leaf))
-
-
-def inputs_of(program: GraphModule, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> dict[Node, Any]:
-    """The value of each placeholder for a call with these arguments.
-
-    >>> import torchgraft
-    >>> inputs_of(torchgraft.symbolic_trace(lambda x, y, scale=2: (x + y) * scale), (1,), {"y": 5})
-    {x: 1, y: 5, scale: 2}
-    """
-    nodes = [node for node in program.graph.nodes if node._op == "placeholder"]
-    bound = inspect.signature(program.forward).bind(*args, **(kwargs or {}))
-    bound.apply_defaults()
-    values = list(bound.arguments.values())
-    if type(program.graph._codegen).process_inputs is not CodeGen.process_inputs:
-        values = list(program.graph.process_inputs(*values))
-    return dict(zip(nodes, values, strict=True))
 
 
 def contents_of(program: torch.nn.Module) -> torch.nn.Module:

@@ -141,11 +141,11 @@ def _bare_fake(tensor: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
 
 
 def on_device(
-    model: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None, device: torch.device, compute: bool
-) -> tuple[Any, tuple[Any, ...], dict[str, Any] | None]:
+    model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], device: torch.device, compute: bool
+) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     """A model and its inputs as they would be on another device: fakes, or with `compute` real copies.
 
-    >>> model, args, _ = on_device(torch.nn.Linear(2, 3), (torch.ones(1, 2),), None, torch.device("cpu"), False)
+    >>> model, args, _ = on_device(torch.nn.Linear(2, 3), (torch.ones(1, 2),), {}, torch.device("cpu"), False)
     >>> is_fake(model.weight), is_fake(args[0]), args[0].device.type
     (True, True, 'cpu')
     """

@@ -15,12 +15,14 @@ from torch._dynamo.source import ConstantSource
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, GuardOnDataDependentSymNode, ShapeEnv
 
-from torchgraft.analysis.dry_run import DryRun, inputs_of, program_of, where
+from torchgraft.analysis.dry_run import DryRun, program_of, where
+from torchgraft.codegen.calling import example_inputs, placeholder_values
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import GraftError, GuardError
 from torchgraft.ir.arguments import map_aggregate
 from torchgraft.ir.node import Node
 from torchgraft.ir.printing import known_value
+from torchgraft.results.shown import NamedTexts
 
 Dimensions = Mapping[str, Sequence[str | int | None]]
 
@@ -54,7 +56,7 @@ class Dimension:
         return _text(self.expression)
 
 
-class SymbolicShapes(dict[str, Any]):
+class SymbolicShapes(NamedTexts):
     """Shapes by the names of nodes: tuples of numbers and `Dimension`s, in the structure of the value.
 
     `fixed` says which names turned out to be one number. `conditions` are what torch took for granted on the way (a size is
@@ -66,13 +68,11 @@ class SymbolicShapes(dict[str, Any]):
         self.fixed = fixed
         self.conditions = conditions
 
-    def __str__(self) -> str:
-        width = max(map(len, self), default=0)
-        lines = [f"{name.ljust(width)}  {value}" for name, value in self.items()]
-        return "\n".join([*lines, *[f"where {name} is {size}" for name, size in self.fixed.items()]])
+    def _notes(self) -> list[str]:
+        return [f"where {name} is {size}" for name, size in self.fixed.items()]
 
 
-def symbolic_shapes(program: Any, dimensions: Dimensions, *args: Any) -> SymbolicShapes:
+def symbolic_shapes(program: Any, dimensions: Dimensions, args: Any = ()) -> SymbolicShapes:
     """The shape of every value of a program as expressions of named input sizes; nothing is computed.
 
     `dimensions` names the sizes of inputs: a name, a number, or None for the size that the example has; the same name means the
@@ -84,6 +84,7 @@ def symbolic_shapes(program: Any, dimensions: Dimensions, *args: Any) -> Symboli
     >>> symbolic_shapes(program, {"x": ("batch", "t", 64)})["flatten"]
     (batch, 128*t)
     """
+    args, _ = example_inputs(args)
     if not isinstance(program, GraphModule):
         program = program_of(program, args or _examples(dimensions))
     try:
@@ -144,7 +145,7 @@ class _Environment:
 
     def inputs(self, program: GraphModule, args: tuple[Any, ...]) -> dict[Node, Any]:
         nodes = [node for node in program.graph.nodes if node.op == "placeholder"]
-        examples = inputs_of(program, args) if args else {node: known_value(node) for node in nodes}
+        examples = placeholder_values(program, args) if args else {node: known_value(node) for node in nodes}
         known = {**{str(node.target): node for node in nodes}, **{node.name: node for node in nodes}}
         unknown = [name for name in self.dimensions if name not in known]
         if unknown:

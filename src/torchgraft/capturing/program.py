@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -43,6 +43,7 @@ from torchgraft.capturing.same_program import does_the_same
 from torchgraft.capturing.watch import Watcher, WatchingMode
 from torchgraft.capturing.whole import eager_error, modules_of, program_name, whole_program
 from torchgraft.capturing.wrapping import SCRIPT_PATCH, Autowrap, wrapped_patches
+from torchgraft.codegen.calling import example_inputs
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import TraceError
 from torchgraft.ir.contexts import exit_context
@@ -53,8 +54,8 @@ LeafRule = Callable[[torch.nn.Module, str], bool] | Iterable[Any] | type | str |
 
 def capture(
     model: torch.nn.Module | Callable[..., Any],
-    args: Iterable[Any] = (),
-    kwargs: dict[str, Any] | None = None,
+    args: Any = (),
+    kwargs: Mapping[str, Any] | None = None,
     *,
     level: str = "module",
     leaf: LeafRule = None,
@@ -74,18 +75,18 @@ def capture(
     >>> program(torch.ones(5, 3, 4)).shape
     torch.Size([5, 12])
     """
+    values, keywords = example_inputs(args, kwargs)
     if level in ("aten", "core_aten", "joint"):
-        return _operator_program(model, args, kwargs, level, leaf, dynamic)
+        return _operator_program(model, values, keywords, level, leaf, dynamic)
     if level not in ("module", "function"):
         raise ValueError(f'level must be "module", "function", "aten", "core_aten" or "joint", not {level!r}')
     if (problem := no_model(model)) is not None:
         raise TypeError(f"cannot capture {problem}")
-    values = tuple(args) if isinstance(args, (tuple, list)) else (args,)
-    run = _Capture(model, values, dict(kwargs or {}), _leaf_rule(level, leaf))
+    run = _Capture(model, values, keywords, _leaf_rule(level, leaf))
     _check_leaf_names(leaf, run.paths.values())
     program = run.run()
     if dynamic:
-        check_free(program, model, values, dict(kwargs or {}), dynamic)
+        check_free(program, model, values, keywords, dynamic)
     return program
 
 

@@ -42,7 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
     from torchgraft.recording.calls import log_calls
 
     with torch.no_grad():
-        log = log_calls(chosen.model, *args, level=arguments.level, **kwargs)
+        log = log_calls(chosen.model, args, kwargs, level=arguments.level)
     log = log.filter(name=arguments.name, module=arguments.module)
     if arguments.trace:
         put_out(arguments, log.to_chrome_trace())

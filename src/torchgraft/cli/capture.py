@@ -29,12 +29,12 @@ def run(arguments: argparse.Namespace) -> int:
     program = captured(arguments, chosen)
     seconds = time.perf_counter() - started
 
-    from torchgraft.ir.guards import find_guards
+    from torchgraft.recording.doctor import specialised
     from torchgraft.reporting.levels import counts_of
     from torchgraft.results.tables import seconds_text
 
     counts = counts_of(program)
-    guards = [f"{guard.condition} is {guard.expected!r} at {guard.where}" for guard in find_guards(program.graph)]
+    guards = [f"{finding.what} at {finding.where}" for finding in specialised(program)]
     kept = program.meta.get("kept_whole", {})
     if arguments.output is not None:
         _keep(program, arguments.output)
@@ -49,12 +49,12 @@ def run(arguments: argparse.Namespace) -> int:
         print(json_text({"model": chosen.name, "output": arguments.output, **found}))
         return 0
     print(
-        f"{chosen.name}: {counts.nodes} nodes, {counts.calls} calls of {counts.different_calls} things, {seconds_text(seconds)}"
+        f"{chosen.name}: {counts.nodes} nodes, {counts.calls} calls of {counts.different_calls} kinds, {seconds_text(seconds)}"
     )
     for call, count in counts.by_call.items():
         print(f"{count:>6}  {call}")
     for guard in guards:
-        print(f"holds only where {guard}")
+        print(f"checked on every run: {guard}")
     for path, reason in kept.items():
         print(f"kept whole: {path or 'the model'}, because {reason}")
     if arguments.output is not None:

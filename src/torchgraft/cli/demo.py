@@ -79,7 +79,7 @@ def swap_relu_for_gelu(program: GraphModule) -> int:
     ]
     if not calls:
         raise GraftError(
-            "nothing to swap: the model calls no nn.ReLU module; choose another with --model, such as resnet18"
+            "nothing to swap: the model calls no nn.ReLU module\nchoose another with --model, such as resnet18"
         )
     for node in calls:
         with graph.inserting_after(node):

@@ -7,7 +7,7 @@ from __future__ import annotations
 import argparse
 
 from torchgraft.cli.models import add_model_arguments, chosen_model
-from torchgraft.cli.programs import add_json, add_output, json_text, put_out
+from torchgraft.cli.programs import add_json, add_output, put_out_result
 
 NAME = "doctor"
 SUMMARY = "capture a model, verify the program, and list what was fixed, kept whole or cannot be traced"
@@ -27,5 +27,5 @@ def run(arguments: argparse.Namespace) -> int:
     from torchgraft.recording.doctor import doctor
 
     diagnosis = doctor(chosen.model, chosen.args or (), chosen.kwargs) if chosen.has_inputs else doctor(chosen.model)
-    put_out(arguments, json_text(diagnosis.to_dict()) if arguments.json else str(diagnosis))
+    put_out_result(arguments, diagnosis)
     return 0 if diagnosis.ok else 1

@@ -43,7 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
         "direction": arguments.direction,
         "theme": arguments.theme,
     }
-    drawing = draw(program, arguments.output, **options)
+    drawing = draw(program, path=arguments.output, **options)
     if arguments.json:
         size = {"width": drawing.width, "height": drawing.height, "boxes": drawing.boxes}
         print(json_text({"model": chosen.name, "output": arguments.output, **size}))

@@ -12,7 +12,7 @@ from inspect import signature
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-from torchgraft.errors import GraftError
+from torchgraft.errors import GraftError, one_line
 
 if TYPE_CHECKING:
     from torch import nn
@@ -35,11 +35,9 @@ def _imported(package: str) -> ModuleType:
     try:
         return importlib.import_module(package)
     except ImportError as error:
-        raise GraftError(f"cannot import {package}: {error}; install it with: pip install {package}") from error
+        raise GraftError(f"cannot import {package}: {error}\ninstall it with: pip install {package}") from error
     except Exception as error:  # torchvision raises RuntimeError where its operators do not fit this torch
-        raise GraftError(
-            f"cannot import {package}: {type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
-        ) from error
+        raise GraftError(f"cannot import {package}: {one_line(error)}") from error
 
 
 def _unknown(library: str, name: str, names: Iterable[str]) -> NoReturn:
@@ -54,10 +52,10 @@ def _unknown(library: str, name: str, names: Iterable[str]) -> NoReturn:
 
 # ---- torchvision ----
 
-_PICTURE = "1x3x224x224:float32"
-# By the part of torchvision.models that a model lives in; detection takes a list of pictures.
+_IMAGE = "1x3x224x224:float32"
+# By the part of torchvision.models that a model lives in; detection takes a list of images.
 _VISION_INPUTS = {
-    "segmentation": [_PICTURE],
+    "segmentation": [_IMAGE],
     "video": ["1x3x16x112x112:float32"],
     "optical_flow": ["1x3x128x128:float32"] * 2,
     "detection": ["3x224x224:float32"],
@@ -76,7 +74,7 @@ def _torchvision(name: str, full: bool) -> LibraryModel:
     if name.startswith(("mvit", "swin3d")):
         inputs = ["1x3x16x224x224:float32"]
     else:
-        inputs = ["1x3x299x299:float32"] if name == "inception_v3" else _VISION_INPUTS.get(kind, [_PICTURE])
+        inputs = ["1x3x299x299:float32"] if name == "inception_v3" else _VISION_INPUTS.get(kind, [_IMAGE])
     return LibraryModel(models.get_model(name, weights=None, **options), inputs, kind == "detection")
 
 
@@ -123,8 +121,7 @@ def _explained(what: str, hint: str) -> Iterator[None]:
     except GraftError:
         raise
     except Exception as error:
-        reason = (str(error).splitlines() or [""])[0]
-        raise GraftError(f"{what}: {type(error).__name__}: {reason}{hint}") from error
+        raise GraftError(f"{what}: {one_line(error)}{hint}") from error
 
 
 def _architecture(transformers: ModuleType, name: str) -> tuple[Callable[[Any], nn.Module], Any]:
@@ -141,7 +138,7 @@ def _architecture(transformers: ModuleType, name: str) -> tuple[Callable[[Any], 
         if type(configuration) in auto_class._model_mapping:
             return auto_class.from_config, configuration
     raise GraftError(
-        f"transformers has a configuration {name!r} and no model for it; name a class, such as hf:BertModel"
+        f"transformers has a configuration {name!r} and no model for it\nname a class, such as hf:BertModel"
     )
 
 
@@ -149,7 +146,7 @@ def _transformers_inputs(model: nn.Module, configuration: Any) -> list[str]:
     kind = getattr(model, "main_input_name", "input_ids")
     if kind == "input_ids":
         words = getattr(configuration.get_text_config(), "vocab_size", None) or 100
-        # The last words of a small vocabulary stand for pictures and sounds, which are not there.
+        # The last words of a small vocabulary mark places of images and sounds, and the example has none.
         names = ["input_ids"]
         if (
             getattr(configuration, "is_encoder_decoder", False)

@@ -1,4 +1,4 @@
-"""The entry point of `graft`: reads the command line, runs one command, turns errors into one line and an exit code.
+"""The entry point of `graft`: reads the command line, runs one command, turns errors into a few lines and an exit code.
 Exit codes are 0 for success, 1 for a command that failed and 2 for a command line that makes no sense.
 """
 
@@ -89,14 +89,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _explain(error: Exception) -> str:
-    """What happened, in one line whatever the error says."""
+    """What happened on the first line; where, and what to do, on lines below it."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if isinstance(error, GraftError | OSError):
-        return " ".join(lines)
-    what = f"{type(error).__name__}: {lines[0] if lines else 'it says nothing'}"
+        return "\n  ".join(lines)
+    what = f"{type(error).__name__}: {lines[0] if lines else 'no message'}"
     line = _model_line(error)
-    found = f"unexpected {what}" if line is None else f"the code of the model raised {what}; at {line}"
-    return f"{found}; run again with --traceback to see more"
+    found = [f"unexpected {what}"] if line is None else [f"the code of the model raised {what}", f"at {line}"]
+    return "\n  ".join([*found, "run again with --traceback to see more"])
 
 
 def _model_line(error: Exception) -> SourceLine | None:

@@ -13,7 +13,7 @@ import sys
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-from torchgraft.errors import GraftError
+from torchgraft.errors import GraftError, one_line
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -63,18 +63,13 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def chosen_model(arguments: argparse.Namespace) -> ChosenModel:
-    """The model and inputs that the command line names; a mistake ends the command with one line, as argparse does."""
-    try:
-        return _chosen(arguments, arguments.model)
-    except GraftError as error:
-        wrong_usage(arguments, error)
+def chosen_model(arguments: argparse.Namespace, text: str | None = None) -> ChosenModel:
+    """The model and inputs that the command line names; `text` is another model of it.
 
-
-def other_model(arguments: argparse.Namespace, text: str) -> ChosenModel:
-    """A second model of the same command line, with the same options."""
+    A mistake ends the command with one line, as argparse does.
+    """
     try:
-        return _chosen(arguments, text)
+        return _chosen(arguments, text or arguments.model)
     except GraftError as error:
         wrong_usage(arguments, error)
 
@@ -83,7 +78,7 @@ def wrong_usage(arguments: argparse.Namespace, error: GraftError | str) -> NoRet
     """End the command with one line and the code of wrong usage."""
     if getattr(arguments, "traceback", False) and isinstance(error, GraftError):
         raise error
-    print(f"{arguments.prog}: {error}", file=sys.stderr)
+    print(f"{arguments.prog}: {'; '.join(str(error).splitlines())}", file=sys.stderr)
     raise SystemExit(WRONG_USAGE) from (error if isinstance(error, GraftError) else None)
 
 
@@ -97,7 +92,7 @@ def _chosen(arguments: argparse.Namespace, text: str) -> ChosenModel:
     if not text.endswith(".pt2"):
         model.train(arguments.train)
     elif arguments.train:
-        raise GraftError("an exported program stays in the mode it was exported in; leave --train out")
+        raise GraftError("an exported program stays in the mode it was exported in\nleave --train out")
     return ChosenModel(text, model, args, kwargs)
 
 
@@ -121,7 +116,7 @@ def load_model(text: str, full: bool = False) -> tuple[nn.Module, Inputs | None]
         return program, (args, kwargs) if args or kwargs else None
     place, colon, name = text.rpartition(":")
     if not colon or not place or not name:
-        raise GraftError(f"cannot read the model {text!r}: it has no name after a colon; write {FORMS}")
+        raise GraftError(f"cannot read the model {text!r}: it has no name after a colon\nwrite {FORMS}")
     if place == "zoo":
         from torchgraft import zoo
 
@@ -151,9 +146,9 @@ def _module_of(value: Any, text: str) -> nn.Module:
     try:
         result = value()
     except Exception as error:  # the factory is the user's own, and may raise anything
-        raise GraftError(f"calling {text} without arguments raised {_one_line(error)}") from error
+        raise GraftError(f"calling {text} without arguments raised {one_line(error)}") from error
     if not isinstance(result, nn.Module):
-        raise GraftError(f"{text} returned a {type(result).__name__}, not a module; name a function that returns one")
+        raise GraftError(f"{text} returned a {type(result).__name__}, not a module\nname a function that returns one")
     return result
 
 
@@ -169,7 +164,7 @@ def _module_by_name(name: str) -> ModuleType:
 
 def _module_from_file(path: str) -> ModuleType:
     if not os.path.isfile(path):
-        raise GraftError(f"no file {path!r}; write {FORMS}")
+        raise GraftError(f"no file {path!r}\nwrite {FORMS}")
     folder, file_name = os.path.split(os.path.abspath(path))
     if folder not in sys.path:
         sys.path.insert(0, folder)
@@ -188,12 +183,7 @@ def _module_from_file(path: str) -> ModuleType:
 
 
 def _cannot_import(place: str, error: Exception) -> NoReturn:
-    raise GraftError(f"cannot import {place}: {_one_line(error)}; write {FORMS}") from error
-
-
-def _one_line(error: Exception) -> str:
-    lines = str(error).splitlines()
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    raise GraftError(f"cannot import {place}: {one_line(error)}\nwrite {FORMS}") from error
 
 
 def _public_names(module: ModuleType) -> str:
@@ -215,7 +205,7 @@ def read_inputs(texts: list[str]) -> tuple[tuple[Tensor, ...], dict[str, Tensor]
         match = _INPUT.fullmatch(text)
         if match is None:
             raise GraftError(
-                f"cannot read the input {text!r}; write sizes, dtype and, for integers, a bound, such as 2x3x64x64:float32, "
+                f"cannot read the input {text!r}\nwrite sizes, dtype and, for integers, a bound, such as 2x3x64x64:float32, "
                 "2x16:int64:1000, scalar:bool or ids:2x16:int64"
             )
         tensor = _input_tensor(text, match, generator)
@@ -232,7 +222,7 @@ def _input_tensor(text: str, match: re.Match[str], generator: Any) -> Tensor:
     dtype = getattr(torch, match["dtype"] or "float32", None)
     if not isinstance(dtype, torch.dtype):
         raise GraftError(
-            f"cannot read the input {text!r}: torch has no dtype {match['dtype']!r}; write one such as float32"
+            f"cannot read the input {text!r}: torch has no dtype {match['dtype']!r}\nwrite one such as float32"
         )
     shape = () if match["shape"] == "scalar" else tuple(map(int, match["shape"].split("x")))
     if dtype.is_floating_point or dtype.is_complex:

@@ -8,8 +8,8 @@ import argparse
 import copy
 from typing import TYPE_CHECKING
 
-from torchgraft.cli.models import ChosenModel, add_model_arguments, chosen_model, other_model, wrong_usage
-from torchgraft.cli.programs import LEVELS, add_level, captured
+from torchgraft.cli.models import ChosenModel, add_model_arguments, chosen_model, wrong_usage
+from torchgraft.cli.programs import LEVELS, add_level, captured, pipeline_of
 
 if TYPE_CHECKING:
     from torchgraft.codegen.graph_module import GraphModule
@@ -30,22 +30,16 @@ def chosen_pair(
     """The model and its program, and the other model, which may be the same, with its program."""
     if arguments.other is None and arguments.against is None and arguments.passes is None:
         wrong_usage(
-            arguments, "there is nothing to compare with; name another model, or use --against LEVEL or --passes PASSES"
+            arguments, "there is nothing to compare with\nname another model, or use --against LEVEL or --passes PASSES"
         )
-    pipeline = None
-    if arguments.passes is not None:
-        from torchgraft.errors import PassError
-        from torchgraft.passes import Pipeline
-
-        try:
-            pipeline = Pipeline(arguments.passes)
-        except PassError as error:
-            wrong_usage(arguments, error)
+    pipeline = None if arguments.passes is None else pipeline_of(arguments)
     chosen = chosen_model(arguments)
-    other = chosen if arguments.other is None else other_model(arguments, arguments.other)
+    other = chosen if arguments.other is None else chosen_model(arguments, arguments.other)
     first = captured(arguments, chosen)
     second = captured(arguments, other, arguments.against)
     if pipeline is not None:
+        from torchgraft.passes import Pipeline
+
         # Passes may change the modules that a program shares with the model, and so with the first program.
         second = copy.deepcopy(second)
         args = tuple(other.args or ())

@@ -5,6 +5,7 @@ What the commands show is in their own files; MODEL and --input are read in `mod
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import sys
@@ -56,7 +57,7 @@ def needs_inputs(
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The inputs of a model; without any the command ends, because it cannot be guessed what the model takes."""
     if not chosen.has_inputs:
-        wrong_usage(arguments, f"{why}, and the inputs of {chosen.name} are not known; give them with --input")
+        wrong_usage(arguments, f"{why}, and the inputs of {chosen.name} are not known\ngive them with --input")
     return chosen.args or (), chosen.kwargs
 
 
@@ -81,12 +82,24 @@ def captured(arguments: argparse.Namespace, chosen: ChosenModel, level: str | No
         return torchgraft.capture(chosen.model, args, kwargs, level=level or "module")
 
 
+def pipeline_of(arguments: argparse.Namespace) -> Any:
+    """The passes that the command line names; a text that names none is wrong usage."""
+    from torchgraft.errors import PassError
+    from torchgraft.passes import Pipeline
+
+    try:
+        return Pipeline(arguments.passes)
+    except PassError as error:
+        wrong_usage(arguments, error)
+
+
 def with_shapes(program: GraphModule, chosen: ChosenModel) -> GraphModule:
     """The program with the shape of every value noted, where the inputs are known."""
-    from torchgraft.reporting.levels import note_shapes
+    from torchgraft.passes.propagate_shapes import note_shapes
 
     if chosen.has_inputs and not any("val" in node.meta for node in program.graph.nodes):
-        note_shapes(program, chosen.args or (), chosen.kwargs)
+        with contextlib.suppress(Exception):  # shapes are an addition
+            note_shapes(program, chosen.args or (), chosen.kwargs)
     return program
 
 

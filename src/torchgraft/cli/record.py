@@ -48,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
     options = {"nodes": arguments.nodes, "reduce": reduce, "gradients": arguments.gradients}
     with torch.set_grad_enabled(arguments.gradients):
         try:
-            recording = record(program, *args, to=arguments.output if to_file else None, **options, **kwargs)
+            recording = record(program, args, kwargs, **options, to=arguments.output if to_file else None)
         except (LookupError, ValueError) as error:  # a name of a node or of a statistic that does not exist
             wrong_usage(arguments, str(error.args[0] if error.args else error))
     if to_file and not arguments.json:

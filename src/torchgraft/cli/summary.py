@@ -34,7 +34,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     unknown = [name for name in arguments.columns.split(",") if name.strip() not in COLUMNS]
     if unknown:
-        wrong_usage(arguments, GraftError(f"there is no column {unknown[0]!r}; choose some of {', '.join(COLUMNS)}"))
+        wrong_usage(arguments, GraftError(f"there is no column {unknown[0]!r}\nchoose some of {', '.join(COLUMNS)}"))
     chosen = chosen_model(arguments)
     result = summary(chosen.model, chosen.args or (), chosen.kwargs, depth=arguments.depth, columns=arguments.columns)
     put_out_result(arguments, result)

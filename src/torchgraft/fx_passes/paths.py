@@ -37,6 +37,14 @@ HOMES = {
     "passes.utils.source_matcher_utils": "fx_passes.source_partitions",
 }
 
+# The modules of torch.fx that are files of torchgraft, reached as attributes after `import torch.fx as fx`.
+MODULES = frozenset(
+    (
+        *("_symbolic_trace", "experimental", "graph", "graph_module", "immutable_collections", "interpreter", "node"),
+        *("operator_schemas", "passes", "proxy", "subgraph_rewriter", "tensor_type", "traceback"),
+    )
+)
+
 _PACKAGE = __name__.partition(".")[0]
 _ALIASES = {f"{_PACKAGE}.{path}": f"{_PACKAGE}.{home}" for path, home in HOMES.items()}
 # The folders on the way that are no real ones.

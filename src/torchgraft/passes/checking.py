@@ -8,19 +8,20 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from torchgraft.analysis.comparison import Tolerance, compare, frozen_leaves
+from torchgraft.codegen.calling import copied_inputs
 from torchgraft.errors import PassError
 from torchgraft.interpreter import Interpreter
 from torchgraft.ir.origin import source_of
-from torchgraft.ir.structures import parts_of, put_together, take_apart
 
 if TYPE_CHECKING:
     from torchgraft.codegen.graph_module import GraphModule
     from torchgraft.ir.graph import Graph
     from torchgraft.ir.node import Node
 
-# How far apart the same sum in another order may lie, as a part of the largest element.
-_RELATIVE = {torch.float64: 1e-9, torch.complex128: 1e-9, torch.float32: 1e-4, torch.complex64: 1e-4}
-_RELATIVE |= {torch.float16: 1e-2, torch.bfloat16: 5e-2}
+# A pass may compute the same in another order: twice as far apart as two runs of the same operations, and some more.
+_TOLERANCE = Tolerance(factor=4.0)
+_SIDES = ("program before the pass", "program after it")
 
 
 class Checker:
@@ -39,18 +40,18 @@ class Checker:
             raise PassError(
                 f"the pass {name} broke the program: it ran before, and now it raises {type(error).__name__}: {error}"
             ) from error
-        text = _difference(self._before.result, found.result)
-        if text is not None:
+        difference = _difference(self._before.seen, found.seen)
+        if difference is not None:
             raise PassError(
-                f"the pass {name} changed what the program computes: {text}; "
-                f"the first node that differs is {self._first_difference(found)}; leave the pass out, or mend it"
+                f"the pass {name} changed what the program computes\n{difference}\n"
+                f"first node that differs: {self._first_difference(found)}\nleave the pass out, or fix it"
             )
         self._before = found
 
     def _first_difference(self, found: _Observed) -> str:
         """The first node, in the order of the program, whose value is no longer what the node of that name had."""
-        for name, value in found.values.items():
-            if name in self._before.values and _difference(self._before.values[name], value) is not None:
+        for name, leaves in found.values.items():
+            if name in self._before.values and _difference(self._before.values[name], leaves) is not None:
                 return _described(found.graph, name)
         for name in found.values:
             if name not in self._before.values:
@@ -59,24 +60,26 @@ class Checker:
 
 
 class _Observed:
-    """One run: what came out (result, inputs and buffers as they are afterwards), and the value of every node."""
+    """One run: what a caller can see of it (result, inputs and buffers as they are afterwards), and the value of every node."""
 
     def __init__(self, program: GraphModule, args: tuple[Any, ...]) -> None:
         self.graph = program.graph
-        inputs = _copied(args)
+        inputs, _ = copied_inputs(args, {})
         with restored(program):
             recorder = _Recorder(program)
-            result = recorder.run(*inputs)
-            buffers = {name: buffer.clone() for name, buffer in program.named_buffers()}
+            self.seen = frozen_leaves(recorder.run(*inputs), "result")
+            for name, buffer in program.named_buffers():
+                self.seen |= frozen_leaves(buffer, f"buffer '{name}'")
+        self.seen |= frozen_leaves(inputs, "inputs")
         self.values = recorder.values
-        self.result = _Result(_copied(result), inputs, buffers)
 
 
-class _Result:
-    """What a caller can see of a run."""
-
-    def __init__(self, result: Any, inputs: Any, buffers: dict[str, torch.Tensor]) -> None:
-        self.result, self.inputs, self.buffers = result, inputs, buffers
+def _difference(expected: dict[str, Any], found: dict[str, Any]) -> str | None:
+    """The first difference in words. A buffer may come and go: a pass may put a module beside one, or remove it."""
+    shared = {path: leaf for path, leaf in expected.items() if path in found or not path.startswith("buffer ")}
+    known = {path: leaf for path, leaf in found.items() if path in expected or not path.startswith("buffer ")}
+    differences = compare(shared, known, _TOLERANCE, sides=_SIDES).differences
+    return str(differences[0]) if differences else None
 
 
 class _Recorder(Interpreter):
@@ -84,17 +87,17 @@ class _Recorder(Interpreter):
 
     def __init__(self, program: GraphModule) -> None:
         super().__init__(program)
-        self.values: dict[str, Any] = {}
+        self.values: dict[str, dict[str, Any]] = {}
 
     def run_node(self, n: Node) -> Any:
         value = super().run_node(n)
         if n.op not in ("placeholder", "output", "get_attr"):
-            self.values[n.name] = _copied(value)
+            self.values[n.name] = frozen_leaves(value, n.name)
         return value
 
 
 class restored:  # noqa: N801 (reads as a phrase in a with statement)
-    """Puts parameters, buffers and the random numbers of torch back, so that every run begins alike."""
+    """Restores parameters, buffers and the random numbers of torch, so that every run begins alike."""
 
     def __init__(self, program: GraphModule) -> None:
         tensors = [*program.parameters(), *program.buffers()]
@@ -111,85 +114,6 @@ class restored:  # noqa: N801 (reads as a phrase in a with statement)
             # Not by the version of the tensor, which writes through `.data` leave alone.
             if tensor.device.type != "meta" and not torch.equal(tensor, content):
                 tensor.data.copy_(content)
-
-
-def _copied(value: Any) -> Any:
-    """The same value with copies of its tensors, wherever they are in it."""
-    template, tensors = take_apart(value, lambda part: isinstance(part, torch.Tensor))
-    return put_together(template, *map(_copied_tensor, tensors))
-
-
-def _copied_tensor(tensor: torch.Tensor) -> torch.Tensor:
-    copied = tensor.detach().clone()
-    return copied.requires_grad_(tensor.requires_grad) if tensor.is_leaf and tensor.requires_grad else copied
-
-
-def _difference(expected: Any, found: Any) -> str | None:
-    """Where two values differ, in words; None where they do not."""
-    if isinstance(expected, _Result):
-        shared = expected.buffers.keys() & found.buffers.keys()
-        return (
-            _difference(expected.result, found.result)
-            or _prefixed("an input was written otherwise: ", _difference(expected.inputs, found.inputs))
-            or next(
-                (
-                    text
-                    for name in sorted(shared)
-                    if (
-                        text := _prefixed(
-                            f"buffer '{name}': ", _difference(expected.buffers[name], found.buffers[name])
-                        )
-                    )
-                ),
-                None,
-            )
-        )
-    return _value_difference(expected, found, ())
-
-
-def _value_difference(first: Any, second: Any, above: tuple[int, ...]) -> str | None:
-    if isinstance(first, torch.Tensor) and isinstance(second, torch.Tensor):
-        return _tensor_difference(first, second)
-    parts, others = (None, None) if id(first) in above else (parts_of(first), parts_of(second))
-    if parts is None or others is None:
-        return None if id(first) in above or _equal(first, second) else f"{first!r} became {second!r}"
-    kinds = {tuple if isinstance(value, torch.Size) else type(value) for value in (first, second)}
-    if len(kinds) > 1 or list(parts) != list(others):
-        return "the structure of the value is another"
-    for step, part in parts.items():
-        text = _value_difference(part, others[step], (*above, id(first)))
-        if text is not None:
-            return text
-    return None
-
-
-def _prefixed(prefix: str, text: str | None) -> str | None:
-    return None if text is None else prefix + text
-
-
-def _equal(first: Any, second: Any) -> bool:
-    if first is second or type(first) is not type(second):
-        return first is second
-    try:
-        return bool(first == second) or bool(first != first and second != second)
-    except Exception:  # an object of the user's own may refuse to be compared; then there is nothing to hold it to
-        return True
-
-
-def _tensor_difference(expected: torch.Tensor, found: torch.Tensor) -> str | None:
-    for fact in ("shape", "dtype", "device"):
-        if getattr(expected, fact) != getattr(found, fact):
-            return f"{fact} {getattr(expected, fact)} became {getattr(found, fact)}"
-    if expected.device.type == "meta" or expected.numel() == 0 or torch.equal(expected, found):
-        return None
-    if not (expected.is_floating_point() or expected.is_complex()):
-        return f"{int((expected != found).sum())} of {expected.numel()} values differ"
-    scale = torch.nan_to_num(expected.abs(), 0.0, 0.0, 0.0).max()
-    allowed = float(scale) * _RELATIVE.get(expected.dtype, 0.0)
-    if torch.allclose(expected, found, rtol=0.0, atol=allowed, equal_nan=True):
-        return None
-    distance = torch.nan_to_num((expected - found).abs(), float("inf"), float("inf")).max()
-    return f"values differ by up to {float(distance):.3g}, where {allowed:.1g} is allowed"
 
 
 def _described(graph: Graph, name: str) -> str:

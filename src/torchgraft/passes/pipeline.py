@@ -6,13 +6,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from torchgraft.errors import PassError
 from torchgraft.passes.checking import Checker
 from torchgraft.passes.definition import Pass, PassReport
 from torchgraft.passes.pipeline_text import parse_passes
+from torchgraft.results.shown import Shown
 from torchgraft.results.tables import aligned
 
 if TYPE_CHECKING:
@@ -32,8 +33,8 @@ class Step:
 Observer = Callable[[Step], Any]
 
 
-@dataclass(frozen=True)
-class PipelineReport:
+@dataclass(frozen=True, repr=False)
+class PipelineReport(Shown):
     """What a pipeline did: one report for each pass and, if asked for, the programs before, between and after them."""
 
     passes: tuple[PassReport, ...]
@@ -49,7 +50,16 @@ class PipelineReport:
         """The time of all passes, without verifying and checking."""
         return sum(report.seconds for report in self.passes)
 
-    def __str__(self) -> str:
+    def headline(self) -> str:
+        """How much was changed."""
+        return f"{len(self.passes)} passes, {self.changes} changes"
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One dict for each pass."""
+        return [asdict(report) for report in self.passes]
+
+    def text(self, color: bool = False) -> str:
+        """A line for each pass, and what it left alone."""
         rows = [("pass", "changes", "ms", "nodes")]
         for report in self.passes:
             nodes = f"{report.nodes_before} -> {report.nodes_after}"

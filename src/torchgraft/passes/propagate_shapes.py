@@ -4,6 +4,7 @@ The finding out is done in `analysis/shapes`, on fake tensors unless `compute` s
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import re
 from dataclasses import dataclass
@@ -43,24 +44,12 @@ class PropagateShapes(Pass):
 
     def run(self, module: GraphModule) -> int:
         """Note the shapes, and return how many nodes have another note than before."""
-        args = self._arguments(module)
         try:
-            if self.compute:
-                with restored(module):
-                    found = shapes(module, *args, compute=True)
-            else:
-                found = shapes(module, *args)
+            return note_shapes(module, self._arguments(module), compute=self.compute)
         except GraftError:
             raise
         except Exception as error:  # whatever a program can raise
             raise PassError(_refusal(error)) from error
-        changed = 0
-        for node in module.graph.nodes:
-            metadata = found.get(node.name)
-            if metadata is not None and node.meta.get("tensor_meta") != metadata:
-                node.meta["tensor_meta"] = metadata
-                changed += 1
-        return changed
 
     def with_example(self, args: tuple[Any, ...]) -> Pass:
         """The same for these inputs, unless it was given its own."""
@@ -84,6 +73,27 @@ class PropagateShapes(Pass):
                 'give inputs="1x3x224x224:float32", example tensors, or check=args to the pipeline'
             )
         return tuple([torch.empty(tuple(value.shape), dtype=value.dtype) for value in known])
+
+
+def note_shapes(program: GraphModule, args: Any = (), kwargs: Any = None, *, compute: bool | None = None) -> int:
+    """Note the shapes of a program's values on its nodes, and return how many have another note than before.
+
+    `compute` None tries fake tensors first, and copies of the real ones where the shapes depend on values.
+    """
+    if compute is None:
+        try:
+            return note_shapes(program, args, kwargs, compute=False)
+        except Exception:  # a program may fail on fakes in any way; if it is at fault itself, it fails again here
+            return note_shapes(program, args, kwargs, compute=True)
+    with restored(program) if compute else contextlib.nullcontext():
+        found = shapes(program, args, kwargs, compute=compute)
+    changed = 0
+    for node in program.graph.nodes:
+        metadata = found.get(node.name)
+        if metadata is not None and node.meta.get("tensor_meta") != metadata:
+            node.meta["tensor_meta"] = metadata
+            changed += 1
+    return changed
 
 
 def _refusal(error: Exception) -> str:

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 import torch
 
+from torchgraft.analysis.comparison import tensors_in
 from torchgraft.ir.node import Node
-from torchgraft.recording.comparison import tensors_in
-from torchgraft.recording.timeline import Fingerprint, call_key, fingerprint
+from torchgraft.recording.fingerprints import Fingerprint, call_key, fingerprint
 
 # How much each agreement says. A path names one module; a number at the end of a name depends on what else is in the program.
 _SAME_VALUE, _SAME_NAME, _SAME_CALL, _SAME_PATH = 4, 3, 2, 1
@@ -135,7 +135,7 @@ class _Alignment:
         first, second = self._prints[mine], self._prints[theirs]
         if first is None or second is None or first.sums is None or second.sums is None:
             return False
-        return (first.shape, first.dtype) == (second.shape, second.dtype) and first.same_values(second, False)
+        return (first.shape, first.dtype) == (second.shape, second.dtype) and first.same_values(second)
 
     def _weight(self, mine: Node, theirs: Node) -> int:
         same_value = self._same_value(mine, theirs)

@@ -148,12 +148,12 @@ def _own_name(function: Any) -> str:
 
 
 class Watch:
-    """Writes down the calls of one run of `function`, in this thread."""
+    """Writes down the calls of one run of `function`, or of whatever this thread does where it is None."""
 
     def __init__(self, function: Any, level: str) -> None:
         self.calls: list[RawCall] = []
         self.spans: list[ModuleSpan] = []
-        self._roots = modules_behind(function)
+        self._roots = [] if function is None else modules_behind(function)
         self._open: list[tuple[torch.nn.Module, str, int]] = []
         self._below: dict[int, tuple[torch.nn.Module, dict[int, str]]] = {}
         self._thread = threading.get_ident()

@@ -4,15 +4,17 @@ The run is watched by `call_watch.py`; this file says what a log can be asked.
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from os import PathLike
 from typing import Any, NamedTuple, overload
 
-from torchgraft.errors import RunError
+from torchgraft.codegen.calling import example_inputs
+from torchgraft.errors import RunError, one_line
 from torchgraft.ir.origin import source_line
 from torchgraft.recording.call_watch import ModuleSpan, RawCall, TensorBrief, Watch, brief_text, qualified_name
 from torchgraft.results.files import write_text
@@ -48,12 +50,12 @@ class CallLog(Tabular, Sequence[LoggedCall]):
     `result` is what the function returned. `names` and `counts` are the shortest summaries.
     """
 
-    def __init__(self, calls: list[LoggedCall], level: str, modules: list[ModuleSpan], started: int) -> None:
+    def __init__(self, calls: list[LoggedCall], level: str) -> None:
         self.calls = calls
         self.level = level
         self.result: Any = None
-        self._modules = modules
-        self._started = started
+        self._modules: list[ModuleSpan] = []
+        self._started = 0
 
     @overload
     def __getitem__(self, index: int) -> LoggedCall: ...
@@ -68,8 +70,9 @@ class CallLog(Tabular, Sequence[LoggedCall]):
     def __iter__(self) -> Iterator[LoggedCall]:
         return iter(self.calls)
 
-    def __repr__(self) -> str:
-        return f"<CallLog of {len(self)} calls, level {self.level!r}>"
+    def headline(self) -> str:
+        """How many calls there were, and how long they took."""
+        return f"{len(self)} calls at level {self.level}, {seconds_text(sum(call.seconds for call in self.calls))}"
 
     @property
     def names(self) -> list[str]:
@@ -86,7 +89,7 @@ class CallLog(Tabular, Sequence[LoggedCall]):
     ) -> CallLog:
         """The calls whose name and module match the patterns (`*` and `?` as in a shell) and for which `where` is true.
 
-        A name without dots is that of the function alone; a module stands for everything inside it too.
+        A name without dots is that of the function alone; a module includes everything inside it.
 
         >>> import torch
         >>> model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU())
@@ -104,8 +107,8 @@ class CallLog(Tabular, Sequence[LoggedCall]):
         return self._with(chosen)
 
     def _with(self, calls: list[LoggedCall]) -> CallLog:
-        log = CallLog(calls, self.level, self._modules, self._started)
-        log.result = self.result
+        log = CallLog(calls, self.level)
+        log.result, log._modules, log._started = self.result, self._modules, self._started
         return log
 
     # ---- other forms ----
@@ -144,50 +147,82 @@ class CallLog(Tabular, Sequence[LoggedCall]):
             )
             for call in self.calls
         ]
-        total = seconds_text(sum(call.seconds for call in self.calls))
         return Table(
             "",
             ("#", "call", "arguments", "result", "module", "time", "line"),
             cells,
             frozenset(("#", "time")),
             frozenset([position for position, call in enumerate(self.calls) if call.error]),
-            f"{len(self)} calls, {total}",
+            self.headline(),
         )
 
 
-def log_calls(fn: Callable[..., Any], *args: Any, level: str = "function", **kwargs: Any) -> CallLog:
-    """Call `fn(*args, **kwargs)` and log every torch call it makes in this thread.
+@overload
+def log_calls(*, level: str = "function") -> contextlib.AbstractContextManager[CallLog]: ...
+@overload
+def log_calls(
+    fn: Callable[..., Any], args: Any = (), kwargs: Mapping[str, Any] | None = None, *, level: str = "function"
+) -> CallLog: ...
+def log_calls(
+    fn: Callable[..., Any] | None = None,
+    args: Any = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    level: str = "function",
+) -> CallLog | contextlib.AbstractContextManager[CallLog]:
+    """Call `fn` on the inputs and log every torch call it makes in this thread; without `fn`, log those of a `with` block.
 
     `fn` is a model, a program, an exported program or any function. `level` is "function" (what Python calls, before autograd
     and autocast) or "dispatch" (the operators that run below them). The calls, their names and their order are those that a
     bare `TorchFunctionMode` or `TorchDispatchMode` would see. Grad mode and the like are yours: call it under `torch.no_grad()`
     if that is what you want to see. On an accelerator the times are those of starting an operation.
 
-    If `fn` raises, RunError is raised from its error, with the log until then as `partial`.
+    If `fn` raises, RunError is raised from its error, with the log until then as `partial`. The log of a block is complete when
+    the block ends, and whatever the block raises passes through.
 
     >>> import torch
     >>> model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU())
     >>> log_calls(model, torch.ones(2, 3)).names
     ['torch.nn.functional.linear', 'torch.nn.functional.relu']
-    >>> with torch.inference_mode():
-    ...     print(log_calls(model, torch.ones(2, 3), level="dispatch")[0])
+    >>> with torch.inference_mode(), log_calls(level="dispatch") as log:
+    ...     y = model(torch.ones(2, 3))
+    >>> print(log[1])
     aten.linear.default(float32[2, 3], float32[4, 3], float32[4]) -> float32[2, 4]
     """
     if level not in LEVELS:
         raise ValueError(f'level must be "function" or "dispatch", not {level!r}')
+    if fn is None:
+        return _block(level)
     function = _runnable(fn)
-    watch = Watch(function, level)
+    values, keywords = example_inputs(args, kwargs)
+    log = CallLog([], level)
+    try:
+        with _logging(log, function):
+            log.result = function(*values, **keywords)
+    except Exception as error:
+        raise RunError(_failure(fn, error, log), log) from error
+    return log
+
+
+@contextlib.contextmanager
+def _block(level: str) -> Iterator[CallLog]:
+    log = CallLog([], level)
+    with _logging(log, None):
+        yield log
+
+
+@contextlib.contextmanager
+def _logging(log: CallLog, function: Any) -> Iterator[None]:
+    """Fill a log with the calls that this thread makes inside the block."""
+    watch = Watch(function, log.level)
     qualified_name(len)  # torch makes its table of names once, which takes a while and is no part of the run
     started = time.perf_counter_ns()
     try:
         with watch.running():
-            result = function(*args, **kwargs)
-    except Exception as error:
-        log = _finished(watch, level, started)
-        raise RunError(_failure(fn, error, log), log) from error
-    log = _finished(watch, level, started)
-    log.result = result
-    return log
+            yield
+    finally:
+        log.calls[:] = _logged_calls(watch, started)
+        log._modules, log._started = watch.spans, started
 
 
 def _runnable(fn: Any) -> Callable[..., Any]:
@@ -195,13 +230,11 @@ def _runnable(fn: Any) -> Callable[..., Any]:
     if hasattr(fn, "graph_signature") and callable(getattr(fn, "module", None)):
         return fn.module()
     if not callable(fn):
-        raise TypeError(
-            f"log_calls needs something to call, not {type(fn).__name__}; give a model, a program or a function"
-        )
+        raise TypeError(f"expected a model, a program or a function to call, got {type(fn).__name__}")
     return fn
 
 
-def _finished(watch: Watch, level: str, started: int) -> CallLog:
+def _logged_calls(watch: Watch, started: int) -> list[LoggedCall]:
     generated = watch.generated_code()
     origins: dict[tuple[int, int], tuple[str, str]] = {}
     for raw in watch.calls:
@@ -211,8 +244,7 @@ def _finished(watch: Watch, level: str, started: int) -> CallLog:
             line = str(source_line(raw.code, raw.instruction) or "")
             path, original = generated[raw.code].origin(raw.instruction) if raw.code in generated else ("", "")
             origins[key] = path, original or line
-    calls = [_logged(number, raw, origins, started) for number, raw in enumerate(watch.calls)]
-    return CallLog(calls, level, watch.spans, started)
+    return [_logged(number, raw, origins, started) for number, raw in enumerate(watch.calls)]
 
 
 def _logged(number: int, raw: RawCall, origins: dict[tuple[int, int], tuple[str, str]], started: int) -> LoggedCall:
@@ -239,7 +271,7 @@ def _logged(number: int, raw: RawCall, origins: dict[tuple[int, int], tuple[str,
 def _failure(fn: Any, error: Exception, log: CallLog) -> str:
     name = type(fn).__name__ if not hasattr(fn, "__name__") else fn.__name__
     last = f", the last one {log[-1].name}" + (f" at {log[-1].line}" if log[-1].line else "") if log.calls else ""
-    return f"{name} raised {type(error).__name__}: {(str(error).splitlines() or [''])[0]} after {len(log)} calls{last}"
+    return f"{name} raised {one_line(error)} after {len(log)} calls{last}"
 
 
 def _name_matches(name: str, pattern: str) -> bool:

@@ -6,22 +6,25 @@ from __future__ import annotations
 
 import textwrap
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from torchgraft.capturing.program import capture
+from torchgraft.codegen.calling import example_inputs
 from torchgraft.codegen.graph_module import GraphModule
-from torchgraft.errors import GraftError
+from torchgraft.errors import GraftError, one_line
 from torchgraft.ir.guards import Guard, find_guards
 from torchgraft.ir.node import Node
 from torchgraft.ir.origin import source_of
 from torchgraft.recording.runs import Surroundings, observe
 from torchgraft.recording.situations import Situation
 from torchgraft.recording.symbolic_trials import Finding, try_symbolically
-from torchgraft.recording.verify import Verification, named_error, verify
+from torchgraft.recording.verify import Verification, verify
+from torchgraft.results.shown import Shown
+from torchgraft.results.tables import painted
 
 _NUMBER_REMEDY = (
     "hand the size on to torch calls as it is, without if, range() or int(); or capture once for each size you need"
@@ -36,8 +39,8 @@ _ARGUMENT_REMEDY = "capture once for each value of this argument; or make it a t
 _FACT_REMEDY = "capture once for each kind of input you need"
 
 
-@dataclass(frozen=True)
-class Diagnosis:
+@dataclass(frozen=True, repr=False)
+class Diagnosis(Shown):
     """What `doctor` found. `str()` is a report, `to_dict()` the same for machines."""
 
     name: str
@@ -47,7 +50,7 @@ class Diagnosis:
     specialised: tuple[Finding, ...]
     leaves: tuple[Finding, ...]
     symbolic: tuple[Finding, ...]
-    program: GraphModule | None = field(repr=False, compare=False)
+    program: GraphModule | None = field(compare=False)
 
     @property
     def ok(self) -> bool:
@@ -59,8 +62,13 @@ class Diagnosis:
         """How many nodes the program has."""
         return 0 if self.program is None else len(self.program.graph.nodes)
 
+    def rows(self) -> list[dict[str, Any]]:
+        """One dict for each finding."""
+        sections = {"specialised": self.specialised, "leaves": self.leaves, "symbolic": self.symbolic}
+        return [{"section": name, **finding.to_dict()} for name, findings in sections.items() for finding in findings]
+
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
+        """Everything as plain values."""
         return {
             "model": self.name,
             "ok": self.ok,
@@ -71,18 +79,22 @@ class Diagnosis:
             "symbolic": [finding.to_dict() for finding in self.symbolic],
         }
 
-    def __str__(self) -> str:
-        lines = [self._headline()]
-        if self.program is not None:
+    def text(self, color: bool = False) -> str:
+        """The findings, section by section."""
+        lines = [painted(self.headline(), "bold", color)]
+        if self.program is None:
+            lines.append(textwrap.indent(self.failure, "  "))
+        else:
             lines += self._verified()
             lines += _section("Specialised", self.specialised, "nothing: the program holds for every input of its kind")
             lines += _section("Kept as a leaf", self.leaves, "nothing")
         lines += _section("Fails symbolically", self.symbolic, "nothing: symbolic_trace captures the model too")
         return "\n".join(lines)
 
-    def _headline(self) -> str:
+    def headline(self) -> str:
+        """Whether the model was captured, and whether the program is right."""
         if self.program is None:
-            return f"{self.name}: not captured ({self.way})\n  {self.failure}"
+            return f"{self.name}: not captured ({self.way})"
         verdict = "not verified" if self.verification is None else "right" if self.ok else "WRONG"
         return f"{self.name}: captured ({self.way}), {self.node_count} nodes, {verdict}"
 
@@ -98,9 +110,7 @@ def _section(title: str, findings: tuple[Finding, ...], nothing: str) -> list[st
     return ["", f"{title} ({len(findings)})", *[textwrap.indent(str(finding), "  ") for finding in findings]]
 
 
-def doctor(
-    model: Callable[..., Any], args: Iterable[Any] | None = None, kwargs: dict[str, Any] | None = None
-) -> Diagnosis:
+def doctor(model: Callable[..., Any], args: Any = None, kwargs: Mapping[str, Any] | None = None) -> Diagnosis:
     """Capture a model, verify the program, and list what to know about it, each with its line and a remedy.
 
     With example inputs the capture is a watched run; without, it is symbolic and nothing is verified.
@@ -113,26 +123,27 @@ def doctor(
     symbolic_program, failures = try_symbolically(model)
     if args is None and kwargs is None:
         failure = "" if symbolic_program is not None else failures[0].what
-        return _diagnosis(name, "symbolic", symbolic_program, failure, None, failures)
-    values = () if args is None else tuple(args) if isinstance(args, (tuple, list)) else (args,)
-    program, failure = _captured(model, values, dict(kwargs or {}))
-    verification = None if program is None else verify(model, program, values, kwargs)
+        return diagnosis_of(name, symbolic_program, failure, None, failures, "symbolic")
+    values, keywords = example_inputs(() if args is None else args, kwargs)
+    program, failure = _captured(model, values, keywords)
+    verification = None if program is None else verify(model, program, values, keywords)
     if symbolic_program is not None:
-        failures += _silent_failures(model, symbolic_program, values, kwargs)
-    return _diagnosis(name, "watched", program, failure, verification, failures)
+        failures += _silent_failures(model, symbolic_program, values, keywords)
+    return diagnosis_of(name, program, failure, verification, failures)
 
 
-def _diagnosis(
+def diagnosis_of(
     name: str,
-    way: str,
     program: GraphModule | None,
     failure: str,
     verification: Verification | None,
-    failures: list[Finding],
+    symbolic: Iterable[Finding] = (),
+    way: str = "watched",
 ) -> Diagnosis:
-    specialised = () if program is None else tuple(_specialised(program))
+    """What is to be said of a program that was captured and verified already."""
+    fixed = () if program is None else tuple(specialised(program))
     leaves = () if program is None else tuple(_leaves(program))
-    return Diagnosis(name, way, failure, verification, specialised, leaves, tuple(failures), program)
+    return Diagnosis(name, way, failure, verification, fixed, leaves, tuple(symbolic), program)
 
 
 def _captured(
@@ -146,7 +157,7 @@ def _captured(
         eager = observe(model, [], Surroundings(model), situation, names, 0, False)
         if eager.error is not None:
             raise GraftError(
-                f"cannot diagnose: the model itself raises {named_error(eager.error)}; give inputs it accepts"
+                f"cannot diagnose: the model itself raises {one_line(eager.error)}\ngive inputs it accepts"
             ) from eager.error
         return None, f"{type(error).__name__}: {error}"
 
@@ -169,11 +180,18 @@ def _silent_failures(
 # ---- what was specialised ----
 
 
-def _specialised(program: GraphModule) -> list[Finding]:
-    counts: Counter[tuple[str, str, str]] = Counter()
+def specialised(program: GraphModule) -> list[Finding]:
+    """What is checked on every run, one finding for each line: a loop over layers asks the same of each."""
+    places: dict[tuple[str, str], list[str]] = {}
     for guard in find_guards(program.graph):
-        counts[f"{guard.condition} is {guard.expected!r}", guard.where, _remedy(guard)] += 1
-    return [Finding(what, where, remedy, count) for (what, where, remedy), count in counts.items()]
+        places.setdefault((guard.where, _remedy(guard)), []).append(f"{guard.condition} is {guard.expected!r}")
+    return [Finding(_some(facts), where, remedy, len(facts)) for (where, remedy), facts in places.items()]
+
+
+def _some(facts: list[str], most: int = 2) -> str:
+    """The first of the different facts."""
+    different = list(dict.fromkeys(facts))
+    return ", ".join(different[:most]) + (", …" if len(different) > most else "")
 
 
 def _remedy(guard: Guard) -> str:
@@ -251,4 +269,4 @@ def _is_users_function(node: Node) -> bool:
     return home.split(".")[0] not in known and not isinstance(node.target, type(len))
 
 
-__all__ = ["Diagnosis", "Finding", "doctor"]
+__all__ = ["Diagnosis", "Finding", "diagnosis_of", "doctor", "specialised"]

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import torch
 
-from torchgraft.recording.comparison import comparable
+from torchgraft.analysis.comparison import comparable
 
 
 class ErrorMeasures(NamedTuple):

@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
+from torchgraft.analysis.comparison import tensors_in
 from torchgraft.errors import GraftError
 from torchgraft.ir.node import Node
 from torchgraft.recording.call_watch import brief
-from torchgraft.recording.comparison import tensors_in
 from torchgraft.recording.recorded import Entry
 
 
@@ -43,12 +43,12 @@ class Gradients:
         outputs = [item for item in given if isinstance(item, torch.Tensor) and item.requires_grad]
         if not outputs:
             raise GraftError(
-                "there are no gradients: nothing that the program returns depends on a tensor that requires grad; "
+                "there are no gradients: nothing that the program returns depends on a tensor that requires grad\n"
                 "call requires_grad_() on an input or on the parameters, and return what depends on them"
             )
         if loss is not None and outputs[0].numel() != 1:
             raise GraftError(
-                f"the loss must be one number, not a tensor of shape {tuple(outputs[0].shape)}; take its sum or mean"
+                f"the loss must be one number, not a tensor of shape {tuple(outputs[0].shape)}\ntake its sum or mean"
             )
         leaves = _leaves(outputs)
         # With the leaves named, nothing is added to their `.grad`.

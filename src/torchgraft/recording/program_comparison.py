@@ -4,16 +4,17 @@ Which nodes belong together is found in `alignment.py`, how far apart their valu
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
 
+from torchgraft.analysis.comparison import Tolerance, compare_tensors, has_values
+from torchgraft.codegen.calling import example_inputs
 from torchgraft.errors import RunError
 from torchgraft.ir.node import Node
 from torchgraft.ir.origin import source_of
 from torchgraft.recording.alignment import Pair, line_up
-from torchgraft.recording.comparison import Tolerance, compare_tensors, has_values
 from torchgraft.recording.error_measures import ErrorMeasures, error_measures
 from torchgraft.recording.record import as_program, recording_of
 from torchgraft.recording.recorded import Entry, Recording
@@ -63,9 +64,6 @@ class ProgramComparison(Tabular):
         """Whether no pair differs."""
         return self.first_difference is None
 
-    def __repr__(self) -> str:
-        return f"<ProgramComparison of {len(self.pairs)} pairs, {'no difference' if self.ok else 'DIFFERENT'}>"
-
     def rows(self) -> list[dict[str, Any]]:
         """One dict for each pair."""
         nothing = dict.fromkeys(ErrorMeasures._fields)
@@ -96,9 +94,10 @@ class ProgramComparison(Tabular):
             )
         marked = frozenset([place for place, pair in enumerate(self.pairs) if pair.verdict == DIFFERENT])
         columns = ("first", "second", "matched by", "verdict", "max abs", "max rel", "SQNR dB", "cosine", "note")
-        return Table(self._headline(), columns, cells, frozenset(columns[4:8]), marked, self._footer())
+        return Table(self.headline(), columns, cells, frozenset(columns[4:8]), marked, self._footer())
 
-    def _headline(self) -> str:
+    def headline(self) -> str:
+        """Whether the programs agree, and where they first differ."""
         different = self.first_difference
         if different is None:
             return f"no difference in {len(self.pairs)} pairs of nodes"
@@ -112,8 +111,8 @@ class ProgramComparison(Tabular):
 def compare(
     program_a: Any,
     program_b: Any,
-    args: Iterable[Any] = (),
-    kwargs: dict[str, Any] | None = None,
+    args: Any = (),
+    kwargs: Mapping[str, Any] | None = None,
     *,
     rtol: float | None = None,
     atol: float | None = None,
@@ -125,7 +124,7 @@ def compare(
     Programs are GraphModules, or models that are captured first at `level`. Nodes are matched by name, by what they call, by
     value and by place, so programs of different levels can be compared. A pair differs if its values are further apart than a
     small part of the largest element (1e-5 for float32; of two dtypes the shorter counts), or than `rtol` and `atol` allow.
-    Everything that the runs change is put back. The values of both are held in memory.
+    Everything that the runs change is restored. The values of both are held in memory.
 
     If a program raises, RunError is raised, with the comparison until then as `partial`.
 
@@ -135,34 +134,43 @@ def compare(
     >>> compare(one, one, (torch.ones(2, 3),)).ok, compare(one, two, (torch.ones(2, 3),)).first_difference.second
     (True, 'mul')
     """
-    values = tuple(args) if isinstance(args, (tuple, list)) else (args,)
-    situation = Situation("example", values, dict(kwargs or {}))
-    programs = [as_program(model, values, situation.kwargs, level) for model in (program_a, program_b)]
-    surroundings = Surroundings(*programs)
-    runs = [_run(program, situation, surroundings, seed) for program in programs]
-    comparison = _compared(runs[0][0], runs[1][0], Tolerance(rtol, atol))
+    situation = Situation("example", *example_inputs(args, kwargs))
+    programs = [as_program(model, situation.args, situation.kwargs, level) for model in (program_a, program_b)]
+    runs = run_both(programs, situation, seed)
+    comparison = compared(runs[0].recording, runs[1].recording, Tolerance(rtol, atol))
     for side, (_, error) in zip(("first", "second"), runs, strict=True):
         if error is not None:
-            seen = comparison._headline()
+            seen = comparison.headline()
             raise RunError(f"in the {side} program, {error}; until then: {seen}", comparison) from error.__cause__
     return comparison
 
 
-def _run(
-    program: Any, situation: Situation, surroundings: Surroundings, seed: int
-) -> tuple[Recording, RunError | None]:
-    args, kwargs = situation.copied()
-    surroundings.prepare(seed)
-    try:
-        return recording_of(program, args, kwargs), None
-    except RunError as error:
-        assert isinstance(error.partial, Recording)
-        return error.partial, error
-    finally:
-        surroundings.put_back()
+class Run(NamedTuple):
+    """What was recorded of one program, and the error that ended it."""
+
+    recording: Recording
+    error: RunError | None
 
 
-def _compared(first: Recording, second: Recording, tolerance: Tolerance) -> ProgramComparison:
+def run_both(programs: list[Any], situation: Situation, seed: int, gradients: Any = False) -> list[Run]:
+    """Record programs on copies of the same inputs, each from the same state and seed; everything is restored."""
+    surroundings = Surroundings(*programs)
+    runs = []
+    for program in programs:
+        args, kwargs = situation.copied()
+        surroundings.prepare(seed)
+        try:
+            runs.append(Run(recording_of(program, args, kwargs, gradients=gradients), None))
+        except RunError as error:
+            assert isinstance(error.partial, Recording)
+            runs.append(Run(error.partial, error))
+        finally:
+            surroundings.restore()
+    return runs
+
+
+def compared(first: Recording, second: Recording, tolerance: Tolerance) -> ProgramComparison:
+    """The nodes of two runs lined up, and their values compared."""
     values = [{side.node(name): side[name] for name in side} for side in (first, second)]
     pairs = line_up(*values)
     compared = [
@@ -192,13 +200,14 @@ def _explain_first(pairs: list[Pair], compared: list[NodePair], matched: set[Nod
 
 
 def _pair(pair: Pair, first: Entry, second: Entry, tolerance: Tolerance) -> NodePair:
-    verdict, measures, note = _verdict(first, second, tolerance)
+    verdict, measures, note = verdict_of(first, second, tolerance)
     return NodePair(
         pair.first.name, pair.second.name, pair.how, verdict, measures, note, str(source_of(pair.second) or "")
     )
 
 
-def _verdict(first: Entry, second: Entry, tolerance: Tolerance) -> tuple[str, ErrorMeasures | None, str]:
+def verdict_of(first: Entry, second: Entry, tolerance: Tolerance) -> tuple[str, ErrorMeasures | None, str]:
+    """Whether two recorded values agree, how far apart they are, and what is to be said."""
     if len(first.parts) != len(second.parts):
         return DIFFERENT, None, f"{len(first.parts)} tensors and {len(second.parts)} tensors"
     if not first.parts:
@@ -207,7 +216,7 @@ def _verdict(first: Entry, second: Entry, tolerance: Tolerance) -> tuple[str, Er
     for key, one, other in zip(second.keys, first.parts, second.parts, strict=True):
         verdict, measures, note = _tensor_verdict(one.tensor, other.tensor, tolerance)
         found.append((verdict, measures, f"{key}: {note}" if note and len(first.parts) > 1 else note))
-    # The worst of several tensors stands for the node.
+    # The worst of several tensors is that of the node.
     return max(found, key=lambda item: (_RANKS[item[0]], item[1].max_abs if item[1] else 0.0))
 
 

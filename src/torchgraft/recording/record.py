@@ -6,20 +6,20 @@ Which nodes must run is found in `requirements.py`, what is kept of a tensor in 
 from __future__ import annotations
 
 import contextlib
-import inspect
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from torchgraft.analysis.comparison import named_tensors_in
 from torchgraft.capturing.program import capture
+from torchgraft.codegen.calling import example_inputs, placeholder_values
 from torchgraft.codegen.graph_module import GraphModule
-from torchgraft.codegen.source import PyTreeCodeGen
-from torchgraft.errors import GraftError, RunError
+from torchgraft.errors import GraftError, RunError, one_line
 from torchgraft.interpreter import Interpreter
 from torchgraft.ir.arguments import immutable_dict, immutable_list
 from torchgraft.ir.contexts import enter_context, exit_context
@@ -27,7 +27,6 @@ from torchgraft.ir.node import Node
 from torchgraft.ir.origin import source_of
 from torchgraft.ir.structures import take_apart
 from torchgraft.recording.call_watch import brief
-from torchgraft.recording.comparison import named_tensors_in
 from torchgraft.recording.gradients import Gradients
 from torchgraft.recording.progress import progress_bar
 from torchgraft.recording.recorded import Entry, Recording, Stored
@@ -41,14 +40,15 @@ from torchgraft.results.shown import plain
 
 def record(
     program: Any,
-    *args: Any,
+    args: Any = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
     nodes: Choice = None,
     reduce: Reduction = None,
     to: str | PathLike[str] | None = None,
     gradients: bool | Callable[[Any], torch.Tensor] = False,
     level: str = "module",
     progress: bool | None = None,
-    **kwargs: Any,
 ) -> Recording:
     """Run a program once on `args` and `kwargs`, and keep the value of every node, or of those asked for.
 
@@ -71,10 +71,11 @@ def record(
     >>> record(program, torch.ones(2, 3), nodes="_0", reduce=["zeros"])["_0"]["zeros"]
     0
     """
-    program = as_program(program, args, kwargs, level)
+    values, keywords = example_inputs(args, kwargs)
+    program = as_program(program, values, keywords, level)
     if reducer(reduce) is not None and to is not None:
         raise ValueError("give reduce or to, not both: statistics are written with recording.to_json(path)")
-    return recording_of(program, args, kwargs, nodes, reduce, to, gradients, progress)
+    return recording_of(program, values, keywords, nodes, reduce, to, gradients, progress)
 
 
 def recording_of(
@@ -95,7 +96,7 @@ def recording_of(
     recording = Recording(program, wanted, None if to is None else Path(to))
     measure = reducer(reduce)
     keeper = _Reduced(measure) if measure is not None else _Kept(program)
-    inputs = input_values(program, args, kwargs)
+    inputs = placeholder_values(program, args, kwargs)
     if to is None:
         _run(recording, keeper, inputs, running, gradients, progress)
         return recording
@@ -112,22 +113,8 @@ def as_program(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], level:
     if hasattr(model, "graph_signature") and callable(getattr(model, "module", None)):
         return capture(model.module(), args, kwargs, level="aten")
     if not callable(model):
-        raise TypeError(f"there is nothing to run in a {type(model).__name__}; give a program, a model or a function")
+        raise TypeError(f"there is nothing to run in a {type(model).__name__}\ngive a program, a model or a function")
     return capture(model, args, kwargs, level=level)
-
-
-def input_values(program: GraphModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[Node, Any]:
-    """The value of every input node when the program is called like this."""
-    placeholders = [node for node in program.graph.nodes if node.op == "placeholder"]
-    signature = inspect.signature(program.forward)
-    try:
-        bound = signature.bind(*args, **kwargs)
-    except TypeError as error:
-        raise TypeError(f"the program cannot be called with these inputs: {error}; it takes {signature}") from None
-    bound.apply_defaults()
-    if isinstance(program.graph._codegen, PyTreeCodeGen):
-        return dict(zip(placeholders, program.graph.process_inputs(*bound.arguments.values()), strict=True))
-    return {node: bound.arguments[str(node.target).lstrip("*")] for node in placeholders}
 
 
 # ---- what is kept of a tensor ----
@@ -304,7 +291,7 @@ def _failure(node: Node, error: Exception, recording: Recording, is_streamed: bo
     line = source_of(node)
     where = f"node '{node.name}'" + (f" at {line}" if line else "")
     return (
-        f"the program raised {type(error).__name__}: {(str(error).splitlines() or [''])[0]} in {where}, after "
+        f"the program raised {one_line(error)} in {where}, after "
         f"{len(recording)} recorded nodes{'; no file was written' if is_streamed else ''}"
     )
 
@@ -317,4 +304,4 @@ def _file_metadata(recording: Recording) -> dict[str, str]:
     return {"format": "pt", "values": json.dumps(others), "notes": json.dumps(notes)}
 
 
-__all__ = ["as_program", "input_values", "record", "recording_of"]
+__all__ = ["as_program", "record", "recording_of"]

@@ -85,8 +85,10 @@ class Recording(Tabular, Mapping[str, Any]):
         """The recorded node of that name."""
         return self._values.nodes[name]
 
-    def __repr__(self) -> str:
-        return f"<Recording of {len(self)} nodes{f' in {self.path}' if self.path else ''}>"
+    def headline(self) -> str:
+        """How many nodes were recorded, and where."""
+        where = f", in {self.path}" if self.path else ""
+        return f"{len(self)} nodes recorded{where}" + ("" if self.complete else ", the program was not run to its end")
 
     # ---- other forms ----
 
@@ -120,18 +122,13 @@ class Recording(Tabular, Mapping[str, Any]):
             )
             for row in rows
         ]
-        where = f", in {self.path}" if self.path else ""
-        footer = f"{len(self)} nodes recorded{where}" + (
-            "" if self.complete else "; the program was not run to its end"
-        )
-        return Table(
-            "", ("node", "op", "target", "value", *measures, *notes), cells, frozenset(measures), footer=footer
-        )
+        columns = ("node", "op", "target", "value", *measures, *notes)
+        return Table("", columns, cells, frozenset(measures), footer=self.headline())
 
 
 @dataclass(frozen=True)
 class Values(Mapping[str, Any]):
-    """Values by node or by name; `missing` says what happened to those that were asked for and are not there."""
+    """Values by node or by name; `missing` says what happened to those that were asked for and are missing."""
 
     nodes: dict[str, Node]
     entries: dict[str, Entry] = field(repr=False)

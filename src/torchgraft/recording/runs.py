@@ -1,5 +1,5 @@
 """One run of a model or program, observed from outside: what it returns, writes, draws and passes back as gradients.
-Whatever a run changes is put back afterwards; comparing two observations is left to `verify.py`.
+Whatever a run changes is restored afterwards; comparing two observations is left to `verify.py`.
 """
 
 from __future__ import annotations
@@ -15,9 +15,7 @@ from typing import Any
 
 import torch
 
-from torchgraft.codegen.graph_module import GraphModule
-from torchgraft.errors import GraftError
-from torchgraft.recording.comparison import (
+from torchgraft.analysis.comparison import (
     FrozenTensor,
     RandomState,
     frozen_leaves,
@@ -25,20 +23,22 @@ from torchgraft.recording.comparison import (
     named_tensors_in,
     tensors_in,
 )
+from torchgraft.codegen.graph_module import GraphModule
+from torchgraft.errors import GraftError
 from torchgraft.recording.situations import Situation
 
 Roots = list[tuple[str, torch.nn.Module]]
 
 _CONTAINERS = frozenset({list, dict, set, OrderedDict})
 _PLAIN = (int, float, str, bytes, bool, tuple, torch.dtype, torch.device, type(None))
-# What nn.Module keeps for itself. Parameters and buffers are looked at one by one, modules by walking the tree. Hooks are put
-# back, but not compared: a program has what they do among its nodes.
+# What nn.Module keeps for itself. Parameters and buffers are looked at one by one, modules by walking the tree. Hooks are
+# restored, but not compared: a program has what they do among its nodes.
 _TABLES = frozenset(torch.nn.Module().__dict__) - {"training"}
 
 
 @dataclass
 class Observation:
-    """What one run did; every value is a copy, by the path it had, made before anything was put back."""
+    """What one run did; every value is a copy, by the path it had, made before anything was restored."""
 
     outputs: dict[str, Any] = field(default_factory=dict)
     inputs: dict[str, Any] = field(default_factory=dict)
@@ -82,7 +82,7 @@ class Surroundings:
             if isinstance(tensor, torch.Tensor) and id(tensor) not in self._tensors:
                 if torch.nn.parameter.is_lazy(tensor):
                     raise GraftError(
-                        f"cannot run the model and leave it as it was: '{_joined(path, name)}' has no shape yet; "
+                        f"cannot run the model and leave it as it was: '{_joined(path, name)}' has no shape yet\n"
                         "run the model once, so that its lazy modules know their sizes"
                     )
                 copied = tensor.detach().clone() if has_values(tensor) else None
@@ -101,7 +101,7 @@ class Surroundings:
         if "numpy" in sys.modules:
             sys.modules["numpy"].random.seed(seed)
 
-    def put_back(self) -> None:
+    def restore(self) -> None:
         """Undo everything that a run changed."""
         torch.set_grad_enabled(self._grad_mode)
         for module, (attributes, contents) in self._modules.items():
@@ -109,11 +109,11 @@ class Surroundings:
                 module.__dict__.clear()
                 module.__dict__.update(attributes)
             for name, content in contents.items():
-                _put_content_back(attributes[name], content)
+                _restore_content(attributes[name], content)
         written = self._written()
         for tensor, copied, gradient in self._tensors.values():
             if id(tensor) in written and copied is not None:
-                _put_values_back(tensor, copied)
+                _restore_values(tensor, copied)
             if tensor.is_leaf:
                 tensor.grad = gradient
         for generator, state in self._generators.values():
@@ -218,7 +218,7 @@ def observe(
             result.gradients = _gradients(value, inputs, roots, surroundings, seed)
         return result
     finally:
-        surroundings.put_back()
+        surroundings.restore()
 
 
 # ---- gradients ----
@@ -252,7 +252,7 @@ def _gradients(
             for name, parameter in [*module._parameters.items(), *module._buffers.items()]:
                 if parameter is not None:
                     leaves.append((surroundings.name_of(parameter, _joined(path, name)), parameter))
-    # Gradients need no copies: nobody else has them, and they are taken away when the state is put back.
+    # Gradients need no copies: nobody else has them, and they are taken away when the state is restored.
     return {
         f"gradient of {name}": None if leaf.grad is None else FrozenTensor(leaf.grad, leaf.grad.requires_grad)
         for name, leaf in leaves
@@ -319,7 +319,7 @@ def _same_content(container: Any, content: Any) -> bool:
     return container == content if isinstance(content, set) else _all_same(container, content)
 
 
-def _put_content_back(container: Any, content: Any) -> None:
+def _restore_content(container: Any, content: Any) -> None:
     if _same_content(container, content):
         return
     container.clear()
@@ -329,7 +329,7 @@ def _put_content_back(container: Any, content: Any) -> None:
         container.update(content)
 
 
-def _put_values_back(tensor: torch.Tensor, copied: torch.Tensor) -> None:
+def _restore_values(tensor: torch.Tensor, copied: torch.Tensor) -> None:
     # Through .data, because an autograd graph of the caller's may have saved this tensor and looks at its version.
     if (tensor.shape, tensor.dtype, tensor.device) == (copied.shape, copied.dtype, copied.device):
         tensor.data.copy_(copied)

@@ -44,12 +44,12 @@ def _chosen(item: Any, names: dict[str, Node]) -> list[Node]:
     if isinstance(item, Node):
         if names.get(item.name) is not item:
             raise UnknownNodeError(
-                f"node '{item.name}' belongs to another program; give the name of a node of this one, or its own node"
+                f"node '{item.name}' belongs to another program\ngive the name of a node of this one, or its own node"
             )
         return [item]
     if not isinstance(item, str):
         raise TypeError(
-            f"nodes takes names, patterns, nodes or one predicate, not {type(item).__name__} among them; "
+            f"nodes takes names, patterns, nodes or one predicate, not {type(item).__name__} among them\n"
             "for several predicates write one that combines them"
         )
     if item in names:

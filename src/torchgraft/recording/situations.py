@@ -4,14 +4,14 @@ Inputs are only made here, never run; the example itself is copied and left alon
 
 from __future__ import annotations
 
-import copy
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils import _pytree as pytree
 
-from torchgraft.recording.comparison import has_values, tensors_in
+from torchgraft.analysis.comparison import has_values, tensors_in
+from torchgraft.codegen.calling import copied_inputs
 
 _MOST_OTHER_SIZES = 3
 
@@ -32,7 +32,12 @@ class Situation(NamedTuple):
 
 
 def situations(
-    args: tuple[Any, ...], kwargs: dict[str, Any], seed: int, other_values: bool, other_sizes: bool, gradients: bool
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    seed: int,
+    other_values: bool,
+    other_sizes: bool | int,
+    gradients: bool,
 ) -> Iterator[Situation]:
     """The example first, then the others, made one after the other so that only one set of inputs is in memory."""
     yield Situation("example", args, kwargs)
@@ -52,46 +57,14 @@ def situations(
         if gradients and floating and not any(tensor.requires_grad for tensor in floating):
             yield drawn("inputs with grad", lambda tensor: _with_grad(fresh_tensor(tensor, tensor.shape, generator)))
     if other_sizes:
-        for number, (name, resize) in enumerate(_other_sizes(tensors)):
+        most = None if other_sizes is True else other_sizes
+        for number, (name, resize) in enumerate(itertools.islice(_other_sizes(tensors), most)):
             # A backward takes twice the time of a forward; one with another size is enough to see how sizes are handled.
             yield drawn(name, lambda tensor, size=resize: fresh_tensor(tensor, size(tensor), generator), number == 0)  # type: ignore[misc]
 
 
 def _with_grad(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.requires_grad_() if tensor.is_floating_point() else tensor
-
-
-# ---- copies ----
-
-
-def copied_inputs(
-    args: tuple[Any, ...], kwargs: dict[str, Any], replacements: dict[int, Any] | None = None
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """A copy of inputs, tensors that share memory still sharing it; `replacements` by the identity of the original."""
-    memo = dict(replacements or {})
-    for tensor in tensors_in((args, kwargs)):
-        if not tensor.is_leaf and id(tensor) not in memo:  # torch copies no tensor that was computed from others
-            memo[id(tensor)] = tensor.detach().clone().requires_grad_(tensor.requires_grad)
-    try:
-        result = copy.deepcopy((args, kwargs), memo)
-    except (TypeError, RuntimeError, NotImplementedError):
-        # Something in the inputs cannot be copied (a generator, a lock): the tensors are, the rest is handed on.
-        result = pytree.tree_map(lambda leaf: _copied_leaf(leaf, memo), (args, kwargs))
-    for tensor in tensors_in(result):
-        tensor.grad = None
-    return result
-
-
-def _copied_leaf(leaf: Any, memo: dict[int, Any]) -> Any:
-    if id(leaf) in memo:
-        return memo[id(leaf)]
-    if isinstance(leaf, torch.Tensor):
-        memo[id(leaf)] = leaf.detach().clone().requires_grad_(leaf.requires_grad)
-    elif isinstance(leaf, torch.Generator):
-        memo[id(leaf)] = leaf.clone_state()
-    else:
-        return leaf
-    return memo[id(leaf)]
 
 
 # ---- fresh values ----

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from torchgraft.analysis.comparison import tensors_in
 from torchgraft.analysis.effects import effects_of
 from torchgraft.analysis.effects.declared import is_declared_effect
 from torchgraft.ir.node import Node
-from torchgraft.recording.comparison import tensors_in
 from torchgraft.recording.room import Room
 
 # Copying less than this is cheaper than thinking about it.

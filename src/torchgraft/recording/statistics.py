@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from torchgraft.recording.comparison import comparable, has_values
+from torchgraft.analysis.comparison import comparable, has_values
 
 HISTOGRAM_BINS = 32
 

@@ -13,7 +13,7 @@ import torch
 
 from torchgraft.capturing.symbolic.tracer import Tracer
 from torchgraft.codegen.graph_module import GraphModule
-from torchgraft.errors import GraftError
+from torchgraft.errors import GraftError, one_line
 from torchgraft.ir.origin import SourceLine, line_of_error
 
 _MOST_TRIALS = 10
@@ -33,7 +33,7 @@ class Finding:
         return {"what": self.what, "where": self.where, "remedy": self.remedy, "count": self.count}
 
     def __str__(self) -> str:
-        times = f" ({self.count} times)" if self.count > 1 else ""
+        times = f" ({self.count} in all)" if self.count > 1 else ""
         lines = [f"- {self.what}{times}", f"  at {self.where}" if self.where else "", f"  remedy: {self.remedy}"]
         return "\n".join(filter(None, lines))
 
@@ -108,7 +108,7 @@ def _what(error: Exception, line: SourceLine | None) -> str:
     """What happened, without the line (it is shown apart) and the advice that follows it."""
     text = str(error)
     if not isinstance(error, GraftError):
-        return f"{type(error).__name__}: {(text.splitlines() or [''])[0]}"
+        return one_line(error)
     if line is not None:
         text = text.replace(f" at {line}", "")
     return re.split(r"; |\n", text)[0]

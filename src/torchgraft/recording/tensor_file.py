@@ -18,8 +18,8 @@ from typing import Any, BinaryIO
 
 import torch
 
+from torchgraft.analysis.comparison import comparable, has_values
 from torchgraft.errors import GraftError
-from torchgraft.recording.comparison import comparable, has_values
 from torchgraft.results.files import named_errors, whole_file
 
 _NAMES = {
@@ -52,7 +52,7 @@ class TensorWriter:
     def write(self, name: str, tensor: torch.Tensor) -> str:
         """Write one tensor; says what is different about it in the file, if anything is."""
         if name == _RESERVED or name in self._entries:
-            raise GraftError(f"cannot write a tensor under the name '{name}': it is taken; rename the node")
+            raise GraftError(f"cannot write a tensor under the name '{name}': it is taken\nrename the node")
         stored, note = storable(tensor)
         size, length = stored.element_size(), stored.numel() * stored.element_size()
         self._entries[name] = {"dtype": _NAMES[stored.dtype], "shape": list(stored.shape), "data_offsets": [0, length]}
@@ -162,7 +162,7 @@ def _opened(path: str | PathLike[str]) -> Any:
         from safetensors import safe_open
     except ImportError as error:
         raise GraftError(
-            f"cannot read '{Path(path)}': the package safetensors is not installed; install it with: pip install safetensors"
+            f"cannot read '{Path(path)}': the package safetensors is not installed\ninstall it with: pip install safetensors"
         ) from error
     return safe_open(path, framework="pt")
 

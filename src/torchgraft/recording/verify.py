@@ -6,18 +6,21 @@ The inputs of each situation come from `situations.py`, the runs from `runs.py`,
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from torchgraft.analysis.comparison import Comparison, Tolerance, compare
+from torchgraft.codegen.calling import example_inputs
 from torchgraft.codegen.graph_module import GraphModule
-from torchgraft.errors import GraftError, GuardError
-from torchgraft.recording.comparison import Comparison, Tolerance, compare
+from torchgraft.errors import GraftError, GuardError, one_line
 from torchgraft.recording.first_difference import FirstDifference, first_difference
 from torchgraft.recording.runs import Observation, Surroundings, modules_behind, observe
 from torchgraft.recording.situations import Situation, situations
+from torchgraft.results.shown import Shown
+from torchgraft.results.tables import painted
 
 # What is compared, and what model and program do with it.
 _ASPECTS = {"outputs": "returns", "inputs": "leaves", "gradients": "gives", "state": "changes", "random": "uses"}
@@ -61,8 +64,8 @@ class Check:
         }
 
 
-@dataclass(frozen=True)
-class Verification:
+@dataclass(frozen=True, repr=False)
+class Verification(Shown):
     """What `verify` found: one check for each situation. `str()` is a short table."""
 
     name: str
@@ -92,11 +95,16 @@ class Verification:
         if not self.ok:
             raise GraftError(str(self))
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
-        return {"ok": self.ok, "checks": [check.to_dict() for check in self.checks]}
+    def rows(self) -> list[dict[str, Any]]:
+        """One dict for each situation."""
+        return [check.to_dict() for check in self.checks]
 
-    def __str__(self) -> str:
+    def to_dict(self) -> dict[str, Any]:
+        """The verdict and the checks as plain values."""
+        return {"ok": self.ok, "checks": self.rows()}
+
+    def text(self, color: bool = False) -> str:
+        """A table of the situations, and what is wrong in the first that is."""
         rows = [("situation", *_COLUMNS)]
         rows += [(check.situation, *_cells(check)) for check in self.checks]
         widths = [max(len(row[column]) for row in rows if len(row) > 2) for column in range(len(rows[0]))]
@@ -105,7 +113,7 @@ class Verification:
             "  ".join(map(str.ljust, row, widths)).rstrip() if len(row) > 2 else f"{row[0]:<{widths[0]}}  {row[1]}"
             for row in rows
         ]
-        return "\n".join([self._headline(), *table, *self._explanation()])
+        return "\n".join([painted(self.headline(), "bold", color), *table, *self._explanation()])
 
     def _explanation(self) -> list[str]:
         if not self.wrong:
@@ -113,7 +121,8 @@ class Verification:
         lines = [f"wrong on {self.wrong[0].situation}: {self.wrong[0].reason}"]
         return lines + ([f"first difference: {self.first_difference}"] if self.first_difference else [])
 
-    def _headline(self) -> str:
+    def headline(self) -> str:
+        """The verdict, and how many situations say what."""
         counts = [
             (status, sum(check.status == status for check in self.checks))
             for status in (RIGHT, WRONG, REFUSED, SKIPPED)
@@ -137,31 +146,32 @@ def _cells(check: Check) -> tuple[str, ...]:
 def verify(
     model: Callable[..., Any],
     program: torch.nn.Module,
-    args: Iterable[Any] = (),
-    kwargs: dict[str, Any] | None = None,
+    args: Any = (),
+    kwargs: Mapping[str, Any] | None = None,
     *,
     rtol: float | None = None,
     atol: float | None = None,
     gradients: bool = True,
     other_values: bool = True,
-    other_sizes: bool = True,
+    other_sizes: bool | int = True,
     locate: bool = True,
     seed: int = 0,
 ) -> Verification:
     """Compare a program with the model it was captured from, in several situations.
 
     The situations are the example inputs; fresh values within the example's range and beyond it; inputs that require grad;
-    and other sizes: another batch (the first dimension that inputs share), then other numbers among the sizes. Where the
-    model itself fails the situation is skipped; where the program raises GuardError it has refused, which is not wrong.
+    and other sizes (or so many of them): another batch (the first dimension that inputs share), then other numbers among
+    the sizes. Where the model itself fails the situation is skipped; where the program raises GuardError it has refused,
+    which is not wrong.
 
     In each, model and program run on copies of the inputs from the same state and random seed, and five things are compared:
     outputs; what the inputs hold afterwards; the gradients of inputs and parameters for random gradients of the outputs, in the
     situations that add something to them; the parameters, buffers and attributes that changed; and the random generators.
-    Numbers may differ by a small part of the largest element (1e-5 for float32), or by `rtol` and `atol`. Everything is put
-    back afterwards.
+    Numbers may differ by a small part of the largest element (1e-5 for float32), or by `rtol` and `atol`. Everything is
+    restored afterwards.
 
-    In the first situation that is wrong, the first node that differs is named (unless `locate` is False): the model's eager run
-    is watched, and the k-th call of an operation or module is held against the k-th node with that operation or module.
+    In the first situation that is wrong, the first node that differs is named (unless `locate` is False): the model is captured
+    in that situation, and the two programs are compared node by node, as `compare` does.
 
     >>> from torchgraft import symbolic_trace
     >>> model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU())
@@ -172,7 +182,7 @@ def verify(
     >>> verify(model, program, (torch.ones(2, 3),)).ok
     False
     """
-    values, keywords = tuple(args) if isinstance(args, (tuple, list)) else (args,), dict(kwargs or {})
+    values, keywords = example_inputs(args, kwargs)
     comparer = _Comparer(
         model, program, _input_names(model, values, keywords), Tolerance(rtol, atol), gradients, locate, seed
     )
@@ -211,10 +221,10 @@ class _Comparer:
         if expected.error is not None:
             if situation.name == "example":
                 raise GraftError(
-                    f"cannot verify: the model itself raises {named_error(expected.error)} on the example inputs; "
+                    f"cannot verify: the model itself raises {one_line(expected.error)} on the example inputs\n"
                     "give inputs it accepts"
                 ) from expected.error
-            return Check(situation.name, SKIPPED, {}, f"the model itself raises {named_error(expected.error)}")
+            return Check(situation.name, SKIPPED, {}, f"the model itself raises {one_line(expected.error)}")
         found = self._observe(self._program, situation)
         if isinstance(found.error, GuardError):
             return Check(situation.name, REFUSED, {}, str(found.error))
@@ -226,7 +236,7 @@ class _Comparer:
             reason = "the model itself does something else when it is run twice from the same state and seed"
             return Check(situation.name, SKIPPED, {}, reason)
         if found.error is not None:
-            reason = f"the program raises {named_error(found.error)}, and the model does not"
+            reason = f"the program raises {one_line(found.error)}, and the model does not"
         else:
             reason = "; ".join(_summary(name, aspect) for name, aspect in wrong.items())
         difference = self._first_difference(situation, wrong) if self._locate else None
@@ -259,18 +269,12 @@ class _Comparer:
         if not isinstance(self._program, GraphModule):
             return None
         paths = {name: tuple([item.path for item in aspect.differences]) for name, aspect in wrong.items()}
-        return first_difference(self._model, self._program, situation, self._surroundings, self._seed, paths)
+        return first_difference(self._model, self._program, situation, self._seed, self._tolerance, paths)
 
 
 def _summary(name: str, aspect: Comparison) -> str:
     first, more = aspect.differences[0], len(aspect.differences) - 1
     return f"the {_WORDS[name]} differs, {first}" + (f" (and {more} more)" if more else "")
-
-
-def named_error(error: Exception) -> str:
-    """The class and the first line of an error."""
-    lines = str(error).splitlines()
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
 def _input_names(model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:

@@ -17,16 +17,6 @@ SHOWN = 5
 _LONGEST = 160
 
 
-def quantity(number: float | None, unit: str) -> str:
-    """A number in three digits with its unit.
-
-    >>> quantity(8_178_000_000, "FLOPs"), quantity(12, "B")
-    ('8.18 GFLOPs', '12 B')
-    """
-    text = amount(number)
-    return f"{text}{unit}" if text[-1:].isalpha() else f"{text} {unit}"
-
-
 class Fact(NamedTuple):
     """A short headline, the sentence, and its rank: the higher, the sooner it is said."""
 
@@ -68,15 +58,18 @@ def _verified(seen: Seen) -> Iterator[Fact]:
     if diagnosis is None or diagnosis.verification is None or not diagnosis.ok:
         return
     right = [check.situation for check in diagnosis.verification.checks if check.status == "right"]
-    fixed = len(diagnosis.specialised)
+    counted = "1 situation" if len(right) == 1 else f"{len(right)} situations"
+    fixed = sum(finding.count for finding in diagnosis.specialised)
     held = (
         "nothing was fixed to the example"
         if not fixed
+        else "1 fact about the example is fixed, and checked on every run"
+        if fixed == 1
         else f"{fixed} facts about the example are fixed, and checked on every run"
     )
     yield Fact(
         "Right" if not fixed else "Specialised",
-        f"The captured program did what the model does in {len(right)} situations ({', '.join(right[-3:])}); {held}.",
+        f"The captured program did what the model does in {counted} ({', '.join(right[-3:])}); {held}.",
         50 if not fixed else 55,
     )
 
@@ -132,7 +125,7 @@ def _arithmetic(seen: Seen) -> Iterator[Fact]:
     count = sum(row.type == kind for row in leaves)
     yield Fact(
         "Arithmetic",
-        f"{count} {kind} do {flops / whole.flops:.1%} of the {quantity(whole.flops, 'FLOPs')} of one run; "
+        f"{count} {kind} do {flops / whole.flops:.1%} of the {amount(whole.flops, 'FLOPs')} of one run; "
         f"it has {whole.parameters:,} parameters.",
         44,
     )
@@ -185,4 +178,4 @@ def _slowest(seen: Seen) -> Iterator[Fact]:
 
 _SOURCES = (_problems, _verified, _beside_script, _training, _arithmetic, _values, _slowest)
 
-__all__ = ["SHOWN", "Fact", "interesting_facts", "quantity", "short"]
+__all__ = ["SHOWN", "Fact", "interesting_facts", "short"]

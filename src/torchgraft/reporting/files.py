@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from torchgraft.codegen.graph_module import GraphModule
-from torchgraft.reporting.levels import Level, node_rows, one_line
+from torchgraft.errors import one_line
+from torchgraft.reporting.levels import Level, node_rows
 from torchgraft.reporting.seen import Failure, Progress, Seen
 from torchgraft.results.shown import plain
 from torchgraft.results.tables import Table

@@ -53,12 +53,12 @@ def _refuse_foreign(target: Path, place: str | PathLike[str]) -> None:
     if not target.exists():
         return
     if not target.is_dir():
-        raise WriteError(f"cannot write a report to '{place}': it is a file; give the name of a folder")
+        raise WriteError(f"cannot write a report to '{place}': it is a file\ngive the name of a folder")
     with _explained(place):
         entries = os.listdir(target)
     if entries and MARK not in entries:
         raise WriteError(
-            f"cannot write a report to '{place}': the folder holds other files, such as '{min(entries)}'; give a new folder"
+            f"cannot write a report to '{place}': the folder holds other files, such as '{min(entries)}'\ngive a new folder"
         )
 
 
@@ -98,7 +98,7 @@ def _explained(place: str | PathLike[str]) -> Iterator[None]:
         raise
     except OSError as error:
         reason = error.strerror or str(error)
-        raise WriteError(f"cannot write a report to '{place}': {reason}; nothing was written") from error
+        raise WriteError(f"cannot write a report to '{place}': {reason}\nnothing was written") from error
 
 
 __all__ = ["MARK", "whole_folder"]

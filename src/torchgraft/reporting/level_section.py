@@ -59,7 +59,7 @@ def _count_row(title: str, name: str, counts: Counts | None, seconds: float, mos
     label = escape(title) if name == "jit" else element("a", escape(title), href=f"#level-{name}")
     if counts is None:
         nothing = [number_cell(None, "") for _ in range(6)]
-        return [Cell(label), nothing[0], Cell('<a href="#failures">not to be had</a>', None, "wide"), *nothing]
+        return [Cell(label), nothing[0], Cell('<a href="#failures">unavailable</a>', None, "wide"), *nothing]
     return [
         Cell(label),
         number_cell(counts.nodes, f"{counts.nodes:,}"),
@@ -118,11 +118,11 @@ def level_section(level: Level, written: Written) -> str:
     """Everything about one level, in tabs."""
     intro = element("p", escape(level.explanation))
     if level.failure:
-        return intro + element("p", f"<b>Not to be had:</b> {escape(level.failure)}", class_="failure")
+        return intro + element("p", f"<b>Unavailable:</b> {escape(level.failure)}", class_="failure")
     texts, counts = written.texts[level.name], level.counts
     assert counts is not None
     facts = (
-        f"<b>{counts.nodes:,}</b> nodes, <b>{counts.calls:,}</b> calls of <b>{counts.different_calls:,}</b> different things, "
+        f"<b>{counts.nodes:,}</b> nodes, <b>{counts.calls:,}</b> calls of <b>{counts.different_calls:,}</b> kinds, "
         f"<b>{counts.guards:,}</b> guard{'' if counts.guards == 1 else 's'}, captured in <b>{seconds_text(level.seconds)}</b>"
     )
     notes = "".join([element("p", escape(note), class_="note") for note in level.notes])

@@ -1,4 +1,4 @@
-"""The program of a model at every level, with its shapes, how long it took, what is in it, or why it cannot be had.
+"""The program of a model at every level, with its shapes, how long it took, what is in it, or why it is unavailable.
 What is written about a level on the page is in `level_section.py`.
 """
 
@@ -8,7 +8,7 @@ import contextlib
 import operator
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -16,12 +16,12 @@ import torch
 
 from torchgraft.capturing.program import capture
 from torchgraft.codegen.graph_module import GraphModule
+from torchgraft.errors import GraftError, one_line
 from torchgraft.ir.guards import is_guard
 from torchgraft.ir.node import Node
 from torchgraft.ir.origin import source_of
 from torchgraft.ir.printing import argument_text, known_value, target_text, value_text
-from torchgraft.passes.propagate_shapes import PropagateShapes
-from torchgraft.recording.record import input_values
+from torchgraft.passes.propagate_shapes import note_shapes
 from torchgraft.view.node_facts import module_path_of
 
 # name: (title, what it shows)
@@ -37,6 +37,7 @@ LEVELS = {
 }
 
 
+CAPTURED = ("module", "function")
 _WIDEST = 160
 
 
@@ -79,38 +80,53 @@ class Level:
         return LEVELS[self.name][1]
 
 
-def capture_level(name: str, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Level:
-    """The model at one level. Whatever goes wrong is noted, never raised.
+def captured_levels(
+    model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], progress: Callable[[str], None]
+) -> dict[str, Level]:
+    """The programs of a model. It is captured once with its modules and once without; the deeper levels are lowered from these.
 
-    >>> level = capture_level("aten", torch.nn.Linear(2, 3), (torch.ones(1, 2),), {})
-    >>> level.counts.calls, level.counts.by_call
+    Whatever goes wrong is noted on the level, never raised.
+
+    >>> levels = captured_levels(torch.nn.Linear(2, 3), (torch.ones(1, 2),), {}, lambda step: None)
+    >>> levels["aten"].counts.calls, levels["aten"].counts.by_call
     (1, {'aten.linear.default': 1})
     """
-    level = Level(name)
-    started = time.perf_counter()
-    try:
-        level.program = _training_program(level, model, args, kwargs) if name == "joint" else capture(
-            model, args, kwargs, level=name
-        )  # fmt: skip
-    except Exception as error:  # a level that cannot be had is a finding
-        level.failure = one_line(error)
-        return level
-    level.seconds = time.perf_counter() - started
-    if name in ("module", "function"):
-        note_shapes(level.program, args, kwargs)
-    level.counts = counts_of(level.program)
-    return level
+    levels: dict[str, Level] = {}
+    for name in LEVELS:
+        progress(f"capturing at level {name}" if name in CAPTURED else f"lowering to level {name}")
+        level = levels[name] = Level(name)
+        started = time.perf_counter()
+        try:
+            level.program = _program(name, levels, model, args, kwargs)
+        except Exception as error:  # a level that is unavailable is a finding
+            level.failure = one_line(error)
+            continue
+        level.seconds = time.perf_counter() - started
+        if name in CAPTURED:
+            with contextlib.suppress(Exception):  # shapes are an addition
+                note_shapes(level.program, args, kwargs)
+        level.counts = counts_of(level.program)
+    return levels
 
 
-def _training_program(
-    level: Level, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+def _program(
+    name: str, levels: dict[str, Level], model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> GraphModule:
+    if name in CAPTURED:
+        return capture(model, args, kwargs, level=name)
+    # Modules that are still whole can change their mode, so a training step comes from the program that has them.
+    source = levels["module" if name == "joint" else "function"]
+    if source.program is None:
+        raise GraftError(f"it is made from level {source.name}, which is unavailable")
+    if name != "joint":
+        return capture(source.program, args, kwargs, level=name)
     try:
-        with in_training_mode(model):
-            return capture(model, args, kwargs, level="joint")
+        with in_training_mode(source.program):
+            return capture(source.program, args, kwargs, level=name)
     except Exception as error:  # batch norm, for one, refuses a batch of one in training mode
-        level.notes.append(f"captured in the mode the model is in, because in training mode: {one_line(error)}")
-        return capture(model, args, kwargs, level="joint")
+        reason = one_line(error)
+        levels[name].notes.append(f"captured in the mode the model is in, because in training mode: {reason}")
+        return capture(source.program, args, kwargs, level=name)
 
 
 @contextlib.contextmanager
@@ -123,15 +139,6 @@ def in_training_mode(model: torch.nn.Module) -> Iterator[None]:
     finally:
         for module, mode in modes.items():
             module.training = mode
-
-
-def note_shapes(program: GraphModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Note the shape of every value; a program whose shapes cannot be had stays as it is."""
-    for compute in (False, True):
-        with contextlib.suppress(Exception):  # shapes are an addition
-            values = tuple(input_values(program, args, kwargs).values())
-            PropagateShapes(inputs=values, compute=compute).run(program)
-            return
 
 
 def counts_of(program: GraphModule) -> Counts:
@@ -214,25 +221,13 @@ def call_name(node: Node, program: GraphModule) -> str:
     return target_text(node.target).removeprefix("torch.nn.functional.").removeprefix("_operator.")
 
 
-def one_line(error: BaseException) -> str:
-    """The kind of an error and the first line of what it says.
-
-    >>> one_line(ValueError("bad\\nreally"))
-    'ValueError: bad'
-    """
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
-
-
 __all__ = [
     "LEVELS",
     "Counts",
     "Level",
     "NodeRow",
     "call_name",
-    "capture_level",
+    "captured_levels",
     "counts_of",
     "node_rows",
-    "note_shapes",
-    "one_line",
 ]

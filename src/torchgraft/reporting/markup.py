@@ -120,7 +120,7 @@ def link(path: str, text: str | None = None) -> str:
     return element("a", escape(text or path), href=path)
 
 
-# ---- small pictures ----
+# ---- small charts ----
 
 
 def bar(share: float, kind: str = "") -> str:
@@ -129,7 +129,7 @@ def bar(share: float, kind: str = "") -> str:
 
 
 def histogram(measured: Sequence[Any] | None) -> str:
-    """Counts as a small picture: (counts, lowest, highest), as `record` measures them."""
+    """Counts as a small chart: (counts, lowest, highest), as `record` measures them."""
     if not measured or not measured[0]:
         return ""
     counts, low, high = measured

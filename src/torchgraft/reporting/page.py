@@ -9,7 +9,7 @@ from importlib.resources import files
 
 import torch
 
-from torchgraft.reporting.facts import Fact, quantity
+from torchgraft.reporting.facts import Fact
 from torchgraft.reporting.files import Written
 from torchgraft.reporting.level_section import file_table, level_section, side_by_side
 from torchgraft.reporting.markup import code_block, element, escape
@@ -89,7 +89,7 @@ def _sections(seen: Seen, written: Written) -> list[tuple[str, str, int, str]]:
         ("calls", "Calls", 0, calls_section(seen)),
         ("statistics", "Statistics", 0, statistics_section(seen)),
         ("specialised", "Specialised and checked", 0, diagnosis_section(seen)),
-        ("failures", f"What could not be had ({len(seen.failures)})", 0, _failures(seen.failures)),
+        ("failures", f"Unavailable ({len(seen.failures)})", 0, _failures(seen.failures)),
         ("files", "Files", 0, _all_files(written)),
     ]
     return result
@@ -124,11 +124,11 @@ def _tiles(seen: Seen) -> str:
         whole = seen.summary.facts.modules[0]
         tiles += [
             ("parameters", amount(whole.parameters)),
-            ("of weights", quantity(whole.bytes, "B")),
+            ("of weights", amount(whole.bytes, "B")),
             ("FLOPs a run", amount(whole.flops)),
         ]
     if seen.memory is not None:
-        tiles.append(("at the fullest moment", quantity(seen.memory.peak, "B")))
+        tiles.append(("peak memory", amount(seen.memory.peak, "B")))
     for level in seen.programs():
         if level.name in ("module", "aten", "joint") and level.counts is not None:
             tiles.append((f"nodes, {level.title}", f"{level.counts.nodes:,}"))

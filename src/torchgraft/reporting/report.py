@@ -4,7 +4,7 @@ The looking is in `seen.py`, the files in `files.py`, the page in `page.py`; her
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -12,41 +12,61 @@ from typing import Any
 
 import torch
 
+from torchgraft.codegen.calling import example_inputs
 from torchgraft.errors import GraftError
-from torchgraft.reporting.facts import Fact, interesting_facts
+from torchgraft.reporting.facts import Fact, interesting_facts, short
 from torchgraft.reporting.files import write_files
 from torchgraft.reporting.folder import whole_folder
 from torchgraft.reporting.page import page
 from torchgraft.reporting.seen import Failure, Progress, Seen, look
+from torchgraft.results.shown import Shown
+from torchgraft.results.tables import painted
 
 
-@dataclass(frozen=True)
-class Report:
-    """Where the page is, the most interesting facts, and what could not be had."""
+@dataclass(frozen=True, repr=False)
+class Report(Shown):
+    """Where the page is, the most interesting facts, and what is unavailable."""
 
     page: Path
     facts: list[Fact]
     failures: list[Failure]
     seen: Seen
 
-    def __str__(self) -> str:
-        lines = [f"{place}. {fact.text}" for place, fact in enumerate(self.facts, 1)]
-        lines += [f"not there: {failure.what}: {failure.reason}" for failure in self.failures]
-        return "\n".join([*lines, f"page: {self.page}"])
+    def headline(self) -> str:
+        """The model and its page."""
+        return f"{self.seen.name}, {self.page}"
+
+    def text(self, color: bool = False) -> str:
+        """The facts, what is unavailable, and the page."""
+        lines = [painted(f"The {len(self.facts)} most interesting facts about {self.seen.name}", "bold", color)]
+        for place, fact in enumerate(self.facts, 1):
+            lines.append(f"{place}. {painted(fact.headline, 'blue', color)}: {fact.text}")
+        for failure in self.failures:
+            lines.append(painted(f"unavailable: {failure.what}: {short(failure.reason)}", "yellow", color))
+        return "\n".join([*lines, f"page: {painted(str(self.page.absolute()), 'bold', color)}"])
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One dict for each fact."""
+        return [{"headline": fact.headline, "text": fact.text} for fact in self.facts]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The facts, what is unavailable, and the page."""
+        failures = [failure._asdict() for failure in self.failures]
+        return {"model": self.seen.name, "page": str(self.page), "facts": self.rows(), "failures": failures}
 
 
 def report(
     model: torch.nn.Module,
-    args: Iterable[Any] | Any = (),
+    args: Any = (),
     kwargs: Mapping[str, Any] | None = None,
-    folder: str | PathLike[str] = "report",
     *,
+    folder: str | PathLike[str] = "report",
     name: str | None = None,
     progress: Progress | None = None,
 ) -> Report:
     """Write a folder with `index.html` and everything that it shows: programs, drawings, graphs, calls, statistics.
 
-    The page needs no server and no network. What cannot be had is said on it, with the reason, and stops nothing; only a model
+    The page needs no server and no network. What is unavailable is listed on it, with the reason, and stops nothing; only a model
     that does not run on the inputs, or a folder that cannot be written, raises, and then nothing is left behind. An older
     report in the folder is replaced. `progress` is called with the name of every step.
 
@@ -57,11 +77,11 @@ def report(
     ('index.html', [])
     """
     if not isinstance(model, torch.nn.Module):
-        raise GraftError(f"cannot report on a {type(model).__name__}; give a torch.nn.Module")
-    values = tuple(args) if isinstance(args, (tuple, list)) else (args,)
+        raise GraftError(f"cannot report on a {type(model).__name__}\ngive a torch.nn.Module")
+    values, keywords = example_inputs(args, kwargs)
     say = progress or (lambda step: None)
     with whole_folder(folder) as place:
-        seen = look(name or type(model).__name__, model, values, dict(kwargs or {}), say)
+        seen = look(name or type(model).__name__, model, values, keywords, say)
         written = write_files(seen, place, say)
         facts = interesting_facts(seen)
         say("writing the page")

@@ -24,7 +24,7 @@ from torchgraft.reporting.markup import (
 from torchgraft.reporting.seen import CALL_LEVELS, Seen
 from torchgraft.results.tables import amount, number_text, seconds_text
 
-NOTHING = '<p class="note">There is nothing to show: see what could not be had.</p>'
+NOTHING = '<p class="note">Unavailable: the reason is at the end of the page.</p>'
 
 
 def summary_section(seen: Seen) -> str:
@@ -155,8 +155,6 @@ def diagnosis_section(seen: Seen) -> str:
         _findings(diagnosis.specialised, "Nothing: the program holds for every input of its kind."),
         element("h3", "What was kept whole"),
         _findings(diagnosis.leaves, "Nothing."),
-        element("h3", "What symbolic tracing cannot follow"),
-        _findings(diagnosis.symbolic, "Nothing: symbolic_trace, which needs no inputs, captures this model too."),
     ]
     if diagnosis.verification is not None:
         verdict = "does what the model does" if diagnosis.ok else "does NOT do what the model does"
@@ -180,7 +178,7 @@ def _findings(findings: tuple[Finding, ...], nothing: str) -> str:
         return element("p", escape(nothing), class_="note")
     items = []
     for finding in findings:
-        times = f' <span class="chip">{finding.count} times</span>' if finding.count > 1 else ""
+        times = f' <span class="chip">{finding.count} in all</span>' if finding.count > 1 else ""
         where = element("code", escape(finding.where)) if finding.where else ""
         items.append(f"<li>{escape(finding.what)}{times}{where}<span class=note>{escape(finding.remedy)}</span></li>")
     return element("ul", "".join(items), class_="findings")

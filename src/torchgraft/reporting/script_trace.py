@@ -13,8 +13,9 @@ from typing import Any
 
 import torch
 
+from torchgraft.errors import one_line
 from torchgraft.recording.runs import Surroundings
-from torchgraft.reporting.levels import Counts, one_line
+from torchgraft.reporting.levels import Counts
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ def script_trace(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str
     except Exception as error:  # most models of transformers, and it raises nearly anything
         return ScriptTrace(failure=one_line(error))
     finally:
-        surroundings.put_back()
+        surroundings.restore()
 
 
 def _counts(graph: Any) -> Counts:

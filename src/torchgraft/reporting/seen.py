@@ -7,23 +7,25 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import torch
 
 from torchgraft.analysis.memory import Memory, memory
-from torchgraft.errors import GraftError, RunError
+from torchgraft.codegen.calling import copied_inputs
+from torchgraft.errors import GraftError, RunError, one_line
 from torchgraft.ir.printing import tensor_text
 from torchgraft.recording.calls import CallLog, log_calls
-from torchgraft.recording.doctor import Diagnosis, doctor
+from torchgraft.recording.doctor import Diagnosis, diagnosis_of
 from torchgraft.recording.record import record
 from torchgraft.recording.recorded import Recording
 from torchgraft.recording.runs import Surroundings
 from torchgraft.recording.statistics import MEASURES
-from torchgraft.reporting.levels import LEVELS, Level, capture_level, one_line
+from torchgraft.recording.verify import verify
+from torchgraft.reporting.levels import Level, captured_levels
 from torchgraft.reporting.script_trace import ScriptTrace, script_trace
-from torchgraft.view.module_summary import ModelSummary, summary
+from torchgraft.view.module_facts import ModelFacts, forward_cost, model_facts, noted_modules
+from torchgraft.view.module_summary import ModelSummary
 
 Progress = Callable[[str], None]
 _Result = TypeVar("_Result")
@@ -32,7 +34,7 @@ CALL_LEVELS = {"function": "what Python calls", "dispatch": "the operators that 
 
 
 class Failure(NamedTuple):
-    """What could not be had, and why."""
+    """What is unavailable, and why."""
 
     what: str
     reason: str
@@ -63,51 +65,68 @@ class Seen:
 def look(name: str, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], progress: Progress) -> Seen:
     """Find out everything about a model; it is left as it was.
 
-    Raises GraftError if the model itself does not run on these inputs.
+    The model itself runs for the log of its calls, for each of the two captures, for torch.jit.trace and for the check against
+    its program; everything else comes from the captured programs. Raises GraftError if the model does not run on these inputs.
     """
     seen = Seen(name, type(model).__name__, _inputs(model, args, kwargs))
     surroundings = Surroundings(model)
     try:
         progress("running the model")
-        _run_once(model, args, kwargs)
-        for level_name in LEVELS:
-            progress(f"capturing at level {level_name}")
-            level = seen.levels[level_name] = capture_level(level_name, model, args, kwargs)
+        facts = _first_run(seen, model, args, kwargs)
+        surroundings.restore()
+        seen.levels = captured_levels(model, args, kwargs, progress)
+        for level in seen.levels.values():
             if level.failure:
-                seen.failures.append(Failure(f"the program at level {level_name}", level.failure))
+                seen.failures.append(Failure(f"the program at level {level.name}", level.failure))
         progress("tracing with torch.jit.trace")
         seen.script = script_trace(model, args, kwargs)
         if seen.script.failure:
             seen.failures.append(Failure("the trace of torch.jit.trace", seen.script.failure))
-        _observe(seen, model, args, kwargs, progress)
+        _observe(seen, facts, args, kwargs, progress)
+        progress("verifying the program against the model")
+        seen.diagnosis = _attempt(seen, "the diagnosis", lambda: _diagnosis(seen, model, args, kwargs))
     finally:
-        surroundings.put_back()
+        surroundings.restore()
+    if seen.diagnosis is not None and not seen.diagnosis.ok and seen.diagnosis.program is not None:
+        reason = "the captured program does not do what the model does"
+        seen.failures.append(Failure("the check against the model", reason))
     return seen
 
 
-def _observe(
-    seen: Seen, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], progress: Progress
-) -> None:
+def _first_run(seen: Seen, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ModelFacts:
+    """One eager run, which gives the log of calls and what goes in and out of every module."""
+    facts = model_facts(model, (), {}, False)
+    facts.describe_inputs(args, kwargs)
+    given = copied_inputs(args, kwargs)
+    try:
+        with torch.no_grad(), noted_modules(model, facts), log_calls(level="function") as log:
+            log.result = model(*given[0], **given[1])
+    except Exception as error:
+        raise GraftError(
+            f"cannot report on {type(model).__name__}: the model itself raises {one_line(error)}\ngive inputs it accepts"
+        ) from error
+    seen.calls["function"] = log
+    return facts
+
+
+def _observe(seen: Seen, facts: ModelFacts, args: tuple[Any, ...], kwargs: dict[str, Any], progress: Progress) -> None:
+    """What the captured programs say, without another run of the model."""
     progress("summing up parameters and FLOPs")
-    seen.summary = _attempt(seen, "the summary", lambda: summary(model, args, kwargs, columns=COLUMNS))
-    progress("logging calls")
-    for level in CALL_LEVELS:
-        log = _attempt(seen, f"the log of calls at level {level}", partial(_log, model, args, kwargs, level))
-        if log is not None:
-            seen.calls[level] = log
+    source = seen.levels["function"].program or seen.levels["module"].program
+    if source is not None:
+        _attempt(seen, "the FLOPs", lambda: facts.add_costs(forward_cost(source, args, kwargs)))
+    seen.summary = ModelSummary(facts, None, COLUMNS)
     chosen = next(seen.programs(), None)
-    if chosen is not None and chosen.name != "joint":
-        progress("recording statistics")
-        program = chosen.program
-        seen.statistics_level = chosen.name
-        seen.statistics = _attempt(seen, "the statistics of one run", lambda: _statistics(program, args, kwargs))
-        seen.memory = _attempt(seen, "the memory it needs", lambda: memory(program, *args, kwargs=kwargs))
-    progress("verifying the program against the model")
-    seen.diagnosis = _attempt(seen, "the diagnosis", lambda: doctor(model, args, kwargs))
-    if seen.diagnosis is not None and not seen.diagnosis.ok and seen.diagnosis.program is not None:
-        seen.failures.append(
-            Failure("the check against the model", "the captured program does not do what the model does")
-        )
+    if chosen is None or chosen.name == "joint":
+        return
+    program = chosen.program
+    progress("recording statistics")
+    log = _attempt(seen, "the log of calls at level dispatch", lambda: _operators(program, args, kwargs))
+    if log is not None:
+        seen.calls["dispatch"] = log
+    seen.statistics_level = chosen.name
+    seen.statistics = _attempt(seen, "the statistics of one run", lambda: _statistics(program, args, kwargs))
+    seen.memory = _attempt(seen, "the memory it needs", lambda: memory(program, args, kwargs))
 
 
 def _attempt(seen: Seen, what: str, step: Callable[[], _Result]) -> _Result | None:
@@ -122,24 +141,24 @@ def _attempt(seen: Seen, what: str, step: Callable[[], _Result]) -> _Result | No
         return None
 
 
-def _run_once(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    try:
-        with torch.no_grad():
-            model(*args, **kwargs)
-    except Exception as error:
-        raise GraftError(
-            f"cannot report on {type(model).__name__}: the model itself raises {one_line(error)}; give inputs it accepts"
-        ) from error
-
-
-def _log(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], level: str) -> CallLog:
+def _operators(program: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallLog:
+    values, keywords = copied_inputs(args, kwargs)
     with torch.no_grad():
-        return log_calls(model, *args, level=level, **kwargs)
+        return log_calls(program, values, keywords, level="dispatch")
 
 
 def _statistics(program: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Recording:
     with torch.no_grad():
-        return record(program, *args, reduce=MEASURES, **kwargs)
+        return record(program, *copied_inputs(args, kwargs), reduce=MEASURES)
+
+
+def _diagnosis(seen: Seen, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Diagnosis:
+    """The check of the program at level module, on the example and at one other size; `doctor` looks further."""
+    level = seen.levels["module"]
+    if level.program is None:
+        return diagnosis_of(seen.kind, None, level.failure, None)
+    verification = verify(model, level.program, args, kwargs, other_values=False, other_sizes=1)
+    return diagnosis_of(seen.kind, level.program, "", verification)
 
 
 def _inputs(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[str, str]]:

@@ -62,7 +62,7 @@ def named_errors(path: str | PathLike[str]) -> Iterator[None]:
     except OSError as error:
         reason = error.strerror or str(error)
         raise WriteError(
-            f"cannot write '{os.fspath(path)}': {reason}; give a path in a folder that exists and may be written to"
+            f"cannot write '{os.fspath(path)}': {reason}\ngive a path in a folder that exists and may be written to"
         ) from error
 
 

@@ -4,6 +4,7 @@ What is in it is decided by the result itself; a result that is one table says o
 
 from __future__ import annotations
 
+import html
 import json
 import math
 import os
@@ -14,13 +15,14 @@ from os import PathLike
 from typing import Any, TextIO
 
 from torchgraft.results.files import write_text
-from torchgraft.results.tables import Table
+from torchgraft.results.tables import Table, aligned
 
 
 class Shown(ABC):
     """A result that can be printed, shown in a notebook, written as JSON and handed to pandas as rows.
 
-    `print(result)` is plain text; `result.show()` and rich's own `print` use colours on a terminal.
+    `print(result)` is plain text, its repr one line; `result.show()` and rich's own `print` use colours on a terminal.
+    A dataclass that is one needs `repr=False`.
     """
 
     @abstractmethod
@@ -31,8 +33,12 @@ class Shown(ABC):
     def rows(self) -> list[dict[str, Any]]:
         """One dict of plain values for each row: `pandas.DataFrame(result.rows())`."""
 
-    @abstractmethod
-    def _repr_html_(self) -> str: ...
+    def headline(self) -> str:
+        """The result in one short line, which is its repr."""
+        return self.text().partition("\n")[0]
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(self.text())}</pre>"
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain values."""
@@ -54,7 +60,7 @@ class Shown(ABC):
         return self.text()
 
     def __repr__(self) -> str:
-        return self.text()
+        return f"<{type(self).__name__}: {self.headline()}>"
 
     def __rich__(self) -> Any:
         from rich.text import Text
@@ -90,6 +96,33 @@ class Tabular(Shown):
         return self._table().html()
 
 
+class NamedTexts(Tabular, dict[Any, Any]):
+    """A dict from nodes or their names to what is known of each, shown as a table of two columns."""
+
+    def headline(self) -> str:
+        """How many nodes there are."""
+        return f"{len(self)} nodes"
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One dict for each node."""
+        return [{"node": str(name), "value": self._text_of(value)} for name, value in self.items()]
+
+    def text(self, color: bool = False) -> str:
+        """One line for each node, and the notes."""
+        cells = [(str(name), self._text_of(value)) for name, value in self.items()]
+        return "\n".join([*aligned(cells), *self._notes()])
+
+    def _text_of(self, value: Any) -> str:
+        return str(value)
+
+    def _notes(self) -> list[str]:
+        return []
+
+    def _table(self) -> Table:
+        cells = [(str(name), self._text_of(value)) for name, value in self.items()]
+        return Table("", ("node", "value"), cells, footer="\n".join(self._notes()))
+
+
 def plain(value: Any) -> Any:
     """Only what JSON knows: not-a-number and infinities become "nan", "inf" and "-inf", other objects their repr.
 
@@ -105,4 +138,4 @@ def plain(value: Any) -> Any:
     return value if value is None or type(value) in (bool, int, float, str) else repr(value)
 
 
-__all__ = ["Shown", "Tabular", "plain"]
+__all__ = ["NamedTexts", "Shown", "Tabular", "plain"]

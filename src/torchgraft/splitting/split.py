@@ -5,13 +5,14 @@ The ways to choose are in `strategies.py`; parts named by the caller are `split_
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import GraphError
 from torchgraft.ir.node import Node
 from torchgraft.ir.origin import source_of
+from torchgraft.results.shown import Shown
 from torchgraft.splitting.assembly import Style, assemble, cut
 from torchgraft.splitting.order import Order
 from torchgraft.splitting.split_module import new_names
@@ -33,8 +34,8 @@ class Part:
     cost: float | None = None
 
 
-@dataclass(frozen=True)
-class Split:
+@dataclass(frozen=True, repr=False)
+class Split(Shown):
     """A program in parts: `module` runs it, `parts` are its pieces in order, `reasons` says for every node why it is there.
 
     `names` leads from the name of each module and tensor that moved into a part to its name in the program. Printing it
@@ -55,7 +56,13 @@ class Split:
         reason = self.reasons.get(node, "inputs, outputs and fetched attributes are in the outer program")
         raise GraphError(f"no part has a node '{node}': {reason}")
 
-    def __str__(self) -> str:
+    def rows(self) -> list[dict[str, Any]]:
+        """One dict for each part."""
+        names = [field.name for field in fields(Part) if field.name != "module"]
+        return [{name: getattr(part, name) for name in names} for part in self.parts]
+
+    def text(self, color: bool = False) -> str:
+        """The parts, and for every node why it is there."""
         nodes = sum(len(part.nodes) for part in self.parts)
         lines = [f"{_count(len(self.parts), 'part')}, {_count(nodes, 'node')}"]
         for part in self.parts:

@@ -1,10 +1,10 @@
 """`to_dot`: a program in the DOT language of Graphviz and its many readers, as text; nothing is run and nothing is needed.
-Pictures without Graphviz are made in `drawing/`.
+Drawings without Graphviz are made in `drawing/`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from torchgraft.view.networkx_graph import as_networkx
@@ -24,7 +24,7 @@ _COLOURS = {
 }
 
 
-def to_dot(program: Any, *args: Any, **kwargs: Any) -> str:
+def to_dot(program: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None) -> str:
     """A program, or a graph of `to_networkx`, in the DOT language: modules are clusters, every use is an edge with its shape.
 
     >>> import torch, torchgraft
@@ -35,7 +35,7 @@ def to_dot(program: Any, *args: Any, **kwargs: Any) -> str:
       "input_1" -> "_0" [label="2x3", tooltip="input"];
       "_0" -> "output" [label="2x3", tooltip="result"];
     """
-    graph = as_networkx(program, *args, **kwargs)
+    graph = as_networkx(program, args, kwargs)
     lines = [
         f"digraph {_quoted(graph.graph.get('name') or 'program')} {{",
         '  graph [rankdir=TB, fontname="Helvetica", style="rounded", color="#9aa5b1"];',

@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import pickle
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,7 +32,14 @@ _SUFFIXES = {
 FORMATS = ("pickle", "graphml", "json", "dot", "model-explorer")
 
 
-def save_graph(program: Any, path: str | PathLike[str], *args: Any, format: str | None = None, **kwargs: Any) -> Path:
+def save_graph(
+    program: Any,
+    path: str | PathLike[str],
+    args: Any = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    format: str | None = None,
+) -> Path:
     """Write a program, or a graph of `to_networkx`, to a file, and return its path.
 
     The format is "pickle", "graphml", "json" (node-link), "dot" or "model-explorer"; without one, the suffix of the file decides.
@@ -51,7 +58,7 @@ def save_graph(program: Any, path: str | PathLike[str], *args: Any, format: str 
         raise GraftError(
             f"cannot save a graph with {found}: the formats are {', '.join(FORMATS)}, the suffixes {', '.join(_SUFFIXES)}"
         )
-    write_whole(place, _WRITERS[chosen](as_networkx(program, *args, **kwargs)))
+    write_whole(place, _WRITERS[chosen](as_networkx(program, args, kwargs)))
     return place
 
 

@@ -5,7 +5,7 @@ The names of its fields (`incomingEdges`, `outputsMetadata`, ...) are Model Expl
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from torchgraft.view.networkx_graph import as_networkx
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _ATTRIBUTES = ("op", "role", "phase", "origin_name", "module", "source", "source_text", "result")
 
 
-def to_model_explorer(program: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
+def to_model_explorer(program: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """A program, or a graph of `to_networkx`, as a graph collection of Model Explorer, ready for `json.dump`.
 
     >>> import torchgraft
@@ -25,7 +25,7 @@ def to_model_explorer(program: Any, *args: Any, **kwargs: Any) -> dict[str, Any]
     [{'sourceNodeId': 'x', 'sourceNodeOutputId': '0', 'targetNodeInputId': '0'},
      {'sourceNodeId': 'x', 'sourceNodeOutputId': '0', 'targetNodeInputId': '1'}]
     """
-    graph = as_networkx(program, *args, **kwargs)
+    graph = as_networkx(program, args, kwargs)
     name = graph.graph.get("name") or "program"
     nodes = [_node(graph, node, attributes) for node, attributes in graph.nodes(data=True)]
     return {"label": name, "graphs": [{"id": name, "nodes": nodes}]}

@@ -4,13 +4,15 @@ How it is shown is in `module_summary.py`; what an operator costs is known in `a
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from torchgraft.analysis.cost import Cost, cost
+from torchgraft.analysis.dry_run import program_of
 from torchgraft.analysis.fake import copied_inputs, copied_module, fake_inputs, fake_mode_of, fake_module
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import GraftError
@@ -46,6 +48,28 @@ class ModelFacts:
     unknown: tuple[str, ...] = ()
     problems: list[str] = field(default_factory=list)
 
+    @property
+    def by_path(self) -> dict[str, ModuleFacts]:
+        """The rows by their paths."""
+        return {row.path: row for row in self.modules}
+
+    def describe_inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Say what the model was run on."""
+        self.inputs = ", ".join([facts_text(facts_of(value)) for value in (*args, *kwargs.values())])
+
+    def add_costs(self, found: Cost) -> None:
+        """Put the FLOPs of a program into the rows of its modules; one that is never called has those of its children."""
+        for row in reversed(self.modules):
+            entry = found.modules.get(row.path)
+            row.flops = entry.forward.flops if entry is not None else self._inside(row)
+        self.unknown = tuple(found.unknown)
+
+    def _inside(self, row: ModuleFacts) -> int | None:
+        prefix, depth = f"{row.path}.", row.depth + 1
+        children = [other for other in self.modules if other.depth == depth and other.path.startswith(prefix)]
+        known = [child.flops for child in children if child.flops is not None]
+        return sum(known) if known else None
+
     def notes(self) -> list[str]:
         """The sums, and what is not in them, as sentences."""
         whole = self.modules[0]
@@ -64,15 +88,15 @@ def model_facts(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], flops
     if not isinstance(model, torch.nn.Module):
         raise GraftError(f"cannot summarise a {type(model).__name__}: give an nn.Module or a program of torchgraft")
     rows = _program_rows(model) if isinstance(model, GraphModule) else _module_rows(model)
-    facts = ModelFacts(rows, ", ".join([facts_text(facts_of(value)) for value in (*args, *kwargs.values())]))
+    facts = ModelFacts(rows)
+    facts.describe_inputs(args, kwargs)
     if args or kwargs:
-        by_path = {row.path: row for row in rows}
         if isinstance(model, GraphModule):
-            _observe_program(model, args, kwargs, by_path)
+            _observe_program(model, args, kwargs, facts.by_path)
         else:
-            _observe_model(model, args, kwargs, by_path)
+            _observe_model(model, args, kwargs, facts)
         if flops:
-            _add_flops(model, args, kwargs, by_path, facts)
+            _add_flops(model, args, kwargs, facts)
     return facts
 
 
@@ -160,22 +184,25 @@ def _row(
 # ---- one run ----
 
 
-def _observe_model(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], rows: dict[str, Any]) -> None:
-    """Run a copy of the model, so that hooks and whatever it remembers stay away from the original."""
+def _observe_model(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], facts: ModelFacts) -> None:
+    """Run a copy of the model, so that whatever it remembers stays away from the original."""
     mode = fake_mode_of(args, kwargs, model)
     with torch.no_grad(), torch.random.fork_rng(devices=range(torch.cuda.device_count())):
         try:
             fakes = fake_inputs(args, model, mode), fake_inputs(kwargs, model, mode)
             copied = fake_module(model, mode)
-            with mode:
-                _run_with_hooks(copied, fakes[0], fakes[1], rows)
+            with mode, noted_modules(copied, facts):
+                copied(*fakes[0], **fakes[1])
         except Exception:  # a model may fail on fakes in any way; if it is at fault itself, it fails again here
-            _run_with_hooks(copied_module(model), copied_inputs(args), copied_inputs(kwargs), rows)
+            copied = copied_module(model)
+            with noted_modules(copied, facts):
+                copied(*copied_inputs(args), **copied_inputs(kwargs))
 
 
-def _run_with_hooks(
-    model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], rows: dict[str, Any]
-) -> None:
+@contextlib.contextmanager
+def noted_modules(model: torch.nn.Module, facts: ModelFacts) -> Iterator[None]:
+    """Note what goes in and out of every module of a model, or of a copy of it, while the block runs it."""
+    rows = facts.by_path
     paths: dict[torch.nn.Module, list[str]] = {}
     for path, module in model.named_modules(remove_duplicate=False):
         paths.setdefault(module, []).append(path)
@@ -185,13 +212,16 @@ def _run_with_hooks(
         given = (*inputs, *keywords.values())
         for path in paths[module]:
             row = rows[path]
-            row.calls += 1
+            row.calls = (row.calls or 0) + 1
             row.input, row.output = facts_of(given[0] if len(given) == 1 else given), facts_of(output)
 
-    for module in paths:
-        if not isinstance(module, torch.jit.ScriptModule):
-            module.register_forward_hook(note, with_kwargs=True)
-    model(*args, **kwargs)
+    watched = [module for module in paths if not isinstance(module, torch.jit.ScriptModule)]
+    handles = [module.register_forward_hook(note, with_kwargs=True) for module in watched]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def _observe_program(program: GraphModule, args: tuple[Any, ...], kwargs: dict[str, Any], rows: dict[str, Any]) -> None:
@@ -213,39 +243,20 @@ def _observe_program(program: GraphModule, args: tuple[Any, ...], kwargs: dict[s
 # ---- FLOPs ----
 
 
-def _add_flops(
-    model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], rows: dict[str, Any], facts: ModelFacts
-) -> None:
+def _add_flops(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], facts: ModelFacts) -> None:
+    """Count on the program without modules of torch.nn, because these have rows as well."""
     try:
-        found = _cost(model, args, kwargs)
+        program = program_of(model, args, kwargs, level="function")
+        facts.add_costs(forward_cost(program, args, kwargs))
     except Exception as error:  # capturing runs the model again, and fails on some that run
         facts.problems.append(f"FLOPs are not known: {type(error).__name__}: {' '.join(str(error).split())[:300]}")
-        return
-    for path, row in reversed(rows.items()):
-        entry = found.modules.get(path)
-        row.flops = entry.forward.flops if entry is not None else _inside(path, rows)
-    facts.unknown = tuple(found.unknown)
 
 
-def _inside(path: str, rows: dict[str, ModuleFacts]) -> int | None:
-    """The FLOPs of the modules in one that is never called itself, such as an `nn.ModuleList`; None if there are none."""
-    prefix, depth = f"{path}.", rows[path].depth + 1
-    found = [row.flops for other, row in rows.items() if row.depth == depth and other.startswith(prefix)]
-    known = [flops for flops in found if flops is not None]
-    return sum(known) if known else None
-
-
-def _cost(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Cost:
-    """What each module costs; captured so that modules of torch.nn are taken apart, because they have rows as well."""
-    if isinstance(model, GraphModule):
-        return cost(model, *args, kwargs=kwargs, backward=False)
-    from torchgraft.capturing.program import capture
-
-    mode = fake_mode_of(args, kwargs, model)
+def forward_cost(program: GraphModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Cost:
+    """What the modules of a program cost in a run, on tensors without data where that is possible, else on copies."""
     try:
-        with mode:
-            fakes = fake_inputs(args, model, mode), fake_inputs(kwargs, model, mode)
-            program = capture(fake_module(model, mode), *fakes, level="function")
-    except Exception:  # only a real run can tell which way a model goes that reads values
-        program = capture(model, args, kwargs, level="function")
-    return cost(program, *args, kwargs=kwargs, backward=False)
+        return cost(program, args, kwargs, backward=False)
+    except (
+        Exception
+    ):  # experts chosen by tokens, an operator without a fake kernel; if the program is at fault, it fails again
+        return cost(program, args, kwargs, backward=False, compute=True)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from typing import Any
 
+from torchgraft.codegen.calling import example_inputs
 from torchgraft.errors import GraftError
 from torchgraft.results.shown import Shown
 from torchgraft.results.tables import aligned, amount, painted
@@ -58,6 +59,12 @@ class ModelSummary(Shown):
             if row.path == path:
                 return row
         raise KeyError(f"{self.facts.modules[0].type} has no module '{path}'")
+
+    def headline(self) -> str:
+        """The size of the model."""
+        whole = self.facts.modules[0]
+        flops = "" if whole.flops is None else f", {amount(whole.flops, 'FLOPs')} forward"
+        return f"{whole.type}, {len(self.facts.modules)} modules, {whole.parameters:,} parameters{flops}"
 
     def text(self, color: bool = False) -> str:
         """The tree as a table."""
@@ -123,7 +130,7 @@ def _has_sibling(index: int, depth: int, rows: list[ModuleFacts]) -> bool:
 
 def summary(
     model: Any,
-    args: Iterable[Any] | Any = (),
+    args: Any = (),
     kwargs: Mapping[str, Any] | None = None,
     *,
     depth: int | None = None,
@@ -150,9 +157,9 @@ def summary(
     chosen = tuple(name.strip() for name in columns)
     unknown = [name for name in chosen if name not in _COLUMNS]
     if unknown:
-        raise GraftError(f"summary has no column {unknown[0]!r}; choose some of {', '.join(COLUMNS)}")
+        raise GraftError(f"summary has no column {unknown[0]!r}\nchoose some of {', '.join(COLUMNS)}")
     if depth is not None and (isinstance(depth, bool) or not isinstance(depth, int) or depth < 0):
         raise GraftError(f"depth must be a whole number from 0 on, or None for everything, not {depth!r}")
-    values = tuple(args) if isinstance(args, (tuple, list)) else (args,)
+    values, keywords = example_inputs(args, kwargs)
     wants_flops = any(name.startswith("flops") for name in chosen)
-    return ModelSummary(model_facts(model, values, dict(kwargs or {}), wants_flops), depth, chosen)
+    return ModelSummary(model_facts(model, values, keywords, wants_flops), depth, chosen)

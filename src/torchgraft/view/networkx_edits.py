@@ -30,7 +30,7 @@ _VALUE_NOTES = ("val", "tensor_meta", "example_value")
 
 
 def from_networkx(graph: networkx.MultiDiGraph, root: torch.nn.Module | dict[str, Any] | None = None) -> GraphModule:
-    """The program that a graph of `to_networkx`, as it is now, stands for.
+    """The program that a graph of `to_networkx`, as it is now, describes.
 
     A node's id is its name, so `networkx.relabel_nodes` renames. An edge with key 0 gives the value for `{"input": 0}` in
     `args` or `kwargs` of the node it leads to; rewire by removing one and adding another with the same key. A new node needs
@@ -53,7 +53,7 @@ def from_networkx(graph: networkx.MultiDiGraph, root: torch.nn.Module | dict[str
     networkx = import_networkx()
     if not isinstance(graph, networkx.MultiDiGraph):
         raise GraphError(
-            f"cannot make a program of a {type(graph).__name__}: edges need keys that say which argument they are; "
+            f"cannot make a program of a {type(graph).__name__}: edges need keys that say which argument they are\n"
             "give a networkx.MultiDiGraph as to_networkx() makes it"
         )
     return _Assembly(graph, root).program()
@@ -324,7 +324,7 @@ class _Assembly:
         elif type(codegen) is not CodeGen:
             raise GraphError(
                 f"cannot make a program of this graph: the original takes the inputs {', '.join(before)} in containers of its "
-                f"own or checks them on every call, and now they are {', '.join(after) or 'none'}; give the model as root "
+                f"own or checks them on every call, and now they are {', '.join(after) or 'none'}\ngive the model as root "
                 "instead of the program to get one that takes its inputs one by one"
             )
 
@@ -354,7 +354,7 @@ class _Assembly:
                 raise GraphError(
                     f"cannot make a program of this graph: its edges move node '{name}' behind nodes that came after it, and "
                     "one of them has effects beyond its result (it writes memory, draws a random number or checks something), so "
-                    "their order matters; say it yourself by giving the moved nodes another 'order'"
+                    "their order matters\nsay it yourself by giving the moved nodes another 'order'"
                 )
             latest = max(latest, place)
             if place > latest_impure and made[name].is_impure():

@@ -8,11 +8,12 @@ A node's id is its name. An edge is one use of a value, and its key is the posit
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from torchgraft.codegen.calling import example_inputs
 from torchgraft.errors import GraftError
 from torchgraft.ir.node import Node
 from torchgraft.ir.origin import source_of
@@ -48,12 +49,12 @@ def import_networkx() -> Any:
         import networkx
     except ImportError as error:
         raise GraftError(
-            "graphs need the package networkx, which is not installed; run: pip install networkx"
+            "graphs need the package networkx, which is not installed\nrun: pip install networkx"
         ) from error
     return networkx
 
 
-def to_networkx(program: Any, *args: Any, **kwargs: Any) -> networkx.MultiDiGraph:
+def to_networkx(program: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None) -> networkx.MultiDiGraph:
     """A program as a `networkx.MultiDiGraph`.
 
     Shapes come from what is noted in the program (operator and joint programs have it) or, if example inputs are given, from
@@ -70,6 +71,7 @@ def to_networkx(program: Any, *args: Any, **kwargs: Any) -> networkx.MultiDiGrap
     ('0', [('input_1', '_0', (3, 4)), ('_0', '_1', (3, 2)), ('_1', 'output', (3, 2))])
     """
     networkx = import_networkx()
+    args, kwargs = example_inputs(args, kwargs)
     source, owner = graph_of(program, args, kwargs)
     facts = known_facts(source, args, kwargs)
     phases = phases_of(source)
@@ -83,16 +85,16 @@ def to_networkx(program: Any, *args: Any, **kwargs: Any) -> networkx.MultiDiGrap
     return result
 
 
-def as_networkx(program: Any, *args: Any, **kwargs: Any) -> networkx.MultiDiGraph:
+def as_networkx(program: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None) -> networkx.MultiDiGraph:
     """A graph of `to_networkx` as it is, or the graph of a program."""
     networkx = import_networkx()
     if isinstance(program, networkx.Graph):
         if not isinstance(program, networkx.MultiDiGraph):
             raise GraftError(
-                f"cannot read a {type(program).__name__}; give a networkx.MultiDiGraph as to_networkx() makes it"
+                f"cannot read a {type(program).__name__}\ngive a networkx.MultiDiGraph as to_networkx() makes it"
             )
         return program
-    return to_networkx(program, *args, **kwargs)
+    return to_networkx(program, args, kwargs)
 
 
 def _node_attributes(node: Node, order: int, info: CallInfo, facts: Facts, phase: str | None) -> dict[str, Any]:

@@ -71,7 +71,7 @@ def role_of(node: Node) -> str:
 
 
 def origin_name(node: Node) -> str | None:
-    """Which parameter, buffer or result of the model an input of a program stands for, where it is another name."""
+    """Which parameter, buffer or result of the model an input of a program is, where it has another name."""
     if node.op == "get_attr":
         return str(node.target)
     return node.meta.get("origin_name")

@@ -24,7 +24,7 @@ _TORCH_WORDS: dict[type, str] = {torch.dtype: "dtype", torch.memory_format: "mem
 
 
 def encode(value: Any, use: Callable[[Node], Any]) -> Any:
-    """A value as plain data; `use` says what stands for a node.
+    """A value as plain data; `use` says what is written for a node.
 
     >>> encode((1, [torch.float32], slice(None, 3)), lambda node: None)
     {'tuple': [1, [{'dtype': 'float32'}], {'slice': [None, 3, None]}]}
@@ -152,7 +152,7 @@ def _torch_word(name: str) -> Any:
 
 def _refuse_object(text: str) -> Any:
     raise ValueError(
-        f"the value {text} cannot be written as plain data; give the original program, which still holds it"
+        f"the value {text} cannot be written as plain data\ngive the original program, which still holds it"
     )
 
 

@@ -6,11 +6,13 @@ from __future__ import annotations
 
 import html
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from torchgraft.codegen.calling import example_inputs
 from torchgraft.ir.node import Node, map_arg
 from torchgraft.ir.printing import target_text
 from torchgraft.ir.verify import find_attribute
@@ -120,7 +122,7 @@ class ProgramDiff(Shown):
         return f'<p>{html.escape(self._title())}</p><table style="{style}">{head}{"".join(rows)}</table>'
 
 
-def diff(before: Any, after: Any, *args: Any, **kwargs: Any) -> ProgramDiff:
+def diff(before: Any, after: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None) -> ProgramDiff:
     """What changed from one program to another: nodes added, removed, and changed in target, arguments, settings or shape.
 
     Nodes are lined up by what they do, so one more `relu` at the front does not make everything after it differ. Example inputs
@@ -139,6 +141,7 @@ def diff(before: Any, after: Any, *args: Any, **kwargs: Any) -> ProgramDiff:
       add = operator.add(gelu, 1)
       return add
     """
+    args, kwargs = example_inputs(args, kwargs)
     old_graph, old_owner = graph_of(before, args, kwargs)
     new_graph, new_owner = graph_of(after, args, kwargs)
     old_facts, new_facts = known_facts(old_graph, args, kwargs), known_facts(new_graph, args, kwargs)

@@ -39,10 +39,10 @@ class Attention(nn.Module):
         super().__init__()
         if width % heads:
             raise GraftError(
-                f"cannot split attention: width {width} is not a multiple of {heads} heads; change one of them"
+                f"cannot split attention: width {width} is not a multiple of {heads} heads\nchange one of them"
             )
         if attention not in ATTENTIONS:
-            raise GraftError(f"unknown attention {attention!r}; use one of: {', '.join(ATTENTIONS)}")
+            raise GraftError(f"unknown attention {attention!r}\nuse one of: {', '.join(ATTENTIONS)}")
         self.heads = heads
         self.causal = causal
         self.attend = ATTENTIONS[attention]

@@ -45,7 +45,7 @@ def test_equal_to_flop_counter_mode_on_what_it_knows(name: str, training: bool) 
     options, sizes = SMALL[name]
     model = zoo.create(name, **options).train(training)
     args = zoo.example_inputs(name, batch=2, **sizes)
-    result = cost(model, *args)
+    result = cost(model, args)
     forward, backward = torch_counts(model, *args)
     assert forward
     operators = result.operators
@@ -76,7 +76,7 @@ def test_products_that_flop_counter_mode_leaves_out() -> None:
     def function(matrix: torch.Tensor, vector: torch.Tensor) -> Any:
         return matrix @ vector, vector @ vector, torch.einsum("ij,kj->ik", matrix, matrix)
 
-    result = cost(function, torch.ones(3, 4), torch.ones(4))
+    result = cost(function, (torch.ones(3, 4), torch.ones(4)))
     assert result.forward.flops == 2 * 12 + 2 * 4 + 2 * 3 * 3 * 4
     assert result.forward.macs * 2 == result.forward.flops
 
@@ -91,11 +91,11 @@ def test_attention_is_causal_aware(queries: int, keys: int) -> None:
         return lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=causal)
 
     mask = torch.ones(queries, keys, dtype=torch.bool).tril()
-    full = cost(attend(False), query, other, other)
-    causal = cost(attend(True), query, other, other)
+    full = cost(attend(False), (query, other, other))
+    causal = cost(attend(True), (query, other, other))
     assert full.forward.macs == 2 * batch * heads * queries * keys * width
     assert causal.forward.macs == 2 * batch * heads * int(mask.sum()) * width
-    assert cost(attend(True), query, other, other, causal_aware=False).forward.macs == full.forward.macs
+    assert cost(attend(True), (query, other, other), causal_aware=False).forward.macs == full.forward.macs
     # Scores anew, then four products with them.
     assert causal.backward.macs * 2 == causal.forward.macs * 5
 
@@ -170,7 +170,7 @@ def test_a_formula_needs_a_target() -> None:
 
 def test_nodes_modules_and_totals_add_up() -> None:
     model = zoo.create("transformer", layers=2, width=64, attention="fused")
-    result = cost(model, *zoo.example_inputs("transformer", batch=2, length=16))
+    result = cost(model, zoo.example_inputs("transformer", batch=2, length=16))
     nodes = sum((node.forward for node in result.nodes), Work()), sum((node.backward for node in result.nodes), Work())
     assert nodes == (result.forward, result.backward)
     assert result.total == result.forward + result.backward
@@ -193,7 +193,7 @@ def test_shared_modules_count_their_work_twice_and_their_parameters_once() -> No
 
 
 def test_bytes_of_an_operator_by_itself() -> None:
-    result = cost(torchgraft.symbolic_trace(lambda x, y: (x.t() + y).relu_()), torch.ones(3, 2), torch.ones(3))
+    result = cost(torchgraft.symbolic_trace(lambda x, y: (x.t() + y).relu_()), (torch.ones(3, 2), torch.ones(3)))
     assert result["t"].forward == Work()
     assert result["add"].forward == Work(6, 0, 4 * 6 + 4 * 3, 4 * 6)
     assert result["relu_"].forward == Work(6, 0, 4 * 6, 4 * 6)
@@ -224,15 +224,15 @@ def test_hostile_programs() -> None:
 def test_a_program_of_operators_and_a_joint_program_are_counted_too() -> None:
     model = zoo.create("mlp")
     args = zoo.example_inputs("mlp", batch=2)
-    whole = cost(model, *args)
-    assert cost(torchgraft.capture(model, args, level="aten"), *args).forward.macs == whole.forward.macs
+    whole = cost(model, args)
+    assert cost(torchgraft.capture(model, args, level="aten"), args).forward.macs == whole.forward.macs
     joint = torchgraft.capture(model, args, level="joint")
-    inputs = [*model.parameters(), *args, model(*args)]
-    assert cost(joint, *inputs, backward=False).forward.macs == whole.total.macs
+    inputs = (*model.parameters(), *args, model(*args))
+    assert cost(joint, inputs, backward=False).forward.macs == whole.total.macs
 
 
 def test_rows_json_and_text() -> None:
-    result = cost(zoo.create("mlp"), *zoo.example_inputs("mlp"))
+    result = cost(zoo.create("mlp"), zoo.example_inputs("mlp"))
     rows = result.rows()
     assert [row["name"] for row in rows] == [node.name for node in result.nodes]
     assert sum(row["forward_flops"] for row in rows) == result.forward.flops
@@ -265,7 +265,7 @@ def test_flexible_attention_is_counted_in_full() -> None:
 
     query, key = torch.ones(1, 2, 16, 8), torch.ones(1, 2, 32, 8)
     program = torchgraft.capture(Flexible(), (query, key), level="aten")
-    result = cost(program, query, key, backward=False)
+    result = cost(program, (query, key), backward=False)
     assert result.unknown == {} and result.forward.macs == 2 * 2 * 16 * 32 * 8
 
 
@@ -274,8 +274,8 @@ def test_fused_attention_on_a_gpu_is_counted_as_by_torch_when_asked_to() -> None
     model = zoo.create("transformer", layers=2, attention="fused", dropout=0.0).cuda().half()
     args = tuple(tensor.cuda() for tensor in zoo.example_inputs("transformer", batch=2, length=64))
     forward, backward = torch_counts(model, *args)
-    full = cost(model, *args, causal_aware=False)
+    full = cost(model, args, causal_aware=False)
     assert any("attention" in operator for operator in forward)
     assert {name: full.operators[name][0].flops for name in forward} == forward
     assert {name: full.operators[name][1].flops for name in backward} == backward
-    assert cost(model, *args).forward.flops < full.forward.flops
+    assert cost(model, args).forward.flops < full.forward.flops

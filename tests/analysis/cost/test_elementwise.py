@@ -15,7 +15,7 @@ X = torch.ones(2, 3, 8, 8)
 
 
 def flops(function: Any, *args: torch.Tensor) -> int:
-    result = cost(function, *args, backward=False)
+    result = cost(function, args, backward=False)
     assert result.unknown == {}
     return result.forward.flops
 

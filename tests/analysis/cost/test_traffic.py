@@ -11,7 +11,7 @@ from torchgraft.analysis.cost.traffic import distinct_bytes
 
 
 def moved(function: Any, *args: torch.Tensor) -> tuple[int, int]:
-    work = cost(torchgraft.symbolic_trace(function), *args, backward=False).forward
+    work = cost(torchgraft.symbolic_trace(function), args, backward=False).forward
     return work.bytes_read, work.bytes_written
 
 

@@ -34,7 +34,7 @@ def test_a_training_step_is_predicted_within_five_percent(name: str) -> None:
         result = program(*args)
         result.backward(torch.ones_like(result))
 
-    predicted = memory(program, *args, training=True)
+    predicted = memory(program, args, training=True)
     assert predicted.peak - predicted.resident == pytest.approx(taken_on_cpu(step), rel=0.05)
     assert predicted.gradients == sum(parameter.nbytes for parameter in program.parameters())
 
@@ -47,7 +47,7 @@ def test_a_run_is_predicted_within_five_percent(name: str) -> None:
         with torch.no_grad():
             program(*args)
 
-    predicted = memory(program, *args)
+    predicted = memory(program, args)
     assert predicted.peak - predicted.resident == pytest.approx(taken_on_cpu(run), rel=0.05)
 
 
@@ -60,7 +60,7 @@ def test_a_run_of_convolutions_is_predicted_within_five_percent() -> None:
             program(*args)
 
     run()
-    predicted = memory(program, *args)
+    predicted = memory(program, args)
     assert predicted.peak - predicted.resident == pytest.approx(taken_on_cpu(run), rel=0.05)
 
 
@@ -146,11 +146,11 @@ def test_the_model_is_left_alone() -> None:
 
 
 def test_rows_json_and_text() -> None:
-    predicted = memory(zoo.create("mlp"), *zoo.example_inputs("mlp", batch=4), training=True)
+    predicted = memory(zoo.create("mlp"), zoo.example_inputs("mlp", batch=4), training=True)
     data = json.loads(predicted.to_json())
     assert data["peak"] == predicted.peak and len(data["timeline"]) == len(predicted.rows())
     assert sum(predicted.at_peak.values()) == predicted.peak
-    assert "saved for backward" in str(predicted) and "fullest in the backward of" in str(predicted)
+    assert "saved for backward" in str(predicted) and "peak in the backward of" in str(predicted)
     assert "<table>" in predicted._repr_html_()
 
 
@@ -176,7 +176,7 @@ def test_a_training_step_on_a_gpu_is_predicted_within_five_percent(name: str, si
     step()
     program.zero_grad()
     taken = taken_on_gpu(step)
-    predicted = memory(program, *args, training=True, optimizer=make)
+    predicted = memory(program, args, training=True, optimizer=make)
     assert predicted.peak - predicted.resident == pytest.approx(taken, rel=0.05)
     assert predicted.device == "cuda" and predicted.workspaces and not predicted.unmeasured
 
@@ -192,12 +192,14 @@ def test_a_run_on_a_gpu_is_predicted_within_five_percent(name: str, sizes: dict[
 
     run()
     taken = taken_on_gpu(run)
-    predicted = memory(program, *args)
+    predicted = memory(program, args)
     assert predicted.peak - predicted.resident == pytest.approx(taken, rel=0.05)
 
 
 @pytest.mark.gpu
 def test_a_model_elsewhere_is_asked_about_on_a_gpu() -> None:
-    there = memory(zoo.create("resnet18").cuda(), *(x.cuda() for x in zoo.example_inputs("resnet18")), training=True)
-    asked = memory(zoo.create("resnet18"), *zoo.example_inputs("resnet18"), training=True, device="cuda")
+    there = memory(
+        zoo.create("resnet18").cuda(), tuple(x.cuda() for x in zoo.example_inputs("resnet18")), training=True
+    )
+    asked = memory(zoo.create("resnet18"), zoo.example_inputs("resnet18"), training=True, device="cuda")
     assert (asked.peak, asked.workspaces, asked.device) == (there.peak, there.workspaces, "cuda")

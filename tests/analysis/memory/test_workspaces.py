@@ -200,12 +200,12 @@ def test_small_images_are_predicted_when_the_buffers_of_kernels_are_measured(tra
     action()
     program.zero_grad()
     measured = Measured()
-    predicted = memory(program, *args, training=training, measure=measured)
+    predicted = memory(program, args, training=training, measure=measured)
     taken = taken_on_cpu(action)
     assert predicted.peak - predicted.resident == pytest.approx(taken, rel=0.01)
     assert len(measured.table) < len([moment for moment in predicted.timeline if moment.node is not None])
     if not training:
-        assert memory(program, *args).peak - predicted.resident < taken / 2
+        assert memory(program, args).peak - predicted.resident < taken / 2
 
 
 # ---- devices ----
@@ -294,5 +294,5 @@ def test_what_does_not_fit_is_named() -> None:
 
 @pytest.mark.gpu
 def test_what_lies_on_the_cpu_is_not_on_the_gpu() -> None:
-    predicted = memory(lambda x, y: x + y.cuda(), torch.ones(1024, device="cuda"), torch.ones(1024))
+    predicted = memory(lambda x, y: x + y.cuda(), (torch.ones(1024, device="cuda"), torch.ones(1024)))
     assert (predicted.inputs, predicted.peak) == (4096, 3 * 4096)

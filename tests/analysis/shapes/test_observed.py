@@ -14,8 +14,8 @@ def test_fakes_see_what_a_run_sees(name: str, sizes: dict[str, int]) -> None:
     options = {"layers": 2, "width": 32} if name == "transformer" else {}
     program = torchgraft.symbolic_trace(zoo.create(name, **options))
     args = zoo.example_inputs(name, batch=2, **sizes)
-    found = shapes(program, *args)
-    assert found == shapes(program, *args, compute=True)
+    found = shapes(program, args)
+    assert found == shapes(program, args, compute=True)
     assert next(iter(found.values())).shape == args[0].shape
 
 

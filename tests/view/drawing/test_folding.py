@@ -172,5 +172,5 @@ def test_depth_and_fold_together():
 
 @pytest.mark.parametrize("depth", [-1, 1.5, "two"])
 def test_a_depth_that_is_none(depth):
-    with pytest.raises(torchgraft.GraftError, match="cannot draw to the depth .* use 0, 1, 2, … or None"):
+    with pytest.raises(torchgraft.GraftError, match="cannot draw to the depth .*\nuse 0, 1, 2, … or None"):
         torchgraft.draw(torchgraft.symbolic_trace(Tower(1)), depth=depth)

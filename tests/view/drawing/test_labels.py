@@ -143,5 +143,5 @@ def test_options_of_modules_in_short():
 
 
 def test_what_cannot_be_drawn_is_refused():
-    with pytest.raises(torchgraft.GraftError, match="cannot draw a int: it has no graph of nodes; give what capture"):
+    with pytest.raises(torchgraft.GraftError, match="cannot draw a int: it has no graph of nodes\ngive what capture"):
         torchgraft.draw(3)

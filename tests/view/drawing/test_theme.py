@@ -40,7 +40,7 @@ def test_themes():
 
 def test_an_unknown_theme_is_refused():
     with pytest.raises(
-        torchgraft.GraftError, match="cannot draw in the theme 'pink': it is not known; use one of 'auto', 'light'"
+        torchgraft.GraftError, match="cannot draw in the theme 'pink': it is not known\nuse one of 'auto', 'light'"
     ):
         torchgraft.draw(torchgraft.symbolic_trace(torch.nn.ReLU()), theme="pink")
 

@@ -5,7 +5,7 @@ What an operator does is said in `formulas.py`, `elementwise.py` and `traffic.py
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from torchgraft.analysis.cost.registry import formula_of_call
 from torchgraft.analysis.cost.report import Cost, ModuleCost, NodeCost, Work
 from torchgraft.analysis.cost.traffic import traffic
 from torchgraft.analysis.dry_run import DryRun, program_of
+from torchgraft.codegen.calling import example_inputs
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.ir.node import Node
 from torchgraft.ir.printing import target_text
@@ -24,8 +25,9 @@ from torchgraft.ir.verify import find_attribute
 
 def cost(
     program: Any,
-    *args: Any,
-    kwargs: dict[str, Any] | None = None,
+    args: Any = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
     backward: bool = True,
     causal_aware: bool = True,
     compute: bool = False,
@@ -41,9 +43,10 @@ def cost(
     >>> result.forward.flops, result.forward.macs, result.parameters
     (16000, 8000, 1010)
     """
+    values, keywords = example_inputs(args, kwargs)
     with torch.set_grad_enabled(backward):
-        subject = program_of(program, args, kwargs, compute)
-        counter = _Counter(subject, args, kwargs, causal_aware, compute)
+        subject = program_of(program, values, keywords, compute)
+        counter = _Counter(subject, values, keywords, causal_aware, compute)
         counter.run.forward()
         if backward:
             counter.run.backward()

@@ -65,7 +65,7 @@ class ModuleCost:
     nodes: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Cost(Shown):
     """What a program costs. `unknown` names the operators that no formula is known for and the nodes that called them:
     their arithmetic is in no sum.
@@ -120,6 +120,11 @@ class Cost(Shown):
             "modules": self.rows("module"),
             "nodes": self.rows("node"),
         }
+
+    def headline(self) -> str:
+        """The size of the program and the sums of its work."""
+        sums = f"{amount(self.forward.flops, 'FLOPs')} forward, {amount(self.backward.flops, 'FLOPs')} backward"
+        return f"{self.name}, {len(self.nodes)} nodes, {self.parameters:,} parameters, {sums}"
 
     def text(self, color: bool = False, by: str = "module", depth: int = 2) -> str:
         """A table for people: the sums, then a line for each module down to `depth`, or for each node."""

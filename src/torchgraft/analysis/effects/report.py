@@ -44,7 +44,7 @@ class NodeEffects:
         return not (self.writes or self.random or self.unknown)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ProgramEffects(Tabular):
     """The effects of every node of a program, in order."""
 
@@ -78,6 +78,11 @@ class ProgramEffects(Tabular):
         one, other = self[first], self[second]
         outside = OUTSIDE in one.memory or OUTSIDE in other.memory
         return one.name == other.name or outside or not set(one.memory).isdisjoint(other.memory)
+
+    def headline(self) -> str:
+        """How many nodes write, draw random numbers, or are unknown."""
+        counts = f"{len(self.writes)} write, {len(self.random)} draw random numbers, {len(self.unknown)} unknown"
+        return f"{len(self.nodes)} nodes, {counts}"
 
     def rows(self) -> list[dict[str, Any]]:
         """A row of plain values for each node."""

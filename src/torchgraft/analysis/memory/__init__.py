@@ -1,4 +1,4 @@
-"""How long values live, and how much memory a run or a training step needs at its fullest.
+"""How long values live, and how much memory a run or a training step needs at its peak.
 `liveness.py` reads the program; `peak.py` runs it on fake tensors, `storages.py` keeps the books, `workspaces.py` measures
 what kernels take for themselves, `report.py` is the answer.
 """

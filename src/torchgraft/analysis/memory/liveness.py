@@ -10,6 +10,7 @@ from typing import Any
 from torchgraft.analysis.effects import effects_of
 from torchgraft.ir.graph import Graph
 from torchgraft.ir.node import Node
+from torchgraft.results.shown import NamedTexts
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,14 @@ class Lifetime:
     memory_until: Node
 
 
-def liveness(program: Any) -> dict[Node, Lifetime]:
+class Lifetimes(NamedTexts):
+    """The lifetime of every value of a program, by its node."""
+
+    def _text_of(self, value: Lifetime) -> str:
+        return f"last used by {value.last_use}, its memory by {value.memory_until}"
+
+
+def liveness(program: Any) -> Lifetimes:
     """The lifetime of every value of a program or graph, in order.
 
     >>> import torch, torchgraft
@@ -49,4 +57,4 @@ def liveness(program: Any) -> dict[Node, Lifetime]:
         for source in shared:
             if until[source] < until[node]:
                 until[source] = until[node]
-    return {node: Lifetime(node, last[node], until[node]) for node in graph.nodes}
+    return Lifetimes({node: Lifetime(node, last[node], until[node]) for node in graph.nodes})

@@ -1,11 +1,11 @@
-"""`memory`: runs a program, or a whole training step, on fake tensors and reports when memory is fullest and what is in it.
+"""`memory`: runs a program, or a whole training step, on fake tensors and reports the peak of memory and what is in it.
 Lifetimes are those of a real run: the same Python and the same autograd hold and let go of the same tensors.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from torchgraft.analysis.fake import fakes_in_optimizers, on_device
 from torchgraft.analysis.memory.report import Memory, Moment
 from torchgraft.analysis.memory.storages import RESIDENT, Storage, Storages
 from torchgraft.analysis.memory.workspaces import HIDES_ROOM, Call, Measure, taken_on_gpu, takes_room
+from torchgraft.codegen.calling import example_inputs
 from torchgraft.codegen.graph_module import GraphModule
 
 MakeOptimizer = Callable[[Iterable[torch.nn.Parameter]], torch.optim.Optimizer]
@@ -23,8 +24,9 @@ MakeOptimizer = Callable[[Iterable[torch.nn.Parameter]], torch.optim.Optimizer]
 
 def memory(
     program: Any,
-    *args: Any,
-    kwargs: dict[str, Any] | None = None,
+    args: Any = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
     training: bool = False,
     optimizer: MakeOptimizer | None = None,
     compute: bool = False,
@@ -46,10 +48,11 @@ def memory(
     >>> result.parameters, result.inputs, result.peak - result.resident
     (4000000, 40000, 40000)
     """
+    values, keywords = example_inputs(args, kwargs)
     if device is not None:
-        program, args, kwargs = on_device(program, args, kwargs, torch.device(device), compute)
-    subject = program_of(program, args, kwargs, compute)
-    accounts = _Accounts(subject, args, kwargs, compute, None if device is None else torch.device(device), measure)
+        program, values, keywords = on_device(program, values, keywords, torch.device(device), compute)
+    subject = program_of(program, values, keywords, compute)
+    accounts = _Accounts(subject, values, keywords, compute, None if device is None else torch.device(device), measure)
     if training or optimizer is not None:
         accounts.train(optimizer)
     else:

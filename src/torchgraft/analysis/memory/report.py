@@ -24,7 +24,7 @@ class Moment:
     workspace: int = 0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Memory(Shown):
     """The memory of a run or a training step, in bytes; that of `device` alone where one is named.
 
@@ -97,18 +97,24 @@ class Memory(Shown):
         cells = [(name, amount(size, "B")) for name, size in named if size or name == "peak"]
         return Table("", ("part", "bytes"), cells, frozenset(["bytes"]))
 
-    def text(self, color: bool = False) -> str:
-        """The parts, and what is alive where memory is fullest."""
+    def headline(self) -> str:
+        """The peak, and where it is."""
+        return f"{self.name}, {amount(self.peak, 'B')} at the peak, in the {self._peak_place()}"
+
+    def _peak_place(self) -> str:
         phase, node = self.peak_at
-        where = phase if node is None else f"{phase} of '{node}'"
+        return phase if node is None else f"{phase} of '{node}'"
+
+    def text(self, color: bool = False) -> str:
+        """The parts, and what is alive at the peak."""
         largest = [f"  {amount(size, 'B')}  {owner}" for owner, size in list(self.at_peak.items())[:5]]
         parts = aligned(self._table().cells, [1])
-        title = f"{self.name}{'' if self.device is None else f' on {self.device}'}: fullest in the {where}"
+        title = f"{self.name}{'' if self.device is None else f' on {self.device}'}: peak in the {self._peak_place()}"
         missing = []
         if self.unmeasured:
             first = " of ".join(filter(None, self.unmeasured[0]))
             missing = [f"not counted: workspaces that could not be measured, {len(self.unmeasured)} (first: {first})"]
-        return "\n".join([title, *parts, *missing, "largest then:", *largest])
+        return "\n".join([title, *parts, *missing, "largest at the peak:", *largest])
 
     def _repr_html_(self) -> str:
         return self._table().html()

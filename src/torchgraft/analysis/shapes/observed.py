@@ -4,23 +4,25 @@ The program is not edited; the pass that notes the same in `node.meta` is `passe
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from torchgraft.analysis.dry_run import DryRun, program_of
 from torchgraft.analysis.shapes.metadata import tree_metadata
+from torchgraft.codegen.calling import example_inputs
 from torchgraft.ir.node import Node
 from torchgraft.ir.printing import tensor_text
+from torchgraft.results.shown import NamedTexts
 
 
-class Shapes(dict[str, Any]):
+class Shapes(NamedTexts):
     """Metadata by the names of nodes; a tuple or list where the value is one. Values that hold no tensor are left out."""
 
-    def __str__(self) -> str:
-        width = max(map(len, self), default=0)
-        return "\n".join(f"{name.ljust(width)}  {_text(value)}" for name, value in self.items())
+    def _text_of(self, value: Any) -> str:
+        return _text(value)
 
 
-def shapes(program: Any, *args: Any, kwargs: dict[str, Any] | None = None, compute: bool = False) -> Shapes:
+def shapes(program: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None, *, compute: bool = False) -> Shapes:
     """What every value of a program looks like when it runs on such inputs.
 
     Nothing is computed unless `compute` says so, which a program needs whose shapes depend on values (`nonzero`).
@@ -32,7 +34,8 @@ def shapes(program: Any, *args: Any, kwargs: dict[str, Any] | None = None, compu
     ...       f32[2, 4]
     output    f32[2, 4]
     """
-    subject = program_of(program, args, kwargs, compute)
+    values, keywords = example_inputs(args, kwargs)
+    subject = program_of(program, values, keywords, compute)
     found = Shapes()
 
     def note(node: Node, value: Any) -> None:
@@ -40,7 +43,7 @@ def shapes(program: Any, *args: Any, kwargs: dict[str, Any] | None = None, compu
         if metadata is not None:
             found[node.name] = metadata
 
-    DryRun(subject, args, kwargs, node_done=note, compute=compute).forward()
+    DryRun(subject, values, keywords, node_done=note, compute=compute).forward()
     return found
 
 

@@ -20,18 +20,15 @@ from torchgraft.interpreter import Interpreter
 from torchgraft.ir.modules import is_from_torch
 from torchgraft.ir.node import Node, map_arg
 from torchgraft.ir.printing import known_value, target_text
+from torchgraft.results.shown import NamedTexts
 
 # What torch raises when shapes do not fit. Anything else says nothing about shapes, and the value stays open.
 _MISFIT = (RuntimeError, ValueError, IndexError)
 _DTYPES = (torch.float32, torch.int64, torch.bool)
 
 
-class Types(dict[str, Any]):
+class Types(NamedTexts):
     """What is known of every value, by the names of nodes: a TensorType, Dyn, or a structure of them."""
-
-    def __str__(self) -> str:
-        width = max(map(len, self), default=0)
-        return "\n".join(f"{name.ljust(width)}  {kind}" for name, kind in self.items())
 
 
 def check_types(program: GraphModule, annotations: Mapping[str, Any] | None = None) -> Types:

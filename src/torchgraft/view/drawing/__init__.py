@@ -2,6 +2,6 @@
 The steps, in order: scene, nesting, folding, long_lines, levels, layering, ordering, coordinates, layout, svg.
 """
 
-from torchgraft.view.drawing.picture import Drawing, draw
+from torchgraft.view.drawing.drawing import Drawing, draw
 
 __all__ = ["Drawing", "draw"]

@@ -20,7 +20,7 @@ def check_suffix(path: str | os.PathLike[str]) -> str:
     suffix = Path(path).suffix.lower()
     if suffix not in SUFFIXES:
         found = f"the suffix {suffix!r}" if suffix else "no suffix"
-        raise GraftError(f"cannot save a drawing as '{os.fspath(path)}': it has {found}; use .svg, .png or .pdf")
+        raise GraftError(f"cannot save a drawing as '{os.fspath(path)}': it has {found}\nuse .svg, .png or .pdf")
     if suffix != ".svg":
         _cairosvg(suffix)
     return suffix
@@ -44,6 +44,6 @@ def _cairosvg(suffix: str) -> Any:
         return importlib.import_module("cairosvg")
     except (ImportError, OSError) as error:  # OSError: the package is there and the library cairo is not
         raise GraftError(
-            f"cannot save a drawing as {suffix[1:].upper()}: the package cairosvg or the library cairo is missing ({error}); "
+            f"cannot save a drawing as {suffix[1:].upper()}: the package cairosvg or the library cairo is missing ({error})\n"
             "install it with: pip install 'torchgraft[draw]', or save as .svg, which needs nothing"
         ) from error

@@ -71,7 +71,7 @@ def _merge(
 
 
 def _redirect(scene: Scene, representative: list[int]) -> None:
-    """Let every box take its values from those that now stand for their sources."""
+    """Let every box take its values from those that their sources were merged into."""
     for index, box in enumerate(scene.boxes):
         if not box.removed:
             sources = [representative[source] for source in box.inputs]
@@ -136,7 +136,7 @@ class _Folder:
         self._fold(run, contents)
 
     def _kept(self, index: int) -> int:
-        """The box that stands for this one by now."""
+        """The box that this one was merged into."""
         while self.representative[index] != index:
             index = self.representative[index]
         return index

@@ -58,7 +58,7 @@ def is_backward(node: Any) -> bool:
 
 
 def kind_of(node: Any, root: Any, parameters: Mapping[str, str]) -> str:
-    """One of `KINDS`; `parameters` says which placeholders stand for a parameter or buffer."""
+    """One of `KINDS`; `parameters` says which placeholders are a parameter or buffer of the model."""
     if node.op == "placeholder":
         if node.target in parameters:
             return parameters[node.target]
@@ -361,7 +361,7 @@ def require_graph(program: Any) -> Any:
     graph = getattr(program, "graph", program)
     if not hasattr(graph, "nodes") or not all(map(is_node, list(graph.nodes)[:1])):
         raise GraftError(
-            f"cannot draw a {type(program).__name__}: it has no graph of nodes; give what capture() or "
+            f"cannot draw a {type(program).__name__}: it has no graph of nodes\ngive what capture() or "
             "symbolic_trace() returns, its graph, or a torch.nn.Module"
         )
     return graph

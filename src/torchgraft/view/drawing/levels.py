@@ -17,7 +17,7 @@ class Level:
     """The inside of one group."""
 
     elements: list[Element] = field(default_factory=list)  # in an order that respects the flow of values
-    source: dict[int, Element] = field(default_factory=dict)  # who gives a value here; not there: it comes from outside
+    source: dict[int, Element] = field(default_factory=dict)  # who gives a value here; missing: it comes from outside
     targets: dict[int, dict[Element, None]] = field(default_factory=dict)  # who takes a value here
     leaves: dict[int, None] = field(default_factory=dict)  # values that go on to the outside
     constraints: list[tuple[Element, Element]] = field(default_factory=list)  # who is above whom without a line

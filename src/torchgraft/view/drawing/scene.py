@@ -30,7 +30,7 @@ class Box:
     group: int = ROOT
     module_path: str = ""
     removed: bool = False
-    holds: int = 1  # how many nodes of the program it stands for
+    holds: int = 1  # how many nodes of the program it shows
     scalar: bool = False  # its value is a number, not a tensor
     is_collapsed: bool = False  # a whole module as one box
     link: int = -1  # the box that a reference leads to

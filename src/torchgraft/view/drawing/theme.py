@@ -86,7 +86,7 @@ def style_sheet(theme: str, scope: str) -> str:
     """The rules of a theme; every rule begins with `scope`, so that a page with several drawings mixes nothing up."""
     if theme not in THEMES:
         raise GraftError(
-            f"cannot draw in the theme {theme!r}: it is not known; use one of {', '.join(map(repr, THEMES))}"
+            f"cannot draw in the theme {theme!r}: it is not known\nuse one of {', '.join(map(repr, THEMES))}"
         )
     lasting = "\n".join(
         f"{scope} {rule}"

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.names import stable
-from torchgraft.recording.comparison import Tolerance, compare, frozen_leaves, named_tensors_in, tensors_in
+from torchgraft.analysis.comparison import Tolerance, compare, frozen_leaves, named_tensors_in, tensors_in
 
 Pair = namedtuple("Pair", "a b")
 

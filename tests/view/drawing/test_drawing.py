@@ -42,7 +42,7 @@ def test_drawing_changes_nothing():
 
 def test_an_unknown_direction_is_refused():
     with pytest.raises(
-        torchgraft.GraftError, match='cannot draw in the direction \'up\': it is not known; use "down" or "right"'
+        torchgraft.GraftError, match='cannot draw in the direction \'up\': it is not known\nuse "down" or "right"'
     ):
         torchgraft.draw(chain(2), direction="up")
 

@@ -5,7 +5,7 @@ Each step lives in a file of its own; this one only says their order.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from torchgraft.analysis.shapes.metadata import tree_metadata
+from torchgraft.codegen.calling import example_inputs
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import GraftError
 from torchgraft.view.drawing.captions import caption_of
@@ -56,10 +57,10 @@ class Drawing:
 
 def draw(
     program: Any,
-    path: str | os.PathLike[str] | None = None,
-    *,
-    args: Iterable[Any] | None = None,
+    args: Any = (),
     kwargs: Mapping[str, Any] | None = None,
+    *,
+    path: str | os.PathLike[str] | None = None,
     depth: int | None = None,
     fold: bool = False,
     shapes: bool = True,
@@ -83,13 +84,14 @@ def draw(
     if path is not None:
         check_suffix(path)
     if direction not in DIRECTIONS:
-        raise GraftError(f'cannot draw in the direction {direction!r}: it is not known; use "down" or "right"')
+        raise GraftError(f'cannot draw in the direction {direction!r}: it is not known\nuse "down" or "right"')
     if depth is not None and (not isinstance(depth, int) or depth < 0):
-        raise GraftError(f"cannot draw to the depth {depth!r}: it is no count of module calls; use 0, 1, 2, … or None")
+        raise GraftError(f"cannot draw to the depth {depth!r}: it is no count of module calls\nuse 0, 1, 2, … or None")
     style_sheet(theme, "")  # an unknown theme is refused before the work, not after
+    args, kwargs = example_inputs(args, kwargs)
     program = _captured(program, args, kwargs)
     graph = require_graph(program)
-    observed = _observed(program, args, kwargs) if args is not None and shapes else {}
+    observed = _observed(program, args, kwargs) if (args or kwargs) and shapes else {}
     root = program if program is not graph else getattr(graph, "owning_module", None)
     builder = SceneBuilder(graph, root, title or _name_of(root), shapes, observed)
     scene = builder.build()
@@ -106,24 +108,24 @@ def draw(
     return drawing
 
 
-def _captured(program: Any, args: Iterable[Any] | None, kwargs: Mapping[str, Any] | None) -> Any:
+def _captured(program: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A plain module or function as a program; anything that has a graph as it is."""
     if hasattr(program, "graph") or hasattr(program, "nodes") or not callable(program):
         return program
-    if args is None and kwargs is None:
+    if not args and not kwargs:
         from torchgraft.capturing.symbolic.tracer import symbolic_trace
 
         return symbolic_trace(program)
     from torchgraft.capturing.program import capture
 
-    return capture(program, args or (), dict(kwargs or {}))
+    return capture(program, args, kwargs)
 
 
-def _observed(program: Any, args: Iterable[Any], kwargs: Mapping[str, Any] | None) -> dict[str, Any]:
+def _observed(program: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     """What every node gives on example inputs, with metadata in the place of tensors, by name."""
     if not isinstance(program, GraphModule):
         raise GraftError(
-            f"cannot run a {type(program).__name__} to see its shapes: example inputs need a torchgraft program; "
+            f"cannot run a {type(program).__name__} to see its shapes: example inputs need a torchgraft program\n"
             "convert it with from_fx() or from_export(), or leave args out"
         )
 
@@ -131,8 +133,7 @@ def _observed(program: Any, args: Iterable[Any], kwargs: Mapping[str, Any] | Non
         metadata = tree_metadata(value)
         return value if metadata is None else metadata
 
-    values = tuple(args) if isinstance(args, (tuple, list)) else (args,)
-    return {node.name: value for node, value in observe(program, values, kwargs or {}, described).items()}
+    return {node.name: value for node, value in observe(program, args, kwargs, described).items()}
 
 
 def _name_of(root: Any) -> str:

@@ -1,5 +1,5 @@
-"""Makes the pictures of this folder again: the MLP, a Transformer block and ResNet-50 at each level, and a few options.
-Run it from anywhere: `python docs/pictures/draw_them.py`. The same code gives the same bytes.
+"""Makes the drawings of this folder again: the MLP, a Transformer block and ResNet-50 at each level, and a few options.
+Run it from anywhere: `python docs/drawings/draw_them.py`. The same code gives the same bytes.
 """
 
 from __future__ import annotations

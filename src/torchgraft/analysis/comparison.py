@@ -1,5 +1,5 @@
 """Comparing what two runs gave: values of any structure taken apart into leaves, and leaves compared within a tolerance.
-Which values are compared, and what a difference means, is decided in `verify.py`.
+Which values are compared, and what a difference means, is decided by who asks: `verify`, `compare`, the check of a pass.
 """
 
 from __future__ import annotations
@@ -23,11 +23,17 @@ _RELATIVE = {
 }
 
 
+# Who was run first and second, in the words of a difference.
+Sides = tuple[str, str]
+MODEL_AND_PROGRAM: Sides = ("model", "program")
+
+
 class Tolerance(NamedTuple):
-    """How far apart numbers may lie; None is a default by the dtype."""
+    """How far apart numbers may lie; without `rtol` and `atol`, `factor` times a default by the dtype."""
 
     rtol: float | None = None
     atol: float | None = None
+    factor: float = 1.0
 
 
 class FrozenTensor(NamedTuple):
@@ -38,7 +44,7 @@ class FrozenTensor(NamedTuple):
 
 
 class Structure(NamedTuple):
-    """Stands for a container among the leaves, so that two values with the same leaves in other containers differ."""
+    """The place of a container among the leaves, so that two values with the same leaves in other containers differ."""
 
     kind: str
     keys: tuple[Any, ...]
@@ -115,7 +121,10 @@ def _leaves(
     if isinstance(value, torch.Tensor):
         yield path, of_tensor(value)
         return
-    parts = None if id(value) in above else parts_of(value)
+    if id(value) in above:  # what holds itself is compared by the place that it leads back to
+        yield path, Structure(f"the container {len(above) - above.index(id(value))} above", ())
+        return
+    parts = parts_of(value)
     if parts is None:
         yield path, value
         return
@@ -129,21 +138,24 @@ def _leaves(
 
 
 def compare(
-    expected: Mapping[str, Any], found: Mapping[str, Any], tolerance: Tolerance, verb: str = "returns"
+    expected: Mapping[str, Any],
+    found: Mapping[str, Any],
+    tolerance: Tolerance,
+    verb: str = "returns",
+    sides: Sides = MODEL_AND_PROGRAM,
 ) -> Comparison:
-    """Compare leaves by their paths; `verb` is what model and program do with them."""
+    """Compare leaves by their paths; `sides` are who was run first and second, and `verb` what they do with the leaves."""
     differences: list[Difference] = []
     largest = 0.0
     for path in [*expected, *[path for path in found if path not in expected]]:
         if path not in found or path not in expected:
             # Where a container is missing, so is all that it holds.
             if not any(path.startswith((f"{known.path}[", f"{known.path}.")) for known in differences):
-                who = f"the model {verb} it, the program does not"
-                differences.append(
-                    Difference(path, who if path in expected else f"only the program {verb} it", float("inf"))
-                )
+                who = f"the {sides[0]} {verb} it, the {sides[1]} does not"
+                text = who if path in expected else f"only the {sides[1]} {verb} it"
+                differences.append(Difference(path, text, float("inf")))
             continue
-        text, amount = _compare_leaves(expected[path], found[path], tolerance)
+        text, amount = _compare_leaves(expected[path], found[path], tolerance, sides)
         if text:
             differences.append(Difference(path, text, amount))
         else:
@@ -151,33 +163,24 @@ def compare(
     return Comparison(tuple(differences), largest, len(expected))
 
 
-def _compare_leaves(expected: Any, found: Any, tolerance: Tolerance) -> tuple[str, float]:
+def _compare_leaves(expected: Any, found: Any, tolerance: Tolerance, sides: Sides) -> tuple[str, float]:
     """What is different beyond the tolerance ("" for nothing), and by how much."""
     if isinstance(expected, FrozenTensor) and isinstance(found, FrozenTensor):
         for name in ("shape", "dtype", "device", "layout"):
             facts = getattr(expected.values, name), getattr(found.values, name)
             if facts[0] != facts[1]:
                 facts = (tuple(facts[0]), tuple(facts[1])) if name == "shape" else facts
-                return f"{name} is {facts[0]} in the model and {facts[1]} in the program", float("inf")
-        if expected.requires_grad != found.requires_grad:
-            return (
-                f"requires_grad is {expected.requires_grad} in the model and {found.requires_grad} in the program",
-                float("inf"),
-            )
-        return compare_tensors(expected.values, found.values, tolerance)
-    if isinstance(expected, FrozenTensor) or isinstance(found, FrozenTensor) or type(expected) is not type(found):
-        return f"{_described(expected)} in the model, {_described(found)} in the program", float("inf")
-    if isinstance(expected, RandomState):
-        return ("", 0.0) if expected == found else ("other numbers were drawn than in the model", float("inf"))
-    if isinstance(expected, Structure):
-        same = expected == found
-    else:
-        same = _plain_equal(expected, found)
-    return (
-        ("", 0.0)
-        if same
-        else (f"{_described(expected)} in the model, {_described(found)} in the program", float("inf"))
-    )
+                return f"{name} is {facts[0]} in the {sides[0]} and {facts[1]} in the {sides[1]}", float("inf")
+        grads = expected.requires_grad, found.requires_grad
+        if grads[0] != grads[1]:
+            return f"requires_grad is {grads[0]} in the {sides[0]} and {grads[1]} in the {sides[1]}", float("inf")
+        return compare_tensors(expected.values, found.values, tolerance, sides)
+    is_same_kind = type(expected) is type(found)
+    if isinstance(expected, RandomState) and is_same_kind:
+        return ("", 0.0) if expected == found else (f"other numbers were drawn than in the {sides[0]}", float("inf"))
+    if is_same_kind and (expected == found if isinstance(expected, Structure) else _plain_equal(expected, found)):
+        return "", 0.0
+    return f"{_described(expected)} in the {sides[0]}, {_described(found)} in the {sides[1]}", float("inf")
 
 
 def _plain_equal(expected: Any, found: Any) -> bool:
@@ -198,7 +201,9 @@ def _described(leaf: Any) -> str:
     return text if len(text) < 80 else text[:77] + "..."
 
 
-def compare_tensors(expected: torch.Tensor, found: torch.Tensor, tolerance: Tolerance) -> tuple[str, float]:
+def compare_tensors(
+    expected: torch.Tensor, found: torch.Tensor, tolerance: Tolerance, sides: Sides = MODEL_AND_PROGRAM
+) -> tuple[str, float]:
     """Values of two tensors with the same shape and dtype; not-a-number equals itself."""
     if not has_values(expected) or not has_values(found) or expected.numel() == 0:
         return "", 0.0
@@ -217,7 +222,7 @@ def compare_tensors(expected: torch.Tensor, found: torch.Tensor, tolerance: Tole
     index = _first_index(wrong)
     return (
         f"{max(int(wrong.sum()), 1)} of {wrong.numel()} values differ, by up to {amount:.3g}; first at {list(index)}: "
-        f"{first[index].item():.6g} in the model, {second[index].item():.6g} in the program",
+        f"{first[index].item():.6g} in the {sides[0]}, {second[index].item():.6g} in the {sides[1]}",
         amount,
     )
 
@@ -240,7 +245,7 @@ def _same_bits(expected: torch.Tensor, found: torch.Tensor) -> bool:
 
 def _allowed(scale: torch.Tensor, dtype: torch.dtype, tolerance: Tolerance) -> Any:
     if tolerance.rtol is None and tolerance.atol is None:
-        return _RELATIVE.get(dtype, 0.0) * scale.max()
+        return tolerance.factor * _RELATIVE.get(dtype, 0.0) * scale.max()
     return (tolerance.atol or 0.0) + (tolerance.rtol or 0.0) * scale
 
 
