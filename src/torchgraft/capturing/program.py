@@ -64,7 +64,7 @@ def capture(
     """Run `model` once on the example inputs and return what it did as a program.
 
     `level` is "module" (the modules of torch.nn stay calls), "function" (torch functions; parameters are fetched), "aten",
-    "core_aten" (torch's operators, see `bridge/levels.py`) or "joint" (forward and backward, see `bridge/training.py`). `leaf`
+    "core_aten" (torch's operators, see `lowering/lower.py`) or "joint" (forward and backward, see `lowering/training.py`). `leaf`
     names modules to keep whole: types, dotted paths, or a predicate of module and path. `dynamic` names dimensions of inputs
     that must stay free (`{"x": [0]}`): capture raises if the model fixed one.
 
@@ -101,8 +101,7 @@ def _operator_program(model: Any, args: Any, kwargs: Any, level: str, leaf: Leaf
     program = capture(model, args, kwargs, level="function", leaf=leaf)
     lowered = lower(program, args, kwargs, level=level)
     if dynamic:
-        values = tuple(args) if isinstance(args, (tuple, list)) else (args,)
-        check_free(lowered, model, values, dict(kwargs or {}), dynamic)
+        check_free(lowered, model, args, kwargs, dynamic)
     return lowered
 
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils import _pytree as pytree
 
-from torchgraft.analysis.dry_run import inputs_of
+from torchgraft.codegen.calling import placeholder_values
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import BridgeError
 from torchgraft.ir.choices import add_if
@@ -71,7 +71,7 @@ def lower_to_joint(program: GraphModule, args: tuple[Any, ...], kwargs: dict[str
     # Gradients are what is asked for, whatever the caller has switched off around this.
     with torch.inference_mode(False), torch.enable_grad():
         while True:
-            walk = _JointWalk(program, inputs_of(program, args, kwargs), copied)
+            walk = _JointWalk(program, placeholder_values(program, args, kwargs), copied)
             try:
                 walk.run()
                 return walk.finished(result_name)

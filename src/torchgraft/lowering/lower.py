@@ -8,16 +8,16 @@ import inspect
 import math
 import operator
 import types
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
 
-from torchgraft.analysis.dry_run import inputs_of
 from torchgraft.capturing.model_state import ModelState
 from torchgraft.capturing.sizes import SymbolicNumber, combine, unwrapped, wrapped
 from torchgraft.capturing.surroundings import Surroundings
+from torchgraft.codegen.calling import copied_inputs, example_inputs, placeholder_values
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.ir.contexts import enter_context, exit_context
 from torchgraft.ir.graph import Graph
@@ -33,7 +33,7 @@ from torchgraft.lowering.tensors import TracedTensor
 
 
 def lower(
-    program: GraphModule, args: Iterable[Any] = (), kwargs: dict[str, Any] | None = None, *, level: str = "aten"
+    program: GraphModule, args: Any = (), kwargs: dict[str, Any] | None = None, *, level: str = "aten"
 ) -> GraphModule:
     """The program in torch's operators, at level "aten" or "core_aten".
 
@@ -53,8 +53,7 @@ def lower(
         raise ValueError(f'level must be "aten" or "core_aten", not "{level}"')
     is_core = level == "core_aten"
     recorder = Recorder(is_above_autograd=True, decompositions=core_decompositions() if is_core else None)
-    values = tuple(args) if isinstance(args, (tuple, list)) else (args,)
-    walk = Walk(program, recorder, inputs_of(program, values, dict(kwargs or {})))
+    walk = Walk(program, recorder, placeholder_values(program, *copied_inputs(*example_inputs(args, kwargs))))
     walk.run()
     recorder.graph.set_codegen(program.graph._codegen)
     result = GraphModule(program, recorder.graph, type(program).__name__)
@@ -76,7 +75,7 @@ class Walk:
     def __init__(self, program: GraphModule, recorder: Recorder, inputs: dict[Node, Any]) -> None:
         self.program = program
         self.recorder = recorder
-        self.inputs = copies(inputs)
+        self.inputs = inputs
         self.env: dict[Node, Any] = {}
         # Calls of torch that could not be taken apart, by the name of the node, and why.
         self.kept: dict[str, str] = {}
@@ -355,22 +354,6 @@ def _call(node: Node, args: Any, kwargs: Any) -> Any:
     if node.op == "call_method":
         return getattr(args[0], str(node.target))(*args[1:], **kwargs)
     return node.target(*args, **kwargs)
-
-
-def copies(inputs: dict[Node, Any]) -> dict[Node, Any]:
-    """The inputs with copies of their tensors, so that what the program writes into them is written nowhere else."""
-    known: dict[int, torch.Tensor] = {}
-
-    def copied(value: Any) -> Any:
-        if isinstance(value, torch.Tensor):
-            return known.setdefault(id(value), value.clone())
-        if isinstance(value, (tuple, list)) and type(value) in (tuple, list):
-            return type(value)(map(copied, value))
-        if type(value) is dict:
-            return {key: copied(item) for key, item in value.items()}
-        return value
-
-    return {node: copied(value) for node, value in inputs.items()}
 
 
 def drop_unused(program: GraphModule) -> None:

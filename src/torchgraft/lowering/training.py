@@ -7,15 +7,15 @@ from __future__ import annotations
 import copy
 import functools
 import types
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
 from torch.utils import _pytree as pytree
 
-from torchgraft.analysis.dry_run import inputs_of
 from torchgraft.capturing.program import capture
+from torchgraft.codegen.calling import example_inputs, placeholder_values
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import BridgeError, GuardError
 from torchgraft.ir.verify import find_attribute
@@ -27,7 +27,7 @@ Loss = Callable[[Any], torch.Tensor] | None
 
 
 def joint_program(
-    model: Model, args: Iterable[Any] = (), kwargs: Mapping[str, Any] | None = None, *, loss: Loss = None
+    model: Model, args: Any = (), kwargs: Mapping[str, Any] | None = None, *, loss: Loss = None
 ) -> GraphModule:
     """Forward and backward of a model or a captured program as one program in ATen operators.
 
@@ -53,10 +53,9 @@ def joint_program(
 
 
 def _joint(
-    model: Model, args: Iterable[Any], kwargs: Mapping[str, Any] | None, loss: Loss
+    model: Model, args: Any, kwargs: Mapping[str, Any] | None, loss: Loss
 ) -> tuple[GraphModule, Joint, tuple[tuple[Any, ...], dict[str, Any]]]:
-    values = tuple(args) if isinstance(args, (tuple, list)) else (args,)
-    keywords = dict(kwargs or {})
+    values, keywords = example_inputs(args, kwargs)
     with torch.inference_mode(False), torch.enable_grad():
         if isinstance(model, GraphModule) and loss is None and "kept_whole" in model.meta:
             program = model
@@ -219,14 +218,14 @@ class _Call:
 
 def _leaves(program: GraphModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], Any]:
     try:
-        values = inputs_of(program, args, kwargs)
+        values = placeholder_values(program, args, kwargs)
     except TypeError as error:
         raise GuardError(f"the programs were captured for another call: {error}") from error
     return pytree.tree_flatten(list(values.values()))
 
 
 def capture_training(
-    model: Model, args: Iterable[Any] = (), kwargs: Mapping[str, Any] | None = None, *, loss: Loss = None
+    model: Model, args: Any = (), kwargs: Mapping[str, Any] | None = None, *, loss: Loss = None
 ) -> TrainingPrograms:
     """The programs of one training step of a model or a captured program: joint, forward and backward, and a way to run them.
 
