@@ -67,6 +67,13 @@ def _is_viewable(old: list[int], strides: Iterable[int], new: list[int]) -> bool
     return not runs
 
 
+def _flatten(tensor: Any, start: int = 0, end: int = -1) -> Any:
+    if type(tensor) is not TracedTensor or not tensor.dim():
+        return NotImplemented
+    sizes, first, last = tensor.shape, start % tensor.dim(), end % tensor.dim()
+    return _reshape(tensor, [*sizes[:first], _product(sizes[first : last + 1]), *sizes[last + 1 :]])
+
+
 def _contiguous(tensor: Any, *, memory_format: Any = torch.contiguous_format) -> Any:
     if type(tensor) is not TracedTensor:
         return NotImplemented
@@ -170,6 +177,7 @@ def _batch_norm(
 _OWN: dict[Any, Callable[..., Any]] = {
     _aten.reshape.default: _reshape,
     _aten.contiguous.default: _contiguous,
+    _aten.flatten.using_ints: _flatten,
     _aten.linear.default: _linear,
     _aten.matmul.default: _matmul,
     _aten.batch_norm.default: _batch_norm,

@@ -27,6 +27,7 @@ from torchgraft.ir.node import Node, map_arg
 from torchgraft.ir.verify import find_attribute
 from torchgraft.lowering.decompositions import core_decompositions
 from torchgraft.lowering.guards import guard_tensors
+from torchgraft.lowering.indexing import indexed, is_simple_index
 from torchgraft.lowering.modes import recording
 from torchgraft.lowering.recorder import Flow, Recorder, concrete
 from torchgraft.lowering.tensors import TracedTensor
@@ -351,6 +352,8 @@ def _parameters(function: Any) -> list[str]:
 
 
 def _call(node: Node, args: Any, kwargs: Any) -> Any:
+    if node.target is operator.getitem and is_simple_index(*args):
+        return indexed(*args)
     if node.op == "call_method":
         return getattr(args[0], str(node.target))(*args[1:], **kwargs)
     return node.target(*args, **kwargs)

@@ -54,7 +54,9 @@ class BeforeAutograd(SchemaCheckMode):
 @contextlib.contextmanager
 def recording(recorder: Recorder) -> Iterator[None]:
     """While active, operators go to the recorder. Under autocast, what is taken apart has to be cast before."""
-    is_cast = recorder.decompositions is not None and (torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"))
+    is_cast = recorder.decompositions is not None and (
+        torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
+    )
     if recorder.is_above_autograd and not is_cast:
         with BeforeAutograd(recorder), enable_python_dispatcher():
             yield

@@ -1,0 +1,83 @@
+"""Sizes that stay free: programs lowered at some sizes are right at others, and what the rules say of sizes is so."""
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from torchgraft import GuardError, capture
+from torchgraft.lowering.decompositions import _is_viewable
+
+WEIGHT, TABLE, KERNEL, SQUARE = torch.randn(5, 4), torch.randn(9, 3), torch.randn(6, 4, 3), torch.randn(1, 1, 2, 3)
+
+PROGRAMS = {
+    "view": lambda x: x.view(x.shape[0], -1),
+    "view of several": lambda x: x.view(-1, x.shape[1], 2, 2).transpose(1, 2).reshape(x.shape[0], 2, -1),
+    "expand": lambda x: x[:, :1].expand(-1, x.shape[1], -1) + x,
+    "broadcast": lambda x: x + x.mean(1, keepdim=True) * torch.ones(4) + x[:, :, :1],
+    "permute": lambda x: x.permute(2, 0, 1).flatten(1),
+    "unsqueeze": lambda x: x.unsqueeze(1).squeeze(1).unsqueeze(-1).sum((1, 2)),
+    "select": lambda x: x[:, 0] + x.select(1, 0),
+    "cat": lambda x: torch.cat([x, x * 2, x[:, :1]], 1).view(x.shape[0], 2 * x.shape[1] + 1, 4),
+    "linear": lambda x: F.linear(x, WEIGHT).softmax(-1),
+    "matmul": lambda x: (x @ x.transpose(1, 2)) @ x,
+    "matmul of many": lambda x: x.view(x.shape[0], x.shape[1], 2, 2).permute(0, 2, 1, 3) @ SQUARE,
+    "embedding": lambda x: F.embedding((x > 0).long(), TABLE),
+    "convolution": lambda x: F.conv1d(x.transpose(1, 2), KERNEL, padding=1),
+    "arange": lambda x: torch.arange(x.shape[1])[None, :, None] * x + torch.full((x.shape[1], 1), 2.0).tril(),
+    "attention": lambda x: F.scaled_dot_product_attention(x[:, None], x[:, None], x[:, None], is_causal=True),
+    "masked": lambda x: x.masked_fill(x > x.mean(), 0.0).cumsum(1),
+    "reductions": lambda x: (x.sum(), x.amax(1), x.argmin(0), x.var((0, 1)), x.any(), x.logsumexp(1)),
+    "indices": lambda x: (x[:, 0, None, 1:-1], x[..., -1], x[None, 1:], x[:, ::2], x[x.shape[0] // 3 :], x[:]),
+    "chunks": lambda x: torch.stack(x.chunk(2, 2)).flip(0),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("level", ["aten", "core_aten"])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_other_sizes(name, level):
+    run = PROGRAMS[name]
+    program = capture(run, (torch.randn(3, 7, 4),), level=level)
+    for sizes in ((5, 2, 4), (1, 7, 4), (2, 1, 4)):
+        x = torch.randn(sizes)
+        torch.testing.assert_close(program(x), run(x))
+
+
+@pytest.mark.parametrize("level", ["aten", "core_aten"])
+def test_a_number_that_python_forces_is_guarded(level):
+    program = capture(lambda x: sum([x[:, index] for index in range(x.shape[1])]), (torch.randn(3, 4),), level=level)
+    torch.testing.assert_close(program(torch.ones(9, 4)), torch.full((9,), 4.0))
+    with pytest.raises(GuardError):
+        program(torch.ones(9, 5))
+
+
+def test_equal_sizes_need_no_guards():
+    program = capture(lambda x: (x @ x.transpose(1, 2)) @ x + x, (torch.randn(3, 7, 4),), level="core_aten")
+    function = capture(lambda x: (x @ x.transpose(1, 2)) @ x + x, (torch.randn(3, 7, 4),), level="function")
+    assert len([guard for guard in program.guards if "size" in guard.condition]) == len(
+        [guard for guard in function.guards if "size" in guard.condition]
+    )
+
+
+def test_views_are_told_from_copies():
+    generator = torch.Generator().manual_seed(0)
+    shapes = [(2, 3, 4), (4, 6), (24,), (2, 12), (3, 8), (1, 24), (2, 1, 12), (2, 2, 6), (6, 4), (-1, 4), (3, -1)]
+    for _ in range(300):
+        shape = shapes[int(torch.randint(len(shapes) - 2, (), generator=generator))]
+        tensor = torch.empty(24).view(shape)
+        for _ in range(int(torch.randint(3, (), generator=generator))):
+            tensor = (
+                tensor.transpose(0, -1)
+                if torch.rand((), generator=generator) < 0.5
+                else tensor[:, None].expand(-1, 1, *tensor.shape[1:])
+            )
+        for new in shapes:
+            try:
+                tensor.view(new)
+                is_possible = True
+            except RuntimeError:
+                is_possible = False
+            assert _is_viewable(list(tensor.shape), tensor.stride(), list(new)) == is_possible, (
+                tensor.shape,
+                tensor.stride(),
+                new,
+            )
