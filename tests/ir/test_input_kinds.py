@@ -31,7 +31,7 @@ FITTING = [
     ("tensor", torch.nn.Parameter(X)),
     ("int", 3),
     ("float", 0.5),
-    ("any", object()),
+    ("any", Ellipsis),
     (None, None),
     (True, True),
     (torch.float32, torch.float32),

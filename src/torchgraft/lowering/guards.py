@@ -27,7 +27,7 @@ def _conditions(
 
 @guard(_conditions)
 def check_tensors(
-    tensors: Sequence[torch.Tensor],
+    tensors: Sequence[Any],
     ranks: Sequence[int],
     dtypes: Sequence[str],
     names: Sequence[str],
@@ -37,6 +37,8 @@ def check_tensors(
     """Raise unless tensors have these numbers of dimensions and dtypes, and autocast is on or off as it was; an empty sequence
     and None say that it does not matter."""
     for index, tensor in enumerate(tensors):
+        if not isinstance(tensor, torch.Tensor):
+            return  # the check of the inputs says so better
         if tensor.dim() != ranks[index]:
             what = f"the program was lowered for {ranks[index]} dimensions of '{names[index]}', and now it has {tensor.dim()}"
             refuse(what, where, _AGAIN)

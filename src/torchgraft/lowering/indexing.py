@@ -1,5 +1,5 @@
-"""`x[...]` with numbers, slices, None and an ellipsis, as the operators that it means. torch's own code for it asks whether a slice
-takes everything, which would fix sizes for an answer that changes nothing; indices that are tensors are left to it.
+"""`x[...]` with numbers, slices, None and an ellipsis, as the operators that it means. torch's own code for it asks whether a
+slice takes everything, which would fix sizes for an answer that changes nothing; indices that are tensors are left to it.
 """
 
 from __future__ import annotations

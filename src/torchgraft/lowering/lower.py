@@ -8,7 +8,7 @@ import inspect
 import math
 import operator
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -133,7 +133,7 @@ class Walk:
         number = _arithmetic(self.recorder, node, args, kwargs)
         if number is not None:
             return number
-        if node.op == "call_module" or _is_opaque(node, args, kwargs) or _asks_fact(node):
+        if node.op == "call_module" or _is_opaque(node, args, kwargs):
             return self._kept(node, args, kwargs)
         last = self.recorder.begin(node)
         try:
@@ -179,7 +179,10 @@ class Walk:
         """The same call in the new program; run on the real tensors."""
         plain_args, plain_kwargs = concrete(args), concrete(kwargs)
         if node.op == "call_module":
-            function: Callable[..., Any] = self.program.get_submodule(str(node.target))
+            module = self.program.get_submodule(str(node.target))
+            for tensor in (*module.parameters(), *module.buffers()):
+                self.recorder.before_write(tensor)
+            function: Callable[..., Any] = module
         elif node.op == "call_method":
             function = getattr(plain_args[0], str(node.target))
             plain_args = plain_args[1:]
@@ -190,8 +193,14 @@ class Walk:
             self._contexts.append(value)
         elif node.target is exit_context:
             self._contexts.pop()
+        new = self._copied(node, args, kwargs)
+        for tensor in _traced_in((args, kwargs)):
+            tensor.requires_grad_(tensor.actual.requires_grad)
+            if tensor.actual is value:  # it was written, or a flag of it was set
+                tensor.source = new
+                return tensor
         # It may be, or share memory with, what others hold.
-        return self._known(value, self._copied(node, args, kwargs), is_outside=True)
+        return self._known(value, new, is_outside=True)
 
     def _traced(self, node: Node, args: Any, kwargs: Any) -> Any:
         """The operators that a call of torch runs, in its place."""
@@ -287,32 +296,47 @@ _ARITHMETIC = frozenset(
 _PLAIN_MODULES = frozenset({"builtins", "_operator", "operator", "math"})
 
 
+# Attributes of a tensor that are tensors computed from it, or its sizes; all others are asked of the real tensor.
+_COMPUTED = frozenset({"shape", "T", "mT", "H", "mH", "real", "imag"})
+# Methods that take memory out of torch or speak to autograd, which traced tensors know nothing of.
+_LEAVING = frozenset(
+    {"tolist", "numpy", "data_ptr", "requires_grad_", "backward", "register_hook", "retain_grad", "set_"}
+)
+
+
 def _is_opaque(node: Node, args: Any, kwargs: Any) -> bool:
-    """Whether a call is not torch's, or computes numbers and the like: it stays the call it is."""
+    """Whether a call is not torch's, computes no tensors, or does what only real tensors can: it stays the call it is."""
+    target: Any = node.target
     if node.op == "call_method":
+        return target in _LEAVING or not _has_traced((args, kwargs))
+    if target is getattr or target is setattr:
+        return target is setattr or args[1] not in _COMPUTED or not _has_traced(args)
+    home = getattr(target, "__module__", None) or ""
+    if home in _PLAIN_MODULES and isinstance(target, (types.BuiltinFunctionType, type)):
         return not _has_traced((args, kwargs))
-    home = getattr(node.target, "__module__", None) or ""
-    if home in _PLAIN_MODULES and isinstance(node.target, (types.BuiltinFunctionType, type)):
-        return not _has_traced((args, kwargs))
-    if isinstance(getattr(node.target, "__self__", None), type) and issubclass(
-        node.target.__self__, torch.autograd.Function
-    ):
-        return True
-    return not (home == "torch" or home.startswith("torch.") or not home)
+    if isinstance(target, type) or isinstance(getattr(target, "__self__", None), type):
+        return True  # a class, or a method of one: Parameter(...), Function.apply
+    return not (home == "torch" or home.startswith("torch.") or not home) or home.startswith(_ABOUT_GRADIENTS)
 
 
-def _asks_fact(node: Node) -> bool:
-    return node.op == "call_function" and node.target is getattr and node.args[1] in _FACTS
+_ABOUT_GRADIENTS = ("torch.autograd", "torch.func", "torch._functorch", "torch.utils")
 
 
 def _has_traced(value: Any) -> bool:
+    return next(_traced_in(value), None) is not None
+
+
+def _traced_in(value: Any) -> Iterator[TracedTensor]:
+    """The traced tensors in a tree of arguments."""
     if isinstance(value, (tuple, list)):
-        return any(map(_has_traced, value))
-    if isinstance(value, dict):
-        return any(map(_has_traced, value.values()))
-    if isinstance(value, slice):
-        return _has_traced((value.start, value.stop, value.step))
-    return type(value) is TracedTensor
+        for item in value:
+            yield from _traced_in(item)
+    elif isinstance(value, dict):
+        yield from _traced_in(tuple(value.values()))
+    elif isinstance(value, slice):
+        yield from _traced_in((value.start, value.stop, value.step))
+    elif type(value) is TracedTensor:
+        yield value
 
 
 def _is_traced(value: Any) -> bool:

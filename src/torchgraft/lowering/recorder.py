@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 from torchgraft.capturing.sizes import SymbolicNumber, combine, factors, unwrapped, wrapped
 from torchgraft.ir.arguments import map_aggregate
 from torchgraft.ir.graph import Graph
-from torchgraft.ir.guards import check_value
+from torchgraft.ir.guards import check_length, check_value
 from torchgraft.ir.names import wish_of
 from torchgraft.ir.node import Node
 from torchgraft.ir.origin import source_line
@@ -298,8 +298,12 @@ class Recorder:
             result.sizes = None if result.is_static else known_sizes(function, args, result)
             return result
         if isinstance(value, (tuple, list)):
+            node = source if isinstance(source, Node) else source()
+            if not _gives_same_sizes(function, (args, kwargs)):
+                arguments = (node, len(value), f"the number of results of {_name(function)}()", self.line())
+                self.create_node("call_function", check_length, arguments, {})
             parts = [
-                self._one_result(function, args, kwargs, self._part(source, index), item, schema)
+                self._one_result(function, args, kwargs, self._part(node, index), item, schema)
                 for index, item in enumerate(value)
             ]
             return type(value)(parts)
@@ -386,6 +390,9 @@ def _memory(tensor: torch.Tensor) -> int | None:
 
 
 def _without_data(value: Any) -> Any:
+    """A tensor of the same shape and type that holds nothing; None for kinds that there is none of."""
+    if isinstance(value, torch.Tensor) and value.is_quantized:
+        return None
     return (
         torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device="meta")
         if isinstance(value, torch.Tensor) and value.layout is torch.strided

@@ -64,6 +64,12 @@ class TracedTensor(torch.Tensor):
             self.source = self.source()
         return self.source
 
+    def _unavailable(self, *args: Any, **kwargs: Any) -> Any:
+        raise RuntimeError("a tensor that a program is lowered with has no memory of its own")
+
+    # What torch takes out of memory without asking its dispatcher.
+    tolist = numpy = __array__ = data_ptr = untyped_storage = _unavailable
+
     def symbolic_sizes(self) -> list[Any]:
         """The sizes as torch and Python see them: numbers that the program computes anew."""
         if self.is_static:

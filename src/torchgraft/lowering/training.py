@@ -141,9 +141,7 @@ class TrainingPrograms:
             for name, tensor in zip(self._call.names, primals, strict=True):
                 if name in ahead["update"]:
                     tensor.copy_(ahead["update"][name])
-        gradients: dict[str, torch.Tensor | None] = dict.fromkeys(
-            name for name, kind in zip(self._call.names, self._call.kinds, strict=True) if kind == "parameter"
-        )
+        gradients: dict[str, torch.Tensor | None] = dict.fromkeys(name for name, _ in self.program.named_parameters())
         gradients.update(_apart(back["gradient"]))
         return TrainingStep(self._call.result(ahead["result"]), gradients)
 
