@@ -138,7 +138,7 @@ def other_mode(module: nn.Module, inputs: Callable[[int], Given]) -> Any:
 @use("optimizer")
 def optimizer(module: nn.Module, inputs: Callable[[int], Given]) -> Any:
     """Two steps of an optimizer."""
-    steps = torch.optim.AdamW(module.parameters(), lr=0.1)
+    steps = torch.optim.AdamW(module.parameters(), lr=0.001)
     losses = []
     for _ in range(2):
         steps.zero_grad()
