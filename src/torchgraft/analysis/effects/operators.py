@@ -103,8 +103,11 @@ class Operator:
     def is_unmarked(self) -> bool:
         """Whether a schema leaves open if the result shares memory, and a run of any sizes would tell.
 
-        What is given the size of its result may hand back an argument that has this size, so no run tells.
+        What is given the size of its result may hand back an argument that has this size, so no run tells; what is private may
+        be meant for other kinds of tensors.
         """
+        if self.name.startswith("_"):
+            return False
         open_ones = [signature for signature in self.signatures if signature.passes_through]
         return bool(open_ones) and not any(p.name == "size" for signature in open_ones for p in signature.parameters)
 

@@ -204,10 +204,11 @@ def _run(function: Any, state: dict[int, str], call: _Call) -> _Seen:
     try:
         with watch:
             result = function(*call.args, **call.kwargs)
-    except Exception:  # these arguments are not meant
+        shared = watch.may_share(result)
+    except Exception:  # these arguments are not meant, or the result is a tensor of another kind
         return None, watch.was_asked
     findings = watch.findings
-    findings.shares |= watch.may_share(result)
+    findings.shares |= shared
     if _has_opaque(result):  # the storage of a tensor, say
         findings.shares.update(places.values())
     if result is None:
