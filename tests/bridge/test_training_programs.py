@@ -49,7 +49,7 @@ def assert_trains_like(model, args, kwargs=None, loss=None):
     kwargs = kwargs or {}
     twin = copy.deepcopy(model)
     state, random_state = copy.deepcopy(model.state_dict()), torch.get_rng_state()
-    programs = capture_training(model, args, kwargs, loss)
+    programs = capture_training(model, args, kwargs, loss=loss)
     assert torch.equal(torch.get_rng_state(), random_state)
     assert_same(model.state_dict(), state)
     result, gradients, _, inputs = eager_step(twin, args, kwargs, loss)
