@@ -28,7 +28,6 @@ from torchgraft.ir.origin import source_of
 from torchgraft.ir.structures import take_apart
 from torchgraft.recording.call_watch import brief
 from torchgraft.recording.gradients import Gradients
-from torchgraft.recording.progress import progress_bar
 from torchgraft.recording.recorded import Entry, Recording, Stored
 from torchgraft.recording.requirements import required_nodes
 from torchgraft.recording.selection import Choice, chosen_nodes
@@ -48,7 +47,6 @@ def record(
     to: str | PathLike[str] | None = None,
     gradients: bool | Callable[[Any], torch.Tensor] = False,
     level: str = "module",
-    progress: bool | None = None,
 ) -> Recording:
     """Run a program once on `args` and `kwargs`, and keep the value of every node, or of those asked for.
 
@@ -60,8 +58,8 @@ def record(
     `gradients` also keeps the gradient that arrives at each node: True is that of the sum of everything returned, a function gets
     the result and returns the loss. The `.grad` of parameters is left alone.
 
-    The run has the effects that any run has (running statistics, random numbers). A progress bar is shown on a terminal when it
-    takes long, unless `progress` is False. If the program raises, RunError is raised, with the values until then as `partial`.
+    The run has the effects that any run has (running statistics, random numbers). If the program raises, RunError is raised, with
+    the values until then as `partial`.
 
     >>> from torchgraft import symbolic_trace
     >>> program = symbolic_trace(torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU()))
@@ -75,7 +73,7 @@ def record(
     program = as_program(program, values, keywords, level)
     if reducer(reduce) is not None and to is not None:
         raise ValueError("give reduce or to, not both: statistics are written with recording.to_json(path)")
-    return recording_of(program, values, keywords, nodes, reduce, to, gradients, progress)
+    return recording_of(program, values, keywords, nodes, reduce, to, gradients)
 
 
 def recording_of(
@@ -86,7 +84,6 @@ def recording_of(
     reduce: Reduction = None,
     to: str | PathLike[str] | None = None,
     gradients: bool | Callable[[Any], torch.Tensor] = False,
-    progress: bool | None = None,
 ) -> Recording:
     """What `record` gives for a program, with the inputs apart from the options."""
     wanted = chosen_nodes(program.graph, nodes)
@@ -98,10 +95,10 @@ def recording_of(
     keeper = _Reduced(measure) if measure is not None else _Kept(program)
     inputs = placeholder_values(program, args, kwargs)
     if to is None:
-        _run(recording, keeper, inputs, running, gradients, progress)
+        _run(recording, keeper, inputs, running, gradients)
         return recording
     with tensor_file(to, len(wanted) * (2 if gradients else 1)) as writer:
-        _run(recording, _Streamed(Path(to), writer), inputs, running, gradients, progress)
+        _run(recording, _Streamed(Path(to), writer), inputs, running, gradients)
         writer.finish(_file_metadata(recording))
     return recording
 
@@ -178,13 +175,12 @@ def _run(
     inputs: dict[Node, Any],
     running: list[Node],
     gradients: bool | Callable[[Any], torch.Tensor],
-    progress: bool | None,
 ) -> None:
     run = _RecordingRun(recording, keeper, Gradients(recording.gradients.entries, keeper) if gradients else None)
     mode = torch.enable_grad() if gradients else contextlib.nullcontext()
     try:
-        with mode, progress_bar(len(running), progress) as step:
-            recording.complete, recording.result = run.through(running, inputs, step)
+        with mode:
+            recording.complete, recording.result = run.through(running, inputs)
             if run.gradients is not None:
                 run.gradients.compute(recording.result, None if gradients is True else gradients)  # type: ignore[arg-type]
     except GraftError:
@@ -206,7 +202,7 @@ class _RecordingRun(Interpreter):
         self._recording = recording
         self._keeper = keeper
 
-    def through(self, running: list[Node], inputs: dict[Node, Any], step: Callable[[], None]) -> tuple[bool, Any]:
+    def through(self, running: list[Node], inputs: dict[Node, Any]) -> tuple[bool, Any]:
         """Run the nodes in order; says whether the end was reached, and what the program returned."""
         env = self.env = {}
         wanted, before = self._recording.gradients.nodes, self._keeper.before
@@ -228,7 +224,6 @@ class _RecordingRun(Interpreter):
                     self._keep(node, value)
                 for used in frees[node]:
                     del env[used]
-                step()
                 if node._op == "output":
                     return True, self.graph.process_outputs(value)
         finally:
