@@ -78,8 +78,8 @@ def _recorded_always(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function, updated=())
     def replacement(*args: Any, **kwargs: Any) -> Any:
         tracer = active.tracer
-        if tracer is None and active.listener is not None and is_seeding:
-            active.listener.note_seeding(function.__name__, sys._getframe(1))
+        if is_seeding and tracer is None and (listener := getattr(active, "listener", None)) is not None:
+            listener.note_seeding(function.__name__, sys._getframe(1))
         if tracer is None or (is_numpy and tracer._runs_for_real):
             return fallback[0](*args, **kwargs)
         if tracer._runs_for_real:
