@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import math
 import random
 import sys
 from collections.abc import Callable, Iterable
@@ -233,3 +234,8 @@ class Autowrap:
     def forget(self) -> None:
         """Look at every namespace anew in the next trace."""
         self._seen.clear()
+
+
+# Made now, while nobody traces and the functions there are the original ones.
+_library_patch(math, recorded_leaf, _public_functions(math))
+_chance(with_numpy=False)
