@@ -233,3 +233,20 @@ def test_two_patches_of_the_same_names_leave_in_any_order(order) -> None:
         assert holder["both"]() == [order[1]] and holder["one"]() == ([0] if order[1] == 0 else [])
         patches[order[1]].release()
         assert holder == {"both": original, "one": original}
+
+
+def test_a_replacement_that_somebody_puts_back_late_goes_with_the_next_trace() -> None:
+    def original() -> int:
+        return 1
+
+    scope = {"function": original}
+    patch = shared_patch(scope, "function", lambda function: lambda: function() + 1)
+    patch.acquire()
+    late, scope["function"] = scope["function"], print  # somebody patches on top
+    patch.release()
+    scope["function"] = late
+    again = shared_patch(scope, "function", lambda function: lambda: function() + 1)
+    again.acquire()
+    assert scope["function"]() == 2
+    again.release()
+    assert scope["function"] is original

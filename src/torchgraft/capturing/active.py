@@ -259,8 +259,10 @@ def shared_patch(holder: Any, name: str, make: Callable[[Any], Callable[..., Any
     with _lock:
         patch = _shared.get(key)
         current = entries.get(name, _MISSING)
-        if patch is not None and patch.holder is holder and (patch.users > 0 or patch.original is current):
-            return patch
+        if patch is not None and patch.holder is holder:
+            # Its replacement may be there although nobody needs it: put back by somebody who had patched on top of it.
+            if patch.users > 0 or patch.original is current or patch.replacement is current:
+                return patch
         original = getattr(builtins, name, _MISSING) if current is _MISSING else current
         if original is _MISSING:
             return None
