@@ -11,7 +11,7 @@ from torch import nn
 
 import torchgraft as fx
 from tests.capturing.comparison import in_another_thread
-from torchgraft.capturing.active import CodePatch, Patch, active, paused_collection, shared_patch
+from torchgraft.capturing.active import CodePatch, NamespacePatch, Patch, active, paused_collection, shared_patch
 
 
 def original():
@@ -204,3 +204,49 @@ def test_other_threads_see_no_tracer() -> None:
 
     fx.symbolic_trace(forward)
     assert seen == [(None, torch.Size([2])), True]
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_two_patches_of_the_same_names_leave_in_any_order(order) -> None:
+    def replacement(number: int):
+        fallback = [None]
+
+        def function() -> list[int]:
+            return [number, *fallback[0]()]
+
+        function.__torchgraft_fallback__ = fallback
+        return function
+
+    def original() -> list[int]:
+        return []
+
+    holder = {"both": original, "one": original}
+    patches = [
+        NamespacePatch(holder, {"both": replacement(0), "one": replacement(0)}),
+        NamespacePatch(holder, {"both": replacement(1)}),
+    ]
+    for _ in range(2):
+        for patch in patches:
+            patch.acquire()
+        assert holder["both"]() == [1, 0] and holder["one"]() == [0]
+        patches[order[0]].release()
+        assert holder["both"]() == [order[1]] and holder["one"]() == ([0] if order[1] == 0 else [])
+        patches[order[1]].release()
+        assert holder == {"both": original, "one": original}
+
+
+def test_a_replacement_that_somebody_puts_back_late_goes_with_the_next_trace() -> None:
+    def original() -> int:
+        return 1
+
+    scope = {"function": original}
+    patch = shared_patch(scope, "function", lambda function: lambda: function() + 1)
+    patch.acquire()
+    late, scope["function"] = scope["function"], print  # somebody patches on top
+    patch.release()
+    scope["function"] = late
+    again = shared_patch(scope, "function", lambda function: lambda: function() + 1)
+    again.acquire()
+    assert scope["function"]() == 2
+    again.release()
+    assert scope["function"] is original

@@ -52,7 +52,8 @@ _PAIRS: list[tuple[Any, Any]] = [
     (torch.fx.immutable_collections.immutable_dict, immutable_dict),
     (enter_region, enter_context),
 ]
-_OURS = {theirs: ours for theirs, ours in _PAIRS if theirs is not None}
+# Another thread may be tracing when this file is first imported, and have put replacements there.
+_OURS = {getattr(theirs, "__torchgraft_original__", theirs): ours for theirs, ours in _PAIRS if theirs is not None}
 _THEIRS = {ours: theirs for theirs, ours in _OURS.items()}
 
 

@@ -167,6 +167,10 @@ class CodePatch:
         self.function.__code__ = self._code
 
 
+# Patches of many entries that are in place, by the identity of the dictionary, in the order in which they came.
+_in_place: dict[int, list[NamespacePatch]] = {}
+
+
 class NamespacePatch:
     """Many replaced entries of one dictionary, put in place and back together."""
 
@@ -175,7 +179,8 @@ class NamespacePatch:
     def __init__(self, holder: dict[str, Any], replacements: dict[str, Callable[..., Any]]) -> None:
         self.holder = holder
         self.replacements = replacements
-        self.originals = self.previous = {name: holder[name] for name in replacements}
+        self.originals = {name: holder[name] for name in replacements}
+        self.previous = dict(self.originals)
         self.users = 0
         # What was there when the replacements were last told what to fall back to.
         self._expected: tuple[Any, ...] | None = None
@@ -197,6 +202,7 @@ class NamespacePatch:
             for name, value in self.previous.items():
                 self.replacements[name].__torchgraft_fallback__[0] = value  # type: ignore[attr-defined]
             self._expected = now
+        _in_place.setdefault(id(self.holder), []).append(self)
         self.holder.update(self.replacements)
 
     def _found(self, name: str, original: Any) -> Any:
@@ -205,8 +211,23 @@ class NamespacePatch:
         return original if found is self.replacements[name] else found
 
     def take_away(self) -> None:
-        """Put the originals back; the lock is held."""
-        self.holder.update(self.previous)
+        """Put back what was there before; the lock is held."""
+        layers = _in_place[id(self.holder)]
+        place = layers.index(self)
+        layers.remove(self)
+        found = self.previous
+        if place < len(layers):  # another patch of the same names came later, and falls back to this one
+            above = layers[place]
+            found = {name: value for name, value in found.items() if name not in above.replacements}
+            above._now_over(self.previous)
+        self.holder.update(found)
+
+    def _now_over(self, values: dict[str, Any]) -> None:
+        """What this patch covers has been taken away; fall back to what was under that."""
+        for name in values.keys() & self.replacements.keys():
+            self.previous[name] = values[name]
+            self.replacements[name].__torchgraft_fallback__[0] = values[name]  # type: ignore[attr-defined]
+        self._expected = None
 
 
 def acquire_all(patches: Iterable[Any]) -> None:
@@ -238,8 +259,10 @@ def shared_patch(holder: Any, name: str, make: Callable[[Any], Callable[..., Any
     with _lock:
         patch = _shared.get(key)
         current = entries.get(name, _MISSING)
-        if patch is not None and patch.holder is holder and (patch.users > 0 or patch.original is current):
-            return patch
+        if patch is not None and patch.holder is holder:
+            # Its replacement may be there although nobody needs it: put back by somebody who had patched on top of it.
+            if patch.users > 0 or patch.original is current or patch.replacement is current:
+                return patch
         original = getattr(builtins, name, _MISSING) if current is _MISSING else current
         if original is _MISSING:
             return None

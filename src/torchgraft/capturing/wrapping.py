@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import math
 import random
 import sys
 from collections.abc import Callable, Iterable
@@ -78,8 +79,8 @@ def _recorded_always(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function, updated=())
     def replacement(*args: Any, **kwargs: Any) -> Any:
         tracer = active.tracer
-        if tracer is None and active.listener is not None and is_seeding:
-            active.listener.note_seeding(function.__name__, sys._getframe(1))
+        if is_seeding and tracer is None and (listener := getattr(active, "listener", None)) is not None:
+            listener.note_seeding(function.__name__, sys._getframe(1))
         if tracer is None or (is_numpy and tracer._runs_for_real):
             return fallback[0](*args, **kwargs)
         if tracer._runs_for_real:
@@ -233,3 +234,8 @@ class Autowrap:
     def forget(self) -> None:
         """Look at every namespace anew in the next trace."""
         self._seen.clear()
+
+
+# Made now, while nobody traces and the functions there are the original ones.
+_library_patch(math, recorded_leaf, _public_functions(math))
+_chance(with_numpy=False)

@@ -45,8 +45,9 @@ from torchgraft.ir.modules import has_hooks, no_model, paths_of_modules
 from torchgraft.ir.node import Node
 from torchgraft.ir.origin import current_source_line, source_line
 
-# What torch says itself; a model that is being traced gets a guard with the answer.
-_is_grad_enabled = torch.is_grad_enabled
+# What torch says itself; a model that is being traced gets a guard with the answer. Not by its public name, which another
+# thread may have patched when this file is first imported.
+_is_grad_enabled = torch._C.is_grad_enabled
 _ANSWERS = frozenset({"to_bool", "iter", "keys", "call_module", "create_proxy", "create_node", "create_arg"})
 _RULES_FOR_MODULES = frozenset({"call_module", "is_leaf_module", "path_of_module"})
 
