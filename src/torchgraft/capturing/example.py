@@ -62,9 +62,9 @@ class ExampleInputs:
         self._check(expected)
 
     def _check(self, expected: dict[str, Any]) -> None:
-        if not expected:
-            return
         watcher = self._watcher
+        if not expected or watcher.is_plain:
+            return
         template = watcher.constant("_inputs", expected) if _has_objects(expected) else watcher.create_arg(expected)
         found = dict(self.nodes.items())
         self._checked = watcher.create_node("call_function", check_inputs, (template, found, self._where), {})

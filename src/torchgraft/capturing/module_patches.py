@@ -113,7 +113,12 @@ class TrainingFlag:
         mode = self._tracer._training_node(self._module)
         if not self._is_negated:
             return mode
-        return not mode if isinstance(mode, bool) else tracer.create_node("call_function", operator.not_, (mode,), {})
+        if isinstance(mode, bool):
+            return not mode
+        node = tracer.create_node("call_function", operator.not_, (mode,), {})
+        if tracer._runs_for_real:
+            tracer.plain[node] = plain_mode(self)
+        return node
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

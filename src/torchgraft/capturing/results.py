@@ -66,4 +66,4 @@ def write_objects(watcher: Watcher) -> None:
         others = [node for node in nodes if node not in changed]
         watcher.create_node("call_function", check_distinct, (tuple(changed), tuple(others)), {})
     for arguments in changes:  # after everything that is read
-        watcher.create_node("call_function", put_into, arguments, {})
+        watcher.create_call("call_function", put_into, arguments, {})

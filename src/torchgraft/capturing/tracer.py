@@ -18,13 +18,10 @@ from torch.nn.utils import parametrize
 
 from torchgraft.capturing.active import Beginning, acquire_all, active, paused_collection, release_all
 from torchgraft.capturing.attributes import ModelAttributes
-from torchgraft.capturing.identities import compares_variables, compares_with_bool
 from torchgraft.capturing.inplace import PLAIN_FORM, renew_constants, simplify_in_place
 from torchgraft.capturing.inputs import create_inputs
-from torchgraft.capturing.mode_switches import defines_train, guard_modes, only_switches
 from torchgraft.capturing.model_state import ModelState
 from torchgraft.capturing.module_patches import MODULE_PATCHES, ModuleForward, plain_mode, read_attribute
-from torchgraft.capturing.outside_state import OutsideState
 from torchgraft.capturing.proxy import ParameterProxy, Proxy
 from torchgraft.capturing.questions import Questions
 from torchgraft.capturing.reads import at_line
@@ -228,7 +225,6 @@ class Tracer(ModelAttributes):
                     renew_constants(self.graph, beginning)
         except BaseException as error:
             self._state.restore()
-            self._outside.restore()
             caught = self._caught_refusal()
             if self._threads is not None:
                 self._threads.put_back()
@@ -252,23 +248,14 @@ class Tracer(ModelAttributes):
             self._autowrap.forget()
         written = None if self._threads is None else self._threads.put_back()
         refusal = self._caught_refusal() or written
-        # While what it may change of the model is still going to be put back.
-        has_own = any(map(defines_train, {*self._entered, type(self.root)}))
-        switches = not has_own or only_switches(self.root, self._state.paths)
-        changed, changed_outside = self._state.restore(is_memo), self._outside.restore()
+        changed = self._state.restore(is_memo)
         if refusal is not None:
             raise refusal
         self._state.refuse_changes(changed)
-        if changed_outside is not None:
-            self._refuse_outside(*changed_outside)
         drop_constants(self.graph, constants)
         remove_empty_regions(self.graph)
-        if any(compares_variables(item.__code__) for item in self._outside.functions):
-            guard_identities(self.graph)
         simplify_in_place(self.graph, self._state.paths)
         refuse_compared_types(self.graph)
-        if not switches:
-            guard_modes(self.graph, self._state.paths)
         return self.graph
 
     def _call(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -296,8 +283,6 @@ class Tracer(ModelAttributes):
         cls = type(module)
         if cls not in self._entered:
             self._entered.add(cls)
-            self._outside.watch_class(cls)
-            self._look_for_identities()
             self._hold(self._autowrap.patches(getattr(cls.forward, "__globals__", {})))
 
     def _read_attribute(self, module: torch.nn.Module, name: str) -> Any:
@@ -412,27 +397,8 @@ class Tracer(ModelAttributes):
         self._begin()
         self.submodule_paths = paths_of_modules(self.root)
         self._state = ModelState(self.submodule_paths)
-        self._outside = OutsideState(is_memo, allows_notes=True)
-        self._outside.watch_context()
-        self._outside.watch_class(type(self.root))
-        self._outside.watch_function(function)
-        self._outside.watch_function(inspect.unwrap(function))
         self.flags_are_plain = type(self).flags_are_plain
-        self._look_for_identities()
         return function, is_module
-
-    def _look_for_identities(self) -> None:
-        """Have modes be plain where one may be asked if it is True itself, which what stands for it is not."""
-        if not self.flags_are_plain:
-            self.flags_are_plain = any(compares_with_bool(item.__code__) for item in self._outside.functions)
-
-    def _refuse_outside(self, name: str, line: Any) -> NoReturn:
-        raise TraceError(
-            f"cannot trace a function that changes what is outside of it: it writes {name}{f' at {line}' if line else ''}, "
-            "and the traced program would not do that again when it runs; keep the value in a buffer of the model, return it "
-            "as an output, or keep the module or function that writes it as a leaf (Tracer.is_leaf_module, torchgraft.wrap). "
-            "Everything is left as it was"
-        )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Tracer:
         # The autowrap lists hold Python modules, which cannot be copied and need not be.

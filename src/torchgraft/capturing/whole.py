@@ -14,9 +14,9 @@ import torch
 from torchgraft.capturing.example import bind, copied_input, placeholders
 from torchgraft.capturing.model_state import ModelState
 from torchgraft.capturing.parts import closed_over
-from torchgraft.capturing.surroundings import Surroundings
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.ir.graph import Graph
+from torchgraft.ir.modules import paths_of_modules
 from torchgraft.ir.node import Node
 
 
@@ -107,19 +107,15 @@ def modules_of(function: Any) -> torch.nn.Module:
 
 def eager_error(model: Any, root: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Exception | None:
     """What the model itself raises on these inputs; it is left as it was."""
-    modules = {module: path for path, module in root.named_modules()}
-    state, surroundings = ModelState(modules), Surroundings(modules)
-    for module in modules:
+    state = ModelState(paths_of_modules(root))
+    for module in state.paths:
         state.watch(module)
-        for parameter in module._parameters.values():
-            if parameter is not None:
-                surroundings.save(parameter)
+    state.tensors.save_all(root)
     copies: dict[int, Any] = {}
     try:
         model(*[copied_input(value, copies) for value in args], **copied_input(kwargs, copies))
     except Exception as error:
         return error
     finally:
-        state.restore()
-        surroundings.restore()
+        state.restore_all()
     return None
