@@ -4,6 +4,7 @@ Writes that a symbolic trace can refuse before they happen are refused here, too
 
 from __future__ import annotations
 
+import array
 import dis
 import functools
 import random
@@ -251,6 +252,8 @@ def _kept(value: Any) -> _Kept | None:
         return _Kept(value.getstate, value.setstate, eq, value.getstate())
     if isinstance(value, torch.Generator):
         return _Kept(value.get_state, value.set_state, torch.equal, value.get_state())
+    if isinstance(value, (bytearray, array.array)):
+        return _Kept(lambda: value[:], functools.partial(value.__setitem__, slice(None)), eq, value[:])
     numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(value, numpy.ndarray):
         same = lambda now, before: now.tobytes() == before.tobytes()  # noqa: E731 (NaN is the same as itself here)

@@ -132,6 +132,7 @@ class _Capture:
         if reason is None:
             self.state = ModelState(self.paths)
             self.state.refuse_generators()
+            self.state.tensors  # noqa: B018 (as they are before the first run)
             for module in self.paths:
                 if not is_from_torch(type(module)):
                     self.state.watch(module)  # also those that are only called where nobody watches

@@ -15,7 +15,7 @@ from torchgraft.ir.choices import add_if
 from torchgraft.ir.graph import Graph
 from torchgraft.ir.guards import is_guard
 from torchgraft.ir.node import Node
-from torchgraft.ir.structures import attributes_of, has_attributes
+from torchgraft.ir.structures import attributes_of, has_attributes, put_together
 
 _MISSING = object()
 _ADDITIONS = frozenset({"add_", "__iadd__"})
@@ -119,7 +119,7 @@ class _Comparison:
             return self._is_same_node(a, b, is_check)
         if isinstance(a, (tuple, list)) and isinstance(b, (tuple, list)):
             return (
-                type(a) is type(b)
+                _kind(a) is _kind(b)
                 and len(a) == len(b)
                 and all(self._is_same_argument(x, y, is_check) for x, y in zip(a, b, strict=True))
             )
@@ -141,15 +141,19 @@ class _Comparison:
             return False
         if a in self._calls[0] or b in self._calls[1]:
             return self._same.get(b) is a
+        if a._target is put_together and b._target is put_together and not is_check:
+            return self._is_same_value(_object(self._first, a), _object(self._second, b), depth=0)
         return self._is_same_call(a, b, is_check)
 
     def _is_same_value(self, a: Any, b: Any, depth: int) -> bool:
         """Whether two constants are the same. Objects are what they hold; a tensor that is another one was made by the run."""
         if a is b:
             return True
+        if isinstance(a, Node) or isinstance(b, Node):
+            return self._is_same_node(a, b, is_check=False)
         if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
             self._is_made = True
-        if type(a) is not type(b) or depth > 20 or isinstance(a, torch.Tensor):
+        if _kind(a) is not _kind(b) or depth > 20 or isinstance(a, torch.Tensor):
             return False
         if isinstance(a, dict):
             return list(a) == list(b) and all(self._is_same_value(a[key], b[key], depth + 1) for key in a)
@@ -158,6 +162,18 @@ class _Comparison:
         if has_attributes(a) and not callable(a):
             return self._is_same_value(attributes_of(a), attributes_of(b), depth + 1)
         return repr(a) == repr(b) and bool(a == b or a != a)  # 0.0 is not -0.0, and NaN is NaN
+
+
+def _kind(value: Any) -> type:
+    """The class of a value; a tuple of numbers may be the size of a tensor in one run."""
+    return tuple if type(value) is torch.Size else type(value)
+
+
+def _object(record: Record, node: Node) -> Any:
+    """The object that a node puts together, with plain values in it and nodes for everything else."""
+    template, *parts = node._args
+    plain = [record.plain.get(part, part) if isinstance(part, Node) else part for part in parts]
+    return put_together(record.graph._constants[str(template._target)], *plain)  # type: ignore[union-attr]
 
 
 def _name_of(node: Node) -> str:
