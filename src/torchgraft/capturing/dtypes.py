@@ -64,7 +64,7 @@ class FlowingDtype:
         return f"dtype of '{self.node._args[0].name}'" if self.node._target is getattr else f"'{self.node.name}'"
 
     def __hash__(self) -> int:
-        if not self._watcher.is_over and is_remembered():
+        if not self._watcher.is_over and is_remembered(self._watcher.remembering):
             return id(self)
         return hash(self.decide())
 

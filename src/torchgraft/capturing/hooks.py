@@ -1,15 +1,18 @@
-"""Hooks of modules in a watched run. A module that has hooks when it is captured is one call, so that its hooks run; hooks that the
-run itself sets are watched like the rest of it. Hooks of tensors are in `regions.py`.
+"""Hooks of modules in a watched run: they run while it is watched, so that what they do is written down like the rest.
+A module with hooks that may keep something is one call, so that its hooks run. Hooks of tensors are in `regions.py`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from types import FunctionType
 from typing import Any
 
 import torch
 
+from torchgraft.capturing.parts import closed_over
 from torchgraft.capturing.reads import KeepWhole, at_line
+from torchgraft.ir.leftovers import is_plain
 
 # What torch calls around a forward. The others are called while gradients are computed, where nobody watches.
 FORWARD_TABLES = ("_forward_hooks", "_forward_pre_hooks")
@@ -36,14 +39,16 @@ class RunHooks:
     def make_whole(self, watcher: Any, module: torch.nn.Module, is_leaf: bool) -> bool:
         """Whether a module with hooks is one call."""
         old = watcher.state.ids_in_tables()
+        own = [hook for hook in _hooks_of(module) if id(hook) in old]
         is_closed = module in self._closed or any(module.__dict__.get(name) for name in BACKWARD_TABLES)
-        has_own = any(id(hook) in old for hook in _hooks_of(module))
-        if is_closed or has_own or (is_leaf and not _is_of_torch(module) and module not in self.opened):
+        if is_closed or (is_leaf and (own or not _is_of_torch(module)) and module not in self.opened):
             self._refuse_set(watcher, [module])
             return True
         if is_leaf:
             self.opened.add(module)
         self.looked_into.add(module)
+        if not all(map(_keeps_nothing, own)):
+            raise KeepWhole(module, "it has a hook that may keep something")
         return False
 
     # ---- modules that are one call ----
@@ -77,6 +82,13 @@ class RunHooks:
 def _hooks_of(module: torch.nn.Module) -> Iterator[Any]:
     for name in FORWARD_TABLES:
         yield from module.__dict__.get(name, {}).values()
+
+
+def _keeps_nothing(hook: Any) -> bool:
+    """Whether a hook has nothing with it that it could write into: a plain function with plain variables around it."""
+    if type(hook) is not FunctionType:
+        return False
+    return all(map(is_plain, (*closed_over(hook).values(), *(hook.__defaults__ or ()))))
 
 
 def _set_from_outside(module: torch.nn.Module) -> KeepWhole:

@@ -11,12 +11,11 @@ import torch
 
 from torchgraft.capturing.hooks import FORWARD_TABLES, OPTION_TABLES
 from torchgraft.codegen.graph_module import GraphModule
-from torchgraft.ir.leftovers import MISSING, Entry, Leftovers, leave
+from torchgraft.ir.leftovers import MISSING, Entry, Leftovers, is_plain, leave
 
 _HOOKS = frozenset({*FORWARD_TABLES, *OPTION_TABLES})
 _STATE = frozenset({"_parameters", "_buffers", "_modules"})
 _STANDARD = frozenset(vars(torch.nn.Module()))
-_PLAIN = frozenset({int, float, str, bool, bytes, complex, type(None)})
 _BY_VALUE = (int, float, str, bool, bytes)
 
 
@@ -43,11 +42,6 @@ def sees_only_itself(module: torch.nn.Module) -> bool:
             if not all(is_plain(value) for name, value in vars(inner).items() if name not in _STANDARD):
                 return False
     return True
-
-
-def is_plain(value: Any) -> bool:
-    """Whether a value is a number or a text, or a tuple of such."""
-    return type(value) in _PLAIN or (type(value) is tuple and all(map(is_plain, value)))
 
 
 def is_equal(now: Any, before: Any) -> bool:

@@ -173,7 +173,7 @@ class ModelState:
         for module, before in self._changed_attributes():
             found += left_in(module, None, module.__dict__, before)
         for module, name, container, content in self._changed_contents():
-            if not _only_memos_added(container, content, is_memo):
+            if name in _TABLE_NAMES or not _only_memos_added(container, content, is_memo):
                 found += left_in(module, name, container, content)
         return found + [Left(module, name) for module, name, kept in self._states if kept.is_changed()]
 

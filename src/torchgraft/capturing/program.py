@@ -18,11 +18,12 @@ from torchgraft.capturing.example import refuse_iterators
 from torchgraft.capturing.free_dimensions import check_free
 from torchgraft.capturing.hooks import RunHooks
 from torchgraft.capturing.leftovers import Left, have_program_leave, sees_only_itself
+from torchgraft.capturing.memos import forget
 from torchgraft.capturing.mode_statements import choice_patches, methods_of_torch
 from torchgraft.capturing.model_state import ModelState, is_from_torch
 from torchgraft.capturing.reads import KeepWhole, RunAgain
 from torchgraft.capturing.refusals import UnsupportedArgument
-from torchgraft.capturing.run import Run, has_same_results, watched_run
+from torchgraft.capturing.run import Run, watched_run
 from torchgraft.capturing.same_program import Difference, first_difference, has_checks_of
 from torchgraft.capturing.watch import Watcher
 from torchgraft.capturing.whole import eager_error, modules_of, program_name, whole_program
@@ -181,6 +182,7 @@ class _Capture:
     def _forget_watchers(self) -> None:
         """The numbers of a run and its watcher refer to one another; they are not left to the garbage collector."""
         for watcher in self._watchers:
+            forget(watcher.remembering)
             vars(watcher).clear()
             watcher.is_over = True
         self._watchers.clear()
@@ -236,10 +238,9 @@ class _Capture:
     def _check_second(self, first: Run, left: list[Left], hooks: RunHooks) -> None:
         """Raise unless a second run, as the first left the model and the world, does the same."""
         self.state.tensors.restore()
+        forget(first.watcher.remembering)
         second = self._watched(RunHooks(self.closed, hooks.opened), like=first)
         difference = first_difference(first.record, second.record)
-        if difference is None and not has_same_results(first, second):
-            difference = Difference(None, "what is called whole does not give the same in two runs")
         if difference is not None:
             self._disagree(difference, first, is_left=bool(left))
         for module, place in first.watcher.asked_modes:

@@ -89,6 +89,8 @@ class Reads(TracerBase):
         self.is_plain = False
         # What nodes are numbers, dtypes, devices and modes, and which.
         self.plain: dict[Node, Any] = {}
+        # Functions that remember results, and were asked about symbolic numbers.
+        self.remembering: dict[int, Any] = {}
         self._numbers: dict[Node, dict[Any, SymbolicNumber]] = {}
         self._sizes: dict[Node, torch.Size] = {}
         self._guarded: set[Any] = set()

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch.overrides import TorchFunctionMode
-from torch.utils import _pytree as pytree
 
 from torchgraft.capturing.active import CodePatch, acquire_all, active, release_all
 from torchgraft.capturing.dtypes import DTYPE_PATCHES
@@ -16,7 +15,6 @@ from torchgraft.capturing.example import ExampleInputs
 from torchgraft.capturing.identities import compares_variables, line_of_comparison
 from torchgraft.capturing.kinds import PARAMETER_PATCH, type_patches
 from torchgraft.capturing.min_max import BUILTIN_PATCHES
-from torchgraft.capturing.model_state import is_from_torch
 from torchgraft.capturing.module_patches import MODULE_GETATTR, MODULE_PATCHES, TENSOR_ATTRIBUTE_PATCH
 from torchgraft.capturing.packing import PACKING_PATCH
 from torchgraft.capturing.plain_numbers import call_ours, number_patches
@@ -31,11 +29,10 @@ from torchgraft.ir.graph import Graph
 
 
 class Run(NamedTuple):
-    """What came of a watched run. `results` are tensors of its result, where something was called whole that nobody looked into."""
+    """What came of a watched run."""
 
     watcher: Watcher
     record: Record
-    results: list[torch.Tensor]
 
 
 _AUTOWRAP = Autowrap((), ())
@@ -63,7 +60,6 @@ def watched_run(
             result = inputs.call(function)
             output = result_argument(watcher, result)
             watcher.unwatched(write_objects, watcher)
-            results = watcher.unwatched(_results_to_compare, watcher, result)
             del result
     finally:
         active.tracer = previous
@@ -78,7 +74,7 @@ def watched_run(
     record = Record(watcher.graph, watcher.calls, output, watcher.plain)
     if not watcher.is_plain:
         _tidy(watcher.graph)
-    return Run(watcher, record, results)
+    return Run(watcher, record)
 
 
 def _guard_identities(watcher: Watcher, inputs: ExampleInputs) -> None:
@@ -87,28 +83,6 @@ def _guard_identities(watcher: Watcher, inputs: ExampleInputs) -> None:
     asking = next((code for code in codes.values() if compares_variables(code)), None)
     if asking is not None:
         inputs.guard_identities(str(line_of_comparison(asking) or "an unknown line"))
-
-
-def _results_to_compare(watcher: Watcher, result: Any) -> list[torch.Tensor]:
-    if all(is_from_torch(type(module)) for module in watcher.ran_whole):
-        return []
-    found = [item for item in pytree.tree_leaves(result) if isinstance(item, torch.Tensor)]
-    return [item.detach().clone() for item in found if item.layout is torch.strided and item.device.type != "meta"]
-
-
-def has_same_results(first: Run, second: Run) -> bool:
-    """Whether the tensors that two runs gave are close to one another; not all kernels give the same bits each time."""
-    if len(first.results) != len(second.results):
-        return False
-    return all(map(_is_close, first.results, second.results))
-
-
-def _is_close(a: torch.Tensor, b: torch.Tensor) -> bool:
-    if a.shape != b.shape or a.dtype != b.dtype:
-        return False
-    if not a.is_floating_point():
-        return torch.equal(a, b)
-    return torch.allclose(a, b, rtol=1e-2, atol=1e-2 * float(b.abs().max()) if b.numel() else 0.0, equal_nan=True)
 
 
 def _tidy(graph: Graph) -> None:

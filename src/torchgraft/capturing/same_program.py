@@ -157,7 +157,7 @@ class _Comparison:
             return False
         if isinstance(a, dict):
             return list(a) == list(b) and all(self._is_same_value(a[key], b[key], depth + 1) for key in a)
-        if isinstance(a, (tuple, list)):
+        if isinstance(a, (tuple, list, deque)):
             return len(a) == len(b) and all(self._is_same_value(x, y, depth + 1) for x, y in zip(a, b, strict=True))
         if has_attributes(a) and not callable(a):
             return self._is_same_value(attributes_of(a), attributes_of(b), depth + 1)

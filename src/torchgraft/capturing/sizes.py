@@ -315,7 +315,7 @@ for _name, (_function, _symbol) in _ONE_SIDED.items():
 
 def _hash(self: Any) -> int:
     number = self.node
-    if not number.watcher.is_over and is_remembered():
+    if not number.watcher.is_over and is_remembered(number.watcher.remembering):
         return id(self)  # a key like no other: the function answers anew, and nothing of the run is taken for a number's answer
     return hash(number._decide())
 

@@ -161,9 +161,11 @@ class Watcher(CallArguments):
             return self.register(result, node, given)
         if result is None:
             return None
-        if not given and not self._is_from_numbers(node):
-            self.graph.erase_node(node)  # says nothing about tensors
-            return result
+        if not given:
+            self.calls.pop()  # says nothing about tensors
+            if not self._is_from_numbers(node):
+                self.graph.erase_node(node)
+                return result
         return self.register_anything(result, node, given, f"{spelling.name}() of a tensor")
 
     def _is_from_numbers(self, node: Node) -> bool:
