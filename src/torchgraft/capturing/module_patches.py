@@ -208,12 +208,31 @@ _set_tensor_attribute = torch.Tensor.__setattr__
 def _write_tensor_attribute(tensor: torch.Tensor, name: str, value: Any) -> None:
     """`self.buffer.note = value`. What torch itself has under that name (`data`, `grad`) takes care of itself."""
     tracer = active.tracer
-    if tracer is not None and not tracer._switching and not hasattr(torch.Tensor, name):
-        tracer._before_tensor_write(tensor, name, value)
+    if tracer is not None and not tracer._switching:
+        if name in ("real", "imag") and tracer._runs_for_real:
+            tracer.call_unseen(setattr, (tensor, name, value), {})
+            return
+        if not hasattr(torch.Tensor, name):
+            tracer._before_tensor_write(tensor, name, value)
     _set_tensor_attribute(tensor, name, value)
 
 
-TENSOR_ATTRIBUTE_PATCH = Patch(torch.Tensor, "__setattr__", _write_tensor_attribute)
+_set_memory = torch.Tensor.set_
+
+
+def _share_memory_with(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """`tensor.set_(other)`."""
+    tracer = active.tracer
+    if tracer is None or tracer._switching or not tracer._runs_for_real:
+        return _set_memory(tensor, *args, **kwargs)
+    return tracer.call_unseen(_set_memory, (tensor, *args), kwargs)
+
+
+# Writes that torch's override protocol is not asked about, except for attributes of somebody's own.
+TENSOR_WRITE_PATCHES = [
+    Patch(torch.Tensor, "__setattr__", _write_tensor_attribute),
+    Patch(torch.Tensor, "set_", _share_memory_with),
+]
 
 
 class _SizeMethod:
@@ -237,7 +256,7 @@ MODULE_PATCHES = [
     _module_delattr,
     Patch(torch.nn.Module, "training", _TrainingDescriptor()),  # type: ignore[arg-type]
     *FUNCTION_PATCHES,
-    TENSOR_ATTRIBUTE_PATCH,
+    TENSOR_WRITE_PATCHES[0],
     *REGION_PATCHES,
     *SWITCH_PATCHES,
     *[

@@ -15,7 +15,7 @@ from torchgraft.capturing.example import ExampleInputs
 from torchgraft.capturing.identities import compares_variables, line_of_comparison
 from torchgraft.capturing.kinds import PARAMETER_PATCH, type_patches
 from torchgraft.capturing.min_max import BUILTIN_PATCHES
-from torchgraft.capturing.module_patches import MODULE_GETATTR, MODULE_PATCHES, TENSOR_ATTRIBUTE_PATCH
+from torchgraft.capturing.module_patches import MODULE_GETATTR, MODULE_PATCHES, TENSOR_WRITE_PATCHES
 from torchgraft.capturing.packing import PACKING_PATCH
 from torchgraft.capturing.plain_numbers import call_ours, number_patches
 from torchgraft.capturing.reads import KeepWhole, RunAgain
@@ -42,7 +42,7 @@ _PATCHES: list[Any] = [
     for patch in MODULE_PATCHES
     if getattr(patch, "holder", None) not in (torch, torch.Tensor, TorchFunctionMode) and patch is not MODULE_GETATTR
 ]
-_PATCHES += [TENSOR_ATTRIBUTE_PATCH, *BUILTIN_PATCHES, SCRIPT_PATCH, PARAMETER_PATCH, *DTYPE_PATCHES, PACKING_PATCH]
+_PATCHES += [*TENSOR_WRITE_PATCHES, *BUILTIN_PATCHES, SCRIPT_PATCH, PARAMETER_PATCH, *DTYPE_PATCHES, PACKING_PATCH]
 
 
 def watched_run(

@@ -28,7 +28,7 @@ _WRITING_OPERATORS = frozenset(
     {"__setitem__", "__set__", *[f"__i{name}__" for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow")]}
     | {f"__i{name}__" for name in ("and", "or", "xor", "lshift", "rshift", "div")}
 )
-_WRITING_FUNCTIONS = frozenset({"batch_norm", "instance_norm", "native_batch_norm", "embedding", "embedding_bag"})
+_WRITING_FUNCTIONS = frozenset({"setattr", "batch_norm", "instance_norm", "native_batch_norm", "embedding", "embedding_bag"})
 # How torch names the methods behind Python's operators, which read better in a program; with the number of operands.
 _OPERATORS: dict[str, tuple[Callable[..., Any], int]] = {
     **{

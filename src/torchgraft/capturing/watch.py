@@ -138,6 +138,15 @@ class Watcher(CallArguments):
         # requires_grad_() and its like write nothing that torch counts.
         return self.register(result, node, {} if spelling.is_written_back else given)
 
+    def call_unseen(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A call that torch's override protocol is not asked about."""
+        with torch._C.DisableTorchFunction():  # else each question about a tensor would come to us
+            self._instruction = user_instruction(2)
+            try:
+                return self.call(function, args, kwargs)
+            finally:
+                self._instruction = None
+
     def _unusual_call(self, spelling: Spelling, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if spelling.name == "__get__":
             return self.read(args[0], spelling.property)
