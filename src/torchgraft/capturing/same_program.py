@@ -5,6 +5,7 @@ business of `recording/`.
 
 from __future__ import annotations
 
+import operator
 from collections import deque
 from collections.abc import Iterable
 from typing import Any, NamedTuple
@@ -19,6 +20,7 @@ from torchgraft.ir.structures import attributes_of, has_attributes, put_together
 
 _MISSING = object()
 _ADDITIONS = frozenset({"add_", "__iadd__"})
+_QUESTIONS = frozenset({operator.lt, operator.le, operator.gt, operator.ge, operator.eq, operator.ne})
 
 
 class Record(NamedTuple):
@@ -75,7 +77,9 @@ class _Comparison:
         return None
 
     def _does_nothing(self, node: Node) -> bool:
-        """Whether this adds to a buffer in the other mode only."""
+        """Whether this adds to a buffer in the other mode only, or is a question that only the other mode asks."""
+        if node._target in _QUESTIONS and not node.users:
+            return True
         return node._target is add_if and not self._plain_value(node._args[0])
 
     def _plain_value(self, value: Any) -> Any:

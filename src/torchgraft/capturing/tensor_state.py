@@ -13,6 +13,7 @@ import torch
 
 # The methods themselves: the functions of the module are patched during a run.
 _python_state, _set_python_state = random._inst.getstate, random._inst.setstate
+_share_memory: Any = torch.Tensor.set_
 # From the memory of a tensor: the tensor that showed the way to it, all of it, a copy, and how often it was written.
 _Saved = tuple[torch.Tensor, torch.Tensor, torch.Tensor, int]
 
@@ -118,4 +119,4 @@ def _address(tensor: torch.Tensor) -> int:
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
     storage = tensor.untyped_storage()
-    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+    return _share_memory(torch.empty(0, dtype=torch.uint8, device=storage.device), storage)

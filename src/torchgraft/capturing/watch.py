@@ -112,7 +112,7 @@ class Watcher(CallArguments):
         else:
             (arguments, named), args, kwargs = self._taken(args, kwargs, given)
         code, instruction = self._instruction  # type: ignore[misc]
-        if spelling.may_write or (kwargs and ("out" in kwargs or "inplace" in kwargs)):
+        if spelling.writes(args, kwargs):
             self._before_writing(spelling.name, (args, kwargs))
         self._switching = True  # what torch asks and does on the way is part of this call
         try:
