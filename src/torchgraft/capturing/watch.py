@@ -5,6 +5,7 @@ Which node a value is, is known in `values.py`; what starts a run and what becom
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable
 from types import CodeType
 from typing import Any
@@ -325,13 +326,25 @@ class Watcher(CallArguments):
         result.__dict__[MARK] = (self, node)
         return result
 
-    def _guard_kind(self, node: Node, result: Any) -> None:
-        """Have the program check what a module gives that may give something else in another mode: a tuple, say."""
+    def _is_given_plain(self, node: Node) -> bool:
+        """Whether a call is given modes or numbers, which the program computes anew."""
+        return not self.plain.keys().isdisjoint(node._input_nodes)
+
+    def _guard_kind(self, node: Node, result: Any, make: Callable[[], Node] | None = None) -> None:
+        """Have the program check what a call gives that may give something else in another mode: a tuple, say, or None in it."""
+        found = node if make is None else make()
+        if result is None:
+            absent = self.create_node("call_function", operator.is_, (found, None), {})
+            self.guard(absent, True, f"the absence of a result of '{node._target}'")
         kind = next((kind for kind in (torch.Tensor, tuple, list, dict) if isinstance(result, kind)), None)
-        if kind is not None:
-            where = str(current_source_line() or "an unknown line")
-            length = len(result) if kind is tuple else None
-            self.create_node("call_function", check_result, (node, kind, length, str(node._target), where), {})
+        if kind is None:
+            return
+        where = str(current_source_line() or "an unknown line")
+        length = len(result) if kind is tuple else None
+        self.create_node("call_function", check_result, (found, kind, length, str(node._target), where), {})
+        if kind is tuple:
+            for index, item in enumerate(result):
+                self._guard_kind(node, item, self.part(found, index))
 
     def _run_leaf(
         self,
@@ -352,7 +365,8 @@ class Watcher(CallArguments):
             raise
         if any(not same_parts(parts_now(value), parts) for value, parts in before):
             raise KeepWhole(self._modules[-1], f"{node.target} changes an object that it is given")
-        if not is_of_torch and not self.is_plain:
+        # What torch's modules return depends on what they are given; a mode or a number may be something else later.
+        if not self.is_plain and (not is_of_torch or self._is_given_plain(node)):
             self._guard_kind(node, result)
         if type(result) is torch.Tensor:
             return self.register(result, node, given)
