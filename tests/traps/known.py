@@ -9,16 +9,6 @@ _WRONG: dict[str, dict[str, str]] = {
     "device, grad_fn and is_leaf decide without a guard": {
         "tensors on the model's device": "s",
     },
-    "an error that the model recovers from decides without a guard": {
-        "try and recover": "s",
-        "an error suppressed": "s",
-        "an error caught further out": "s",
-        "a wrong kind caught": "s",
-        "a layer's error caught": "s",
-        "a module's error caught": "s",
-        "an error of an operator survived": "s",
-        "an error of values survived": "s",
-    },
     "a proxy answers isinstance, hasattr and `is` for itself, not for its value": {
         "a dataclass in": "s",
     },

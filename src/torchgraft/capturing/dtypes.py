@@ -66,6 +66,8 @@ class FlowingDtype:
     def __hash__(self) -> int:
         if not self._watcher.is_over and is_remembered(self._watcher.remembering):
             return id(self)
+        if not self._watcher.is_over:
+            self._watcher.before_key(self)
         return hash(self.decide())
 
     def __repr__(self) -> str:

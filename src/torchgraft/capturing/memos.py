@@ -1,10 +1,10 @@
-"""Functions that remember their results (`functools.lru_cache`), asked about symbolic numbers and dtypes during a watched run.
-They answer anew, so that sizes stay free: what is asked about is a key that no table has. What else remembers something is found
-by the second run.
+"""What remembers symbolic numbers and dtypes beyond a watched run. A function that does (`functools.lru_cache`) answers anew, so that
+sizes stay free: what it is asked about is a key that no table has. Other tables lose such keys when the run is over.
 """
 
 from __future__ import annotations
 
+import gc
 import sys
 from types import FrameType, MethodType
 from typing import Any
@@ -30,3 +30,20 @@ def forget(remembering: dict[int, Any]) -> None:
     """Have functions forget what they remember: a run has put results of its own there, and the next would find them."""
     for function in remembering.values():
         function.cache_clear()
+
+
+def take_out(keys: list[Any]) -> bool:
+    """Take numbers of a run that is over out of the tables that still have them as keys; whether there were any."""
+    found = False
+    pending = [(key, 0) for key in keys]
+    while pending:
+        key, depth = pending.pop()
+        for holder in gc.get_referrers(key):
+            if holder is keys or holder is pending:
+                continue
+            if isinstance(holder, (dict, set)) and any(item is key for item in holder):
+                found = True
+                holder.pop(key) if isinstance(holder, dict) else holder.discard(key)
+            elif isinstance(holder, tuple) and depth < 3:
+                pending.append((holder, depth + 1))
+    return found

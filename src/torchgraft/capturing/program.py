@@ -165,6 +165,8 @@ class _Capture:
                 self._check_second(first, left, hooks)
         finally:
             self.state.restore_all()
+        if self._take_out_keys(first.watcher):
+            raise RunAgain(lambda: None)
         program = GraphModule(self.root, first.record.graph, program_name(self.model))
         if left:
             have_program_leave(program, left)
@@ -183,9 +185,17 @@ class _Capture:
         """The numbers of a run and its watcher refer to one another; they are not left to the garbage collector."""
         for watcher in self._watchers:
             forget(watcher.remembering)
+            self._take_out_keys(watcher)
             vars(watcher).clear()
             watcher.is_over = True
         self._watchers.clear()
+
+    def _take_out_keys(self, watcher: Watcher) -> bool:
+        """Whether tables that are not the model's had symbolic numbers as keys; then the next run is given plain ones."""
+        if not watcher._keys or not watcher.take_out_keys():
+            return False
+        self.symbolic, self.plain_dtypes, self._is_repeated = False, True, False
+        return True
 
     # ---- what a run leaves, and whether the next ones do the same ----
 

@@ -9,6 +9,7 @@ import functools
 import operator
 import os
 import sys
+import weakref
 from collections.abc import Callable
 from types import CodeType
 from typing import Any
@@ -16,6 +17,7 @@ from typing import Any
 import torch
 
 from torchgraft.capturing.dtypes import FlowingDtype, plain_dtype
+from torchgraft.capturing.memos import take_out
 from torchgraft.capturing.sizes import SymbolicNumber, unwrapped, wrapped
 from torchgraft.capturing.tracer_base import TracerBase
 from torchgraft.ir.bytecode import instructions
@@ -89,6 +91,8 @@ class Reads(TracerBase):
         self.is_plain = False
         # What nodes are numbers, dtypes, devices and modes, and which.
         self.plain: dict[Node, Any] = {}
+        # Numbers and dtypes that were keys of tables.
+        self._keys: list[weakref.ref[Any]] = []
         # Functions that remember results, and were asked about symbolic numbers.
         self.remembering: dict[int, Any] = {}
         self._numbers: dict[Node, dict[Any, SymbolicNumber]] = {}
@@ -234,6 +238,16 @@ class Reads(TracerBase):
         if unwrapped(number) is not None:
             self.before_plain("len")
         return int(number)
+
+    def before_key(self, value: Any) -> None:
+        """Called where a number or a dtype is about to be the key of a table, which may outlive the run."""
+        self._keys.append(weakref.ref(value))
+
+    def take_out_keys(self) -> bool:
+        """Take the numbers of this run out of tables that outlive it; whether there were any."""
+        keys, self._keys = [key() for key in self._keys], []
+        self._sizes.clear()
+        return take_out([key for key in keys if key is not None])
 
     def before_plain(self, name: str) -> None:
         """Called where a number is about to become a plain one, by Python's function of this name."""

@@ -67,8 +67,12 @@ class _Comparison:
         while ours and theirs:
             mine, other = ours.popleft(), theirs.popleft()
             if not self._is_same_call(mine, other):
+                if mine._target in _QUESTIONS and not mine.users:  # the first run looks at both sides of a choice by the mode
+                    theirs.appendleft(other)
+                    continue
                 return Difference(mine, self._described(mine, other), self._is_made)
             self._same[other] = mine
+        ours = deque([node for node in ours if node._target not in _QUESTIONS or node.users])
         if ours or theirs:
             node = ours[0] if ours else theirs[0]
             return Difference(node, f"only one of two runs calls {_name_of(node)}")
@@ -77,9 +81,7 @@ class _Comparison:
         return None
 
     def _does_nothing(self, node: Node) -> bool:
-        """Whether this adds to a buffer in the other mode only, or is a question that only the other mode asks."""
-        if node._target in _QUESTIONS and not node.users:
-            return True
+        """Whether this adds to a buffer in the other mode only."""
         return node._target is add_if and not self._plain_value(node._args[0])
 
     def _plain_value(self, value: Any) -> Any:
