@@ -8,8 +8,8 @@ import dataclasses
 import enum
 import functools
 import pickle
-import types
 import threading
+import types
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypedDict
 
@@ -620,23 +620,6 @@ def test_a_program_of_a_program_keeps_its_constants_apart() -> None:
     third, x = capture(second, (torch.ones(3),)), torch.randn(3)
     for program in (second, third, capture(third, (torch.ones(3),))):
         assert torch.equal(program(x), (x * one + two) * three + one)
-
-
-def test_threads_capture_at_once() -> None:
-    def work() -> None:
-        model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout())
-        for _ in range(3):
-            program, x = capture(model.train(), (torch.randn(3, 4),), level="function"), torch.randn(5, 4)
-            torch.testing.assert_close(program.eval()(x), model.eval()(x))
-            done.append(True)
-
-    done: list[bool] = []
-    threads = [threading.Thread(target=work) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(done) == 9
 
 
 # ---- a train() of the model's own ----

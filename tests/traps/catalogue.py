@@ -61,7 +61,5 @@ TRAPS: list[Trap] = [trap for group in GROUPS.values() for trap in group]
 DETECTED_TRAPS = [trap for trap in TRAPS if trap.name in DETECTED]
 OUTSIDE_TRAPS = [trap for trap in TRAPS if trap.name in OUTSIDE]
 # Everything else is promised: right or refused, and never wrong.
-GROUPS = {
-    name: [trap for trap in group if trap.name not in DETECTED | OUTSIDE] for name, group in GROUPS.items()
-}
+GROUPS = {name: [trap for trap in group if trap.name not in DETECTED | OUTSIDE] for name, group in GROUPS.items()}
 PROMISED_TRAPS = [trap for group in GROUPS.values() for trap in group]

@@ -1,4 +1,4 @@
-"""Which traps lie outside of what capture promises: those whose other state two runs detect, and those that are not promised at all.
+"""Which traps lie outside of what capture promises: those whose state two runs detect, and those that are not promised at all.
 The contract itself is at the top of docs/capture.md; every other trap is promised.
 """
 

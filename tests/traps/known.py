@@ -46,5 +46,5 @@ LEAST_SHARE_OF_RIGHT = {
     "afterwards": {"symbolic": 0.27, "module": 0.98, "function": 0.98, "aten": 0.22},
     "exported": {"symbolic": 0.58, "module": 0.92, "function": 0.92, "aten": 0.37},
     # At the ATen levels all of them are refused, which is what counts there.
-    "hidden": {"symbolic": 0.32, "module": 0.99, "function": 0.99, "aten": 0.0},
+    "hidden": {"symbolic": 0.32, "module": 0.79, "function": 0.79, "aten": 0.0},
 }

@@ -55,7 +55,6 @@ class _Kept(NamedTuple):
         return not self.same(self.read(), self.before)
 
 
-
 class ModelState:
     """A snapshot of a model: the attributes of every module whose forward was entered, the tables of all its modules, what the
     lists, dicts, sets and plain objects among their attributes hold, and (in `tensors`) its tensors and random states."""
@@ -108,7 +107,7 @@ class ModelState:
             if not isinstance(kept.before, list):  # else it holds what is in its slots
                 return
         content = value if kind in _CONTAINERS else getattr(value, "__dict__", None)
-        if type(content) in _CONTAINERS:
+        if content is not None and type(content) in _CONTAINERS:
             self._contents.append((module, name, content, content.copy()))
         for item in _items(value, content):
             if type(item) not in _PLAIN:

@@ -135,7 +135,7 @@ class _Capture:
             self.state.refuse_generators()
             self.state.tensors  # noqa: B018 (as they are before the first run)
             for module in self.paths:
-                if not is_from_torch(type(module)):
+                if not is_from_torch(type(module)):  # type: ignore[arg-type]
                     self.state.watch(module)  # also those that are only called where nobody watches
         while reason is None:
             hooks = RunHooks(self.closed)

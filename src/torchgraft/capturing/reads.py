@@ -262,7 +262,11 @@ class Reads(TracerBase):
 
     def call_dim(self, function: Any, args: Any, kwargs: Any) -> int:
         # torch asks before it iterates, and unbind() refuses a tensor without dimensions just as well.
-        if not self.is_plain and not self.is_static(args[0]) and sys._getframe(3).f_code is not torch.Tensor.__iter__.__code__:
+        if (
+            not self.is_plain
+            and not self.is_static(args[0])
+            and sys._getframe(3).f_code is not torch.Tensor.__iter__.__code__
+        ):
             self.guard_fact(args[0], "ndim", args[0].dim())
         return args[0].dim()
 

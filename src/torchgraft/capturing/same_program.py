@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import operator
 from collections import deque
-from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -67,7 +66,9 @@ class _Comparison:
         while ours and theirs:
             mine, other = ours.popleft(), theirs.popleft()
             if not self._is_same_call(mine, other):
-                if mine._target in _QUESTIONS and not mine.users:  # the first run looks at both sides of a choice by the mode
+                if (
+                    mine._target in _QUESTIONS and not mine.users
+                ):  # the first run looks at both sides of a choice by the mode
                     theirs.appendleft(other)
                     continue
                 return Difference(mine, self._described(mine, other), self._is_made)
@@ -179,7 +180,7 @@ def _object(record: Record, node: Node) -> Any:
     """The object that a node puts together, with plain values in it and nodes for everything else."""
     template, *parts = node._args
     plain = [record.plain.get(part, part) if isinstance(part, Node) else part for part in parts]
-    return put_together(record.graph._constants[str(template._target)], *plain)  # type: ignore[union-attr]
+    return put_together(record.graph._constants[str(template._target)], *plain)
 
 
 def _name_of(node: Node) -> str:
@@ -190,5 +191,5 @@ def _is_addition(node: Node) -> bool:
     return _name_of(node) in _ADDITIONS or _name_of(node) == "iadd"
 
 
-def _checks(graph: Graph) -> Iterable[Node]:
+def _checks(graph: Graph) -> list[Node]:
     return [node for node in graph.nodes if is_guard(node._target)]

@@ -316,7 +316,9 @@ for _name, (_function, _symbol) in _ONE_SIDED.items():
 def _hash(self: Any) -> int:
     number = self.node
     if not number.watcher.is_over and is_remembered(number.watcher.remembering):
-        return id(self)  # a key like no other: the function answers anew, and nothing of the run is taken for a number's answer
+        return id(
+            self
+        )  # a key like no other: the function answers anew, and nothing of the run is taken for a number's answer
     if not number.watcher.is_over:
         number.watcher.before_key(self)
     return hash(number._decide())

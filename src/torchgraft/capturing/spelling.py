@@ -88,7 +88,6 @@ class Spelling:
         is_odd = self.special or self.property or self.on_numbers or self.leaves_torch or name == "_set_grad_enabled"
         self.is_usual = not is_odd
 
-
     def writes(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether a call may write into what it is given."""
         if self.may_write:

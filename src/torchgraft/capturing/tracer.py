@@ -11,7 +11,7 @@ import inspect
 import math
 from collections.abc import Callable, Iterable
 from types import MethodType, ModuleType
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch.nn.utils import parametrize
@@ -32,7 +32,6 @@ from torchgraft.capturing.switches import refuse_hooks_for_all_modules
 from torchgraft.capturing.threads import OtherThreads, threads_of
 from torchgraft.capturing.trace_checks import (
     drop_constants,
-    guard_identities,
     is_memo,
     refuse_compared_types,
     refuse_root_hooks,

@@ -13,12 +13,12 @@ import torch
 
 from torchgraft.capturing.active import active
 from torchgraft.capturing.dtypes import FlowingDtype
+from torchgraft.capturing.model_state import ModelState
 from torchgraft.capturing.parts import closed_over, parts_now, same_parts, with_parts
 from torchgraft.capturing.reads import KeepWhole, Reads, at_line
 from torchgraft.capturing.sizes import SymbolicNumber, unwrapped, wrapped
 from torchgraft.capturing.tensors import version_of
 from torchgraft.capturing.tracer_base import UNCHANGED_TYPES
-from torchgraft.capturing.model_state import ModelState
 from torchgraft.ir.arguments import rebuild_tuple
 from torchgraft.ir.contexts import enter_context, exit_context
 from torchgraft.ir.graph import Graph

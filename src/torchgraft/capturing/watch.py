@@ -31,7 +31,7 @@ from torchgraft.capturing.values import MARK
 from torchgraft.errors import TraceError
 from torchgraft.ir.arguments import EMPTY_DICT
 from torchgraft.ir.guards import check_result, check_training
-from torchgraft.ir.modules import has_hooks, has_tensors, hooks_for_all
+from torchgraft.ir.modules import has_hooks, hooks_for_all
 from torchgraft.ir.node import Node
 from torchgraft.ir.origin import current_source_line, user_instruction
 
