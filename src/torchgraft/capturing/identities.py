@@ -1,4 +1,4 @@
-"""Comparisons of two variables by identity (`query is key`), which Python makes without asking the values: found in the bytecode of
+"""Comparisons of two variables by identity (`query is key`), which Python makes without asking the values, in the bytecode of
 functions that ran. What follows from one is decided by those who ask.
 """
 

@@ -1,5 +1,5 @@
-"""What remembers symbolic numbers and dtypes beyond a watched run. A function that does (`functools.lru_cache`) answers anew, so that
-sizes stay free: what it is asked about is a key that no table has. Other tables lose such keys when the run is over.
+"""What remembers symbolic numbers and dtypes beyond a watched run. A function that does (`functools.lru_cache`) answers anew, so
+that sizes stay free: what it is asked about is a key that no table has. Other tables lose such keys when the run is over.
 """
 
 from __future__ import annotations
