@@ -88,7 +88,7 @@ class FlowingDtype:
 
 
 def plain_dtype(value: Any) -> Any:
-    """The dtype that one stands for; any other value as it is. Nothing is decided by it."""
+    """The plain dtype of one that flows; any other value as it is. Nothing is decided by it."""
     return value.value if type(value) is FlowingDtype else value
 
 

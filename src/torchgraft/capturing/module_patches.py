@@ -149,7 +149,7 @@ class TrainingFlag:
 
 
 def plain_mode(value: Any) -> Any:
-    """The mode that a flag stands for; any other value as it is. Nothing is decided by it."""
+    """The plain mode of a flag; any other value as it is. Nothing is decided by it."""
     if type(value) is not TrainingFlag:
         return value
     mode = value._module.__dict__["training"]

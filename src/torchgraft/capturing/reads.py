@@ -100,7 +100,7 @@ class Reads(TracerBase):
         self._guarded: set[Any] = set()
         self.dtypes_flow = True
         self._dtypes: dict[Node, FlowingDtype] = {}
-        # Called where what stands in for dtypes, and for modes (if true), will not do, before the run is made again.
+        # Called where symbolic dtypes, and modes (if true), will not do, before the run is made again.
         self.ask_plainly: Callable[[bool], None] = lambda flags: None
         # Devices that were read: the device itself (so that its identity stays its own), its node, and the guard on it.
         self._devices: dict[int, tuple[torch.device, Node, Node]] = {}
@@ -354,7 +354,7 @@ class Reads(TracerBase):
 
 @asked_once
 def _may_flow(code: CodeType) -> bool:
-    """Whether a function that reads a dtype may be given what stands in for it: the rest of torch compares by identity."""
+    """Whether a function that reads a dtype may be given one that flows: the rest of torch compares by identity."""
     return is_user_code(code) or code.co_filename.startswith(_LAYERS)
 
 
