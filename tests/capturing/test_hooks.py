@@ -180,37 +180,6 @@ def test_only_that_module_is_one_call_and_not_its_kind() -> None:
     assert list(program.meta["kept_whole"]) == ["0"] and _targets(program) == ["0", "1.linear", "1.gate"]
 
 
-def test_a_hook_that_keeps_a_module_from_elsewhere() -> None:
-    class Recorder(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.count = 0
-
-        def tap(self, module: nn.Module, inputs: Any, output: Any) -> None:
-            self.count += 1
-
-    model, recorder = Net(), Recorder()
-    model.layer.register_forward_hook(recorder.tap)
-    program = capture(model, (torch.ones(2, 4),))
-    assert "no part of the model" in program.meta["kept_whole"]["layer"]
-    recorder.count = 0
-    program(torch.ones(2, 4))
-    assert recorder.count == 1
-
-
-def test_a_forward_that_writes_a_module_from_elsewhere() -> None:
-    other = [nn.Identity()]
-
-    class Writing(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            other[0].calls = getattr(other[0], "calls", 0) + 1
-            return x * 2
-
-    program = capture(Writing(), (torch.ones(2),))
-    assert "no part of the model" in program.meta["kept_whole"][""]
-    assert not hasattr(other[0], "calls")
-
-
 def test_backward_hooks_stay_with_their_module() -> None:
     model = Net()
     model.layer.register_full_backward_hook(lambda module, before, after: (before[0] * 10,))

@@ -25,11 +25,6 @@ def table(shape: tuple[int, ...]) -> torch.Tensor:
     return torch.arange(shape[1])
 
 
-@functools.cache
-def drawn(width: int) -> torch.Tensor:
-    return torch.randn(width)
-
-
 def closed_over() -> Callable[[int], torch.Tensor]:
     remembered = functools.lru_cache(lambda width: torch.arange(width))
 
@@ -54,11 +49,6 @@ class Method(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x + self.ramp(x.shape[1])
-
-
-class Drawing(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + drawn(x.shape[1])
 
 
 class Handled(nn.Module):
@@ -89,13 +79,6 @@ def test_sizes_stay_free_and_nothing_is_remembered(kind: type[nn.Module]) -> Non
         assert len(program.graph.nodes) == size
         doubled.cache_clear()
         table.cache_clear()
-
-
-def test_what_was_drawn_once_is_not_drawn_again() -> None:
-    model, x = Drawing(), torch.randn(3, 4)
-    program = torchgraft.capture(model, (x,))
-    assert "" in program.meta["kept_whole"]
-    assert torch.equal(program(x), model(x))
 
 
 MEMO = """

@@ -373,22 +373,6 @@ def test_an_error_that_is_only_explained_keeps_nothing_whole() -> None:
     assert is_looked_into(captured_like_eager(Attempts, given(normal(3, 4)), levels=("function",)))
 
 
-class Recovers(Linear):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        try:
-            try:
-                return x.view(3, 4) + self.linear(x)
-            except TypeError as error:
-                raise RuntimeError("another") from error
-        except RuntimeError:
-            return x
-
-
-def test_an_error_that_is_recovered_from_further_out_keeps_the_model_whole() -> None:
-    program = captured_like_eager(Recovers, given(normal(3, 4)), [given(normal(5, 4))])
-    assert not is_looked_into(program)
-
-
 class TwoThousand(nn.Module):
     def __init__(self) -> None:
         super().__init__()

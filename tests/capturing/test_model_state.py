@@ -38,7 +38,7 @@ class Thing:
         self.count = 0
 
 
-def picture(model: Model) -> dict:
+def snapshot(model: Model) -> dict:
     return {
         "count": model.count,
         "items": list(model.items),
@@ -137,10 +137,10 @@ DEEPER = [appends_to_a_deque, appends_in_a_defaultdict, appends_deep_inside, cha
 
 def check(function) -> str:
     model = Model(function)
-    before = picture(model)
+    before = snapshot(model)
     with pytest.raises(fx.TraceError) as caught:
         fx.symbolic_trace(model)
-    assert picture(model) == before
+    assert snapshot(model) == before
     return str(caught.value)
 
 
@@ -193,10 +193,10 @@ def test_the_model_is_as_before_when_the_trace_fails_otherwise() -> None:
         raise KeyError("on purpose")
 
     model = Model(fails)
-    before = picture(model)
+    before = snapshot(model)
     with pytest.raises(KeyError, match="on purpose"):
         fx.symbolic_trace(model)
-    assert picture(model) == before
+    assert snapshot(model) == before
 
 
 def test_the_order_of_attributes_is_kept() -> None:

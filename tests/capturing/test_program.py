@@ -398,7 +398,7 @@ def _made(cls: type[nn.Module]) -> nn.Module:
     return cls()
 
 
-def _picture(model: nn.Module) -> dict[str, Any]:
+def _snapshot(model: nn.Module) -> dict[str, Any]:
     tensors = {name: value.detach().clone() for name, value in model.state_dict().items()}
     others = {
         (path, name): (id(value), copy.copy(value) if isinstance(value, (dict, list, int)) else None)
@@ -418,9 +418,9 @@ def test_effects(cls: type[nn.Module], level: str) -> None:
     expected = _runs(expected_model, inputs, expected_model)
     for edit in (None, "eliminate_dead_code"):
         model = _made(cls)
-        before, states = _picture(model), random.getstate()
+        before, states = _snapshot(model), random.getstate()
         program = capture(model, (torch.randn(2, 3),), level=level)
-        after = _picture(model)
+        after = _snapshot(model)
         assert before.keys() == after.keys()
         assert all(_same(before[key], after[key]) for key in before), "capturing changed the model"
         assert random.getstate() == states

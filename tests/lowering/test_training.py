@@ -434,7 +434,7 @@ def grow(self, x):
         (hooked, "is one call that runs Python, because"),
         (assign, "is one call that runs Python, because it writes self.total"),
         (lambda self, x: torch.vmap(self.linear)(x), "is one call that runs Python, because"),
-        (lambda self, x: object(), "there are no tensors"),
+        (lambda self, x: object(), "the model is one call that runs Python"),
     ],
     ids=["counter", "shape", "nothing", "hook", "assign", "vmap", "object"],
 )

@@ -32,6 +32,7 @@ from tests.traps import (
     surroundings,
     switched,
 )
+from tests.traps.contract import DETECTED, OUTSIDE
 from tests.traps.trap import Trap
 
 # What users asked for and complained about; what a reader of the code tried in order to break it; what happens after a
@@ -57,3 +58,8 @@ GROUPS: dict[str, list[Trap]] = {
     "hidden": [trap for file in (places, own_containers) for trap in file.TRAPS],
 }  # fmt: skip
 TRAPS: list[Trap] = [trap for group in GROUPS.values() for trap in group]
+DETECTED_TRAPS = [trap for trap in TRAPS if trap.name in DETECTED]
+OUTSIDE_TRAPS = [trap for trap in TRAPS if trap.name in OUTSIDE]
+# Everything else is promised: right or refused, and never wrong.
+GROUPS = {name: [trap for trap in group if trap.name not in DETECTED | OUTSIDE] for name, group in GROUPS.items()}
+PROMISED_TRAPS = [trap for group in GROUPS.values() for trap in group]

@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
-from tests.traps.catalogue import GROUPS, TRAPS
+from tests.traps.catalogue import DETECTED_TRAPS, GROUPS, OUTSIDE_TRAPS, PROMISED_TRAPS
 from tests.traps.known import KNOWN, LEAST_SHARE_OF_RIGHT
-from tests.traps.runner import CRASH, WRONG, judge, share_of_right
+from tests.traps.runner import CRASH, WRONG, captured_and_run, judge, share_of_right
 from tests.traps.trap import Trap
 
 
 def cases(*ways: str) -> list[Any]:
     """Every trap in some ways; those that are known to go wrong are expected to."""
     found = []
-    for trap in TRAPS:
+    for trap in PROMISED_TRAPS:
         for way in ways:
             reason = KNOWN.get((trap.name, way))
             marks: list[Any] = [] if reason is None else [pytest.mark.xfail(strict=True, reason=reason)]
@@ -30,6 +30,26 @@ def check_never_silently_wrong(trap: Trap, way: str) -> None:
     assert not bad, (
         f"{trap.name}, captured as {way}, goes wrong in {len(bad)} of {len(verdicts)} variations\n" + "\n".join(bad)
     )
+
+
+def check_detected(trap: Trap, way: str) -> None:
+    """A program that depends on other state runs the original Python, or is refused."""
+    outcome = captured_and_run(trap, way)
+    if not isinstance(outcome, Exception):
+        assert outcome.meta["kept_whole"], f"{trap.name}, captured as {way}, is not kept whole"
+
+
+def check_no_crash(trap: Trap, way: str) -> None:
+    """What is not promised still gives a program that runs on its example, or a refusal."""
+    captured_and_run(trap, way)
+
+
+def outside_cases(*ways: str) -> list[Any]:
+    return [pytest.param(trap, way, id=f"{way}: {trap.name}") for trap in OUTSIDE_TRAPS for way in ways]
+
+
+def detected_cases(*ways: str) -> list[Any]:
+    return [pytest.param(trap, way, id=f"{way}: {trap.name}") for trap in DETECTED_TRAPS for way in ways]
 
 
 def check_mostly_right(group: str, way: str) -> None:

@@ -9,16 +9,6 @@ _WRONG: dict[str, dict[str, str]] = {
     "device, grad_fn and is_leaf decide without a guard": {
         "tensors on the model's device": "s",
     },
-    "an error that the model recovers from decides without a guard": {
-        "try and recover": "s",
-        "an error suppressed": "s",
-        "an error caught further out": "s",
-        "a wrong kind caught": "s",
-        "a layer's error caught": "s",
-        "a module's error caught": "s",
-        "an error of an operator survived": "s",
-        "an error of values survived": "s",
-    },
     "a proxy answers isinstance, hasattr and `is` for itself, not for its value": {
         "a dataclass in": "s",
     },
@@ -56,5 +46,5 @@ LEAST_SHARE_OF_RIGHT = {
     "afterwards": {"symbolic": 0.27, "module": 0.98, "function": 0.98, "aten": 0.22},
     "exported": {"symbolic": 0.58, "module": 0.92, "function": 0.92, "aten": 0.37},
     # At the ATen levels all of them are refused, which is what counts there.
-    "hidden": {"symbolic": 0.32, "module": 0.99, "function": 0.99, "aten": 0.0},
+    "hidden": {"symbolic": 0.32, "module": 0.79, "function": 0.79, "aten": 0.0},
 }

@@ -279,6 +279,22 @@ def judge(trap: Trap, way: str) -> dict[str, Verdict]:
 _known: dict[str, Trap] = {}
 
 
+def captured_and_run(trap: Trap, way: str) -> GraphModule | GraftError:
+    """The program of a trap, which runs on its example; or the refusal, of the capture or of the run. Anything else raises."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        trial = Trial(trap, Variation("example", functools.partial(trap.inputs, trap.example)))
+        program, _ = trial.capture(way)
+        try:
+            if isinstance(program, Exception):
+                raise program
+            call = _example(trap, trial.variation)
+            program(*call.args, **call.kwargs)
+        except GraftError as error:
+            return error
+        return program
+
+
 def _left_alone(trap: Trap, way: str) -> tuple[Verdict, Exception | None]:
     """Capturing, even where it is refused, changes neither the model nor its inputs, and the model still runs as before.
     Also what capturing raised."""

@@ -1,4 +1,4 @@
-"""The tracer at work in this thread, or a listener where torch's own tracer is, and the process-wide patches that consult them.
+"""The tracer at work in this thread, and the process-wide patches that consult it.
 A patched function asks for its own thread's tracer and, where there is none, does exactly what the original does; so other
 threads may trace or run eager models meanwhile. What the patches record is decided by the tracer.
 """
@@ -19,8 +19,6 @@ _lock = threading.RLock()
 
 class _Active(threading.local):
     tracer: Any = None
-    # Somebody who has torch's own tracers run a model and wants to hear what it asks and switches; see `bridge/run_watch.py`.
-    listener: Any = None
 
 
 active = _Active()

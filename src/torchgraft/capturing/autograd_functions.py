@@ -47,8 +47,6 @@ class _LentApply:
     def apply(self: Any, *args: Any, **kwargs: Any) -> Any:
         super  # noqa: B018 (mentioning it is enough to close over __class__)
         if _torchgraft_active.tracer is None:
-            if _torchgraft_active.listener is not None:
-                _torchgraft_active.listener.use_function(self)
             return _torchgraft_apply(self, *args, **kwargs)  # type: ignore[name-defined]  # noqa: F821
         run = _torchgraft_partial(_torchgraft_apply, self)  # type: ignore[name-defined]  # noqa: F821
         return _torchgraft_record_apply(self, run, args, kwargs)
@@ -80,8 +78,6 @@ def _read_of_function(cls: Any, name: str) -> Any:
     so that a `forward` read next is its own; any other read is somebody else's."""
     value = _read(cls, name)
     if active.tracer is None:
-        if name == "_backward_cls" and active.listener is not None:
-            active.listener.use_function(cls)
         return value
     if name == "_backward_cls":
         _applying.function = cls

@@ -1,5 +1,5 @@
-"""The arguments of a call in a watched run: as arguments of a node, and as what torch is given, where symbolic numbers and what
-stands in for modes and dtypes are plain. Which node a value is, is known in `values.py`.
+"""The arguments of a call in a watched run: as arguments of a node, and as what torch is given, where symbolic numbers, modes and
+dtypes are plain. Which node a value is, is known in `values.py`.
 """
 
 from __future__ import annotations

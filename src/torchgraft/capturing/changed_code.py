@@ -9,17 +9,24 @@ import ast
 import functools
 import linecache
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import CodeType, FunctionType
 from typing import Any, ClassVar
 
 from torchgraft.capturing.active import CodePatch
-from torchgraft.capturing.mentions import codes_in
 from torchgraft.ir.origin import is_user_code
 
 _FUTURES = functools.reduce(
     int.__or__, [getattr(__future__, name).compiler_flag for name in __future__.all_feature_names]
 )
+
+
+def codes_in(code: CodeType) -> Iterator[CodeType]:
+    """A code object and those of the functions inside it."""
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from codes_in(constant)
 
 
 class Change(ast.NodeTransformer):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from torchgraft.capturing.active import Patch
+from torchgraft.capturing.memos import is_remembered
 from torchgraft.ir.node import Node
 
 if TYPE_CHECKING:
@@ -30,10 +31,12 @@ class FlowingDtype:
         self._watcher = watcher
         self.value = value
         self.node = node
+        watcher.plain[node] = value
 
     def decide(self) -> torch.dtype:
         """The plain dtype: from here on the program is right only for this one."""
-        self._watcher.guard_dtype(self)
+        if not self._watcher.is_over:
+            self._watcher.guard_dtype(self)
         return self.value
 
     def __fx_create_arg__(self, tracer: Any) -> Node:
@@ -46,12 +49,14 @@ class FlowingDtype:
         return function(*map(plain_dtype, args), **plain)
 
     def __getattr__(self, name: str) -> Any:
-        if name in _KINDS:
+        if name in _KINDS and not self._watcher.is_over:
             return self._watcher.guarded_part(self.node, name, getattr(self.value, name))
         return getattr(self.decide(), name)
 
     def __eq__(self, other: object) -> bool:
         # What is no dtype is never equal to one. Of two that differ, the program has to find that they differ, no more.
+        if self._watcher.is_over:
+            return self.value is plain_dtype(other)
         return isinstance(other, torch.dtype) and self._watcher.guarded_comparison(self, other)
 
     def described(self) -> str:
@@ -59,7 +64,10 @@ class FlowingDtype:
         return f"dtype of '{self.node._args[0].name}'" if self.node._target is getattr else f"'{self.node.name}'"
 
     def __hash__(self) -> int:
-        self._watcher.before_key(self)
+        if not self._watcher.is_over and is_remembered(self._watcher.remembering):
+            return id(self)
+        if not self._watcher.is_over:
+            self._watcher.before_key(self)
         return hash(self.decide())
 
     def __repr__(self) -> str:
@@ -80,7 +88,7 @@ class FlowingDtype:
 
 
 def plain_dtype(value: Any) -> Any:
-    """The dtype that one stands for; any other value as it is. Nothing is decided by it."""
+    """The plain dtype of one that flows; any other value as it is. Nothing is decided by it."""
     return value.value if type(value) is FlowingDtype else value
 
 

@@ -68,7 +68,7 @@ def _size_of(node: Any) -> tuple[str, int] | None:
 
 
 def _sources(value: Any) -> set[tuple[str, int] | None]:
-    """The sizes of inputs that a number is computed from; None stands for anything else."""
+    """The sizes of inputs that a number is computed from; None means anything else."""
     if not isinstance(value, Node):
         return set()
     if value.op != "call_function" or value.target is getattr or not value.all_input_nodes:

@@ -1,5 +1,5 @@
 """Hooks of modules in a watched run: they run while it is watched, so that what they do is written down like the rest.
-Where that does not work, the module with its hooks is one call; `program.py` sees to that. Hooks of tensors are in `regions.py`.
+A module with hooks that may keep something is one call, so that its hooks run. Hooks of tensors are in `regions.py`.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ from typing import Any
 
 import torch
 
-from torchgraft.capturing.outside_state import OutsideState
+from torchgraft.capturing.parts import closed_over
 from torchgraft.capturing.reads import KeepWhole, at_line
+from torchgraft.ir.leftovers import is_plain
 
 # What torch calls around a forward. The others are called while gradients are computed, where nobody watches.
 FORWARD_TABLES = ("_forward_hooks", "_forward_pre_hooks")
@@ -32,49 +33,23 @@ class RunHooks:
         self.looked_into: set[torch.nn.Module] = set()
         self.opened = set(opened)
         self._closed = closed
-        # Hooks by identity, and themselves, so that the identity stays their own: those that are watched, and those that came
-        # while a module ran as one call.
-        self._watched: dict[int, Any] = {}
+        # Hooks by identity, and themselves, so that the identity stays their own, that came while a module ran as one call.
         self._set_within: dict[int, Any] = {}
-        self._young: frozenset[int] = frozenset()
 
     def make_whole(self, watcher: Any, module: torch.nn.Module, is_leaf: bool) -> bool:
         """Whether a module with hooks is one call."""
         old = watcher.state.ids_in_tables()
-        hooks = list(_hooks_of(module))
+        own = [hook for hook in _hooks_of(module) if id(hook) in old]
         is_closed = module in self._closed or any(module.__dict__.get(name) for name in BACKWARD_TABLES)
-        is_new = _is_of_torch(module) and all(id(hook) not in old for hook in hooks)
-        if is_closed or (is_leaf and not is_new and module not in self.opened):
+        if is_closed or (is_leaf and (own or not _is_of_torch(module)) and module not in self.opened):
             self._refuse_set(watcher, [module])
             return True
         if is_leaf:
             self.opened.add(module)
         self.looked_into.add(module)
-        for hook in hooks:
-            if id(hook) not in self._watched:
-                self._watched[id(hook)] = hook
-                if id(hook) in old or not self._is_made_by_run(watcher, hook):
-                    self._watch(watcher, module, hook)
+        if not all(map(_keeps_nothing, own)):
+            raise KeepWhole(module, "it has a hook that may keep something")
         return False
-
-    def _is_made_by_run(self, watcher: Any, hook: Any) -> bool:
-        """Whether a hook is a function that the run made: it keeps what the run made, or what the function around it mentions.
-        Mostly all are made at once, and looking through all objects takes its time."""
-        if type(hook) is not FunctionType or watcher.beginning is None:
-            return False
-        if id(hook) not in self._young:
-            self._young = watcher.beginning.ids_since()
-        return id(hook) in self._young
-
-    def _watch(self, watcher: Any, module: torch.nn.Module, hook: Any) -> None:
-        """Watch what a hook keeps and mentions."""
-        watcher.outside.watch_function(hook)
-        kept = OutsideState(lambda value: False)  # by this one alone
-        kept.watch_function(hook)
-        for other in kept.modules:
-            if other not in watcher.paths:  # nobody would see what it writes there
-                what = f"it has a hook that keeps a {type(other).__name__}, which is no part of the model"
-                raise KeepWhole(module, what)
 
     # ---- modules that are one call ----
 
@@ -107,6 +82,13 @@ class RunHooks:
 def _hooks_of(module: torch.nn.Module) -> Iterator[Any]:
     for name in FORWARD_TABLES:
         yield from module.__dict__.get(name, {}).values()
+
+
+def _keeps_nothing(hook: Any) -> bool:
+    """Whether a hook has nothing with it that it could write into: a plain function with plain variables around it."""
+    if type(hook) is not FunctionType:
+        return False
+    return all(map(is_plain, (*closed_over(hook).values(), *(hook.__defaults__ or ()))))
 
 
 def _set_from_outside(module: torch.nn.Module) -> KeepWhole:

@@ -18,7 +18,6 @@ from torchgraft.capturing.active import Patch, active
 from torchgraft.capturing.dtypes import FlowingDtype
 from torchgraft.capturing.module_patches import TrainingFlag
 from torchgraft.capturing.sizes import unwrapped
-from torchgraft.ir.origin import is_user_code
 
 _STANDS_FOR: dict[type, type] = {TrainingFlag: bool, FlowingDtype: torch.dtype}
 
@@ -36,8 +35,6 @@ class _Asked(type):
             return type(number.value)
         if type(args[0]) is torch.Tensor:
             _ask_class(args[0])
-        elif active.listener is not None and isinstance(args[0], torch.Tensor):
-            return active.listener.ask_class(args[0])
         return _STANDS_FOR.get(type(args[0])) or type(args[0])
 
     def __instancecheck__(cls, instance: Any) -> bool:
@@ -62,8 +59,6 @@ class _Type(type, metaclass=_Asked):
 
 def _ask_class(tensor: torch.Tensor) -> None:
     tracer = active.tracer
-    if tracer is None and active.listener is not None:
-        active.listener.ask_class(tensor)
     if tracer is not None and tracer._runs_for_real and not tracer._switching:
         tracer.guard_class(tensor)
 
@@ -74,14 +69,9 @@ _is_instance = _ParameterClass.__instancecheck__
 
 def _is_parameter(cls: Any, instance: Any) -> bool:
     """`isinstance(x, torch.nn.Parameter)`, where x is not of exactly that class."""
-    if type(instance) is torch.Tensor or (active.listener is not None and _is_users_question()):
+    if type(instance) is torch.Tensor:
         _ask_class(instance)
     return _is_instance(cls, instance)
-
-
-def _is_users_question() -> bool:
-    """Torch's own tracers ask all the time."""
-    return is_user_code(sys._getframe(2).f_code)
 
 
 PARAMETER_PATCH = Patch(_ParameterClass, "__instancecheck__", _is_parameter)

@@ -5,21 +5,18 @@ chosen once, hooks that are installed once. What was changed is found in `model_
 
 from __future__ import annotations
 
-from types import FunctionType
 from typing import Any, NamedTuple
 
 import torch
 
 from torchgraft.capturing.hooks import FORWARD_TABLES, OPTION_TABLES
-from torchgraft.capturing.mentions import PLAIN, keeps_something, mentions_of, reached
-from torchgraft.capturing.pictures import is_equal
 from torchgraft.codegen.graph_module import GraphModule
-from torchgraft.ir.leftovers import MISSING, Entry, Leftovers, leave
+from torchgraft.ir.leftovers import MISSING, Entry, Leftovers, is_plain, leave
 
 _HOOKS = frozenset({*FORWARD_TABLES, *OPTION_TABLES})
 _STATE = frozenset({"_parameters", "_buffers", "_modules"})
 _STANDARD = frozenset(vars(torch.nn.Module()))
-_PLAIN = frozenset(PLAIN)
+_BY_VALUE = (int, float, str, bool, bytes)
 
 
 class Left(NamedTuple):
@@ -38,29 +35,18 @@ class Left(NamedTuple):
 
 
 def sees_only_itself(module: torch.nn.Module) -> bool:
-    """Whether a module, which runs where nobody watches, can read nothing of what others leave, as far as names show: it has
-    numbers and layers of torch's, and its code mentions nothing but functions of the same kind (a stochastic depth)."""
+    """Whether a module, which runs where nobody watches, has nothing by which it could read what others leave: numbers of its own
+    and layers of torch's (a stochastic depth)."""
     for inner in module.modules():
-        if type(inner).__module__.startswith("torch.nn."):
-            continue
-        own = [value for name, value in vars(inner).items() if name not in _STANDARD]
-        if not all(map(is_plain, own)) or not all(_is_closed(item, set()) for item in reached(type(inner)).functions):
-            return False
+        if not type(inner).__module__.startswith("torch.nn."):
+            if not all(is_plain(value) for name, value in vars(inner).items() if name not in _STANDARD):
+                return False
     return True
 
 
-def _is_closed(function: FunctionType, seen: set[FunctionType]) -> bool:
-    if function in seen:
-        return True
-    seen.add(function)
-    mentions = mentions_of(function)
-    is_bare = not mentions.others and not mentions.imports and not keeps_something(function)
-    return is_bare and all(_is_closed(item, seen) for item in mentions.functions)
-
-
-def is_plain(value: Any) -> bool:
-    """Whether a value is a number or a text, or a tuple of such."""
-    return type(value) in _PLAIN or (type(value) is tuple and all(map(is_plain, value)))
+def is_equal(now: Any, before: Any) -> bool:
+    """Whether two values are the same object; only plain values are compared by value."""
+    return now is before or (type(now) is type(before) and isinstance(now, _BY_VALUE) and now == before)
 
 
 def left_in(module: torch.nn.Module, name: str | None, table: Any, before: Any) -> list[Left]:

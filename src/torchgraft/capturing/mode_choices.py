@@ -89,7 +89,7 @@ def is_added(flag: Any, tensor: Any, amount: Any) -> bool:
 
 def _add(tracer: Any, flag: TrainingFlag, tensor: torch.Tensor, amount: float) -> None:
     arguments = (flag.__fx_create_arg__(tracer), tracer.node_of(tensor), amount)
-    node = tracer.create_node("call_function", add_if, arguments, {})
+    node = tracer.create_call("call_function", add_if, arguments, {})
     if plain_mode(flag):
         tracer._before_writing("add_", (tensor,))
         tracer.register(tensor.add_(amount), node, {})

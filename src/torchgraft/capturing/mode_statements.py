@@ -16,6 +16,7 @@ from __future__ import annotations
 import ast
 import copy
 import functools
+import inspect
 import threading
 from collections.abc import Callable, Iterable
 from types import CodeType, FunctionType
@@ -25,19 +26,16 @@ import torch
 
 from torchgraft.capturing import mode_choices
 from torchgraft.capturing.active import CodePatch
-from torchgraft.capturing.changed_code import changed_patch
-from torchgraft.capturing.identities import Identities
-from torchgraft.capturing.mentions import reached
+from torchgraft.capturing.changed_code import Change, changed_patch, codes_in
 
 _CHOOSE, _NEGATED, _BOTH, _EITHER = "torchgraft chooses", "torchgraft negates", "torchgraft's and", "torchgraft's or"
 _TRUTH, _ASKED, _IS_OPEN, _IS_ADDED = "torchgraft's truth", "torchgraft asks", "torchgraft is open", "torchgraft adds"
 
 
-class Choices(Identities):
+class Choices(Change):
     """Turns choices by the mode into calls where looking at both sides does nothing else."""
 
     places: ClassVar[dict[str, Callable[..., Any]]] = {
-        **Identities.places,
         _CHOOSE: mode_choices.choose,
         _NEGATED: mode_choices.negated,
         _BOTH: mode_choices.both,
@@ -334,13 +332,37 @@ def choice_patches(classes: Iterable[type]) -> list[CodePatch]:
     """Patches of the methods of some module classes that choose by the mode; no others."""
     found: dict[int, CodePatch] = {}
     for cls in classes:
-        for function in (*reached(cls).functions, *methods_of_torch(cls)):
+        for function in (*_methods_of_user(cls), *methods_of_torch(cls)):
             patch = (
                 _patch_of(function) if "training" in function.__code__.co_names or id(function) in _patches else None
             )
             if patch is not None:
                 found[id(patch)] = patch
     return list(found.values())
+
+
+# Methods that Python calls when nobody mentions them.
+_ENTRIES = ("forward", "__call__", "__getattr__", "__getitem__", "__iter__", "__len__")
+
+
+@functools.lru_cache(maxsize=4096)
+def _methods_of_user(cls: type) -> tuple[FunctionType, ...]:
+    """The methods, in classes that are not torch's, that a call of a module may come to, as far as names show."""
+    found: dict[FunctionType, None] = {}
+    names: set[str] = set()
+    pending = list(_ENTRIES)
+    while pending:
+        name = pending.pop()
+        base = next((base for base in cls.__mro__ if name in vars(base)), None)
+        if name in names or base is None or base.__module__.startswith(("torch.", "torchgraft.", "builtins")):
+            continue
+        names.add(name)
+        value = vars(base)[name]
+        function = getattr(value, "fget", None) or inspect.unwrap(getattr(value, "__func__", value))
+        if isinstance(function, FunctionType):
+            found[function] = None
+            pending += [mentioned for code in codes_in(function.__code__) for mentioned in code.co_names]
+    return tuple(found)
 
 
 @functools.cache

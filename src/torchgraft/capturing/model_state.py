@@ -1,39 +1,30 @@
-"""What tracing must not change: the Python attributes of a model. Writes are refused before they happen, and what gets past
-that (a list appended to, a `__dict__` edited) is found by comparing before and after, put back, and refused then.
-Tensors need no watching, because calls that would write into them are recorded instead of run.
+"""The one keeper of what capturing puts back: the attributes of a model and what they hold, its tensors, and random states.
+Writes that a symbolic trace can refuse before they happen are refused here, too; nothing outside of the model is kept.
 """
 
 from __future__ import annotations
 
+import array
 import dis
 import functools
-import operator
+import random
 import sys
-from collections import deque
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator
 from itertools import chain
-from operator import is_, itemgetter
-from types import FrameType
-from typing import Any, NoReturn
+from operator import eq, is_, itemgetter
+from types import BuiltinFunctionType, FrameType, FunctionType, MethodType, ModuleType
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 
-from torchgraft.capturing.hooks import FORWARD_TABLES
-from torchgraft.capturing.leftovers import Left, left_in
-from torchgraft.capturing.pictures import (
-    DEEPEST,
-    Picture,
-    holdings,
-    is_equal,
-    only_memos_added,
-    picture_of,
-    picture_of_iterator,
-    put_content_back,
-    same_content,
-)
+from torchgraft.capturing.leftovers import Left, is_equal, left_in
+from torchgraft.capturing.tensor_state import TensorState
 from torchgraft.errors import TraceError
+from torchgraft.ir.graph import Graph
 from torchgraft.ir.origin import SourceLine, current_source_line, is_user_code
 from torchgraft.ir.origin import source_line as line_of
+from torchgraft.ir.structures import slots_of
 
 # What every module has. Most of it changes by assigning attributes, which is refused before it happens; the tables do not.
 _STANDARD = frozenset(torch.nn.Module().__dict__)
@@ -43,11 +34,30 @@ _TABLE_NAMES = (
     "_forward_pre_hooks", "_forward_pre_hooks_with_kwargs", "_backward_pre_hooks",
 )  # fmt: skip
 _tables = itemgetter(*_TABLE_NAMES)
+# How far into what a model holds is looked: a trainer, and all that it knows, may be among it.
+_DEEPEST = 8
+# Exactly these: a class of somebody's own may do anything when it is asked for an item.
+_CONTAINERS = frozenset({list, dict, set, deque, OrderedDict, defaultdict, Counter})
+_FUNCTIONS = (FunctionType, BuiltinFunctionType, MethodType, functools.partial)
+_NOT_LOOKED_INTO = (torch.Tensor, torch.nn.Module, type, ModuleType, Graph, *_FUNCTIONS)
+_MISSING = object()
+
+
+class _Kept(NamedTuple):
+    """Something whose state is in no attribute, with that state: how it is read, written and compared."""
+
+    read: Callable[[], Any]
+    write: Callable[[Any], Any]
+    same: Callable[[Any, Any], bool]
+    before: Any
+
+    def is_changed(self) -> bool:
+        return not self.same(self.read(), self.before)
 
 
 class ModelState:
-    """A picture of a model's Python side: the attributes of every module whose forward was entered, the tables of all its
-    modules, and what the lists, dicts, sets and plain objects among their attributes hold."""
+    """A snapshot of a model: the attributes of every module whose forward was entered, the tables of all its modules, what the
+    lists, dicts, sets and plain objects among their attributes hold, and (in `tensors`) its tensors and random states."""
 
     def __init__(self, paths: dict[torch.nn.Module, str]) -> None:
         self.paths = paths
@@ -60,58 +70,56 @@ class ModelState:
             self._watch_tables([module for module in paths if type(vars(module).get("_parameters")) is dict])
         # (module, name of its attribute, the container or the attributes of an object, a copy of it)
         self._contents: list[tuple[torch.nn.Module, str, Any, Any]] = []
-        self._states: list[tuple[torch.nn.Module, str, Picture]] = []
-        self._generators: list[tuple[str, Any]] = []
-        # What had been changed when everything was put back.
-        self.left: list[Left] = []
+        self._states: list[tuple[torch.nn.Module, str, _Kept]] = []
+        self._iterators: list[tuple[str, Any]] = []
         seen: set[int] = set()
         for module in paths:
             # Modules of torch.nn keep no notes of their own, and there are many of them.
             if not is_from_torch(type(module)):  # type: ignore[arg-type]
                 for name, value in module.__dict__.items():
                     if name not in _STANDARD and type(value) not in _PLAIN:
-                        self._picture(module, name, module.__dict__, name, seen, 0)
+                        self._keep(module, name, value, seen, 0)
+
+    @functools.cached_property
+    def tensors(self) -> TensorState:
+        """The tensors of the model and the random states, as they are when this is first asked for."""
+        return TensorState(self.paths)
 
     def _watch_tables(self, modules: list[torch.nn.Module]) -> None:
-        # There are a thousand tables, most of them empty; picturing them one by one would take as long as half the trace.
+        # There are a thousand tables, most of them empty; copying them one by one would take as long as half the trace.
         self._table_owners = modules
         self._tables = list(chain.from_iterable(map(_tables, map(vars, modules))))
         self._filled = list(filter(None, self._tables))
         self._copies = list(map(dict.copy, self._filled))
 
-    def _picture(self, module: torch.nn.Module, name: str, holder: Any, key: Any, seen: set[int], depth: int) -> None:
-        """Picture `holder[key]`, which is (inside) the attribute `name` of a module."""
-        value = holder[key]
-        if id(value) in seen or depth > DEEPEST:
-            return
-        content, pictures, held = holdings(value)
-        if content is None and not pictures and not held:
-            is_iterator = _is_iterator(type(value))  # type: ignore[arg-type]
-            put = functools.partial(operator.setitem, holder, key)
-            picture = picture_of_iterator(value, put) if is_iterator else picture_of(value)
-            if picture is not None:
-                self._states.append((module, name, picture))
-            elif is_iterator:
-                self._generators.append((name, value))
+    def _keep(self, module: torch.nn.Module, name: str, value: Any, seen: set[int], depth: int) -> None:
+        """Keep what a value holds, which is (inside) the attribute `name` of a module."""
+        if id(value) in seen or depth > _DEEPEST or isinstance(value, _NOT_LOOKED_INTO):
             return
         seen.add(id(value))
-        self._states += [(module, name, picture) for picture in pictures]
-        if content is not None:
+        kind: Any = type(value)
+        if _is_iterator(kind):
+            self._iterators.append((name, value))
+            return
+        kept = _kept(value)
+        if kept is not None:
+            self._states.append((module, name, kept))
+            if not isinstance(kept.before, list):  # else it holds what is in its slots
+                return
+        content = value if kind in _CONTAINERS else getattr(value, "__dict__", None)
+        if content is not None and type(content) in _CONTAINERS:
             self._contents.append((module, name, content, content.copy()))
-        for part in (content, held):
-            inside: Any = (
-                part if isinstance(part, (dict, list, deque)) else list(part or ())
-            )  # nothing can be replaced there
-            for inner, item in inside.items() if isinstance(inside, dict) else enumerate(inside):
-                if type(item) not in _PLAIN:
-                    self._picture(module, name, inside, inner, seen, depth + 1)
+        for item in _items(value, content):
+            if type(item) not in _PLAIN:
+                self._keep(module, name, item, seen, depth + 1)
 
     def refuse_generators(self) -> None:
-        """Raise if the model holds something that can be read only once, and not be copied."""
-        for name, value in self._generators:
+        """Raise if the model holds something that can be read only once."""
+        for name, value in self._iterators:
             raise TraceError(
-                f"cannot capture a model with a {type(value).__name__} in its attribute '{name}': running it would take from "
-                "it, and that cannot be undone; keep a list or a number instead"
+                f"cannot capture a model with a {type(value).__name__} in its attribute '{name}'\n"
+                "Running the model would take from it, and that cannot be undone.\n"
+                "Keep a list or a number instead."
             )
 
     def watch(self, module: torch.nn.Module) -> None:
@@ -127,12 +135,19 @@ class ModelState:
 
     def refuse_new_hooks(self, module: torch.nn.Module) -> None:
         """Raise if a module has hooks that it did not have at first."""
-        for name in FORWARD_TABLES:
+        for name in ("_forward_hooks", "_forward_pre_hooks"):
             if any(id(hook) not in self.ids_in_tables() for hook in vars(module).get(name, {}).values()):
                 self._refuse(f"{self._name_of(module)}.{name}", current_source_line())
 
+    # ---- writes that are refused before they happen ----
+
+    def is_change(self, module: torch.nn.Module, name: str, value: Any) -> bool:
+        """Whether an attribute would be changed; writing the value that is there already is no change."""
+        tables = (module.__dict__, module._parameters, module._buffers, module._modules)
+        return not any(name in table and is_equal(value, table[name]) for table in tables)
+
     def before_write(self, module: torch.nn.Module, name: str, value: Any, tracer: Any) -> None:
-        """Refuse an attribute to be changed; writing the value that is there already is no change."""
+        """Refuse an attribute to be changed."""
         if module not in self.paths:
             return
         if _writer() is tracer:  # an overridden method of the tracer edits the model on purpose
@@ -141,39 +156,58 @@ class ModelState:
             self._contents = [entry for entry in self._contents if entry[0] is not module]
             self._states = [entry for entry in self._states if entry[0] is not module]
             return
-        for table in (module.__dict__, module._parameters, module._buffers, module._modules):
-            if name in table and is_equal(value, table[name]):
-                return
-        self._refuse(f"{self._name_of(module)}.{name}", current_source_line())
+        if self.is_change(module, name, value):
+            self._refuse(f"{self._name_of(module)}.{name}", current_source_line())
 
     def before_tensor_write(self, tensor: torch.Tensor, path: str, name: str, value: Any, tracer: Any) -> None:
         """Refuse an attribute of a tensor of the model to be changed, unless it has that value already."""
         if _writer() is not tracer and not (name in tensor.__dict__ and is_equal(value, tensor.__dict__[name])):
             self._refuse(f"self.{path}.{name}", current_source_line())
 
+    # ---- putting back ----
+
+    def left(self, is_memo: Callable[[Any], bool] = lambda value: False) -> list[Left]:
+        """What is not as it was, except for dicts to which only memos were added."""
+        found: list[Left] = []
+        for module, before in self._changed_attributes():
+            found += left_in(module, None, module.__dict__, before)
+        for module, name, container, content in self._changed_contents():
+            if name in _TABLE_NAMES or not _only_memos_added(container, content, is_memo):
+                found += left_in(module, name, container, content)
+        return found + [Left(module, name) for module, name, kept in self._states if kept.is_changed()]
+
     def restore(self, is_memo: Callable[[Any], bool] = lambda value: False) -> list[tuple[torch.nn.Module, str]]:
-        """Put everything back and return what had been changed, except for dicts to which only memos were added."""
-        self.left.clear()
+        """Put the attributes back and return what had been changed: modules, and the names of attributes."""
+        left = self.left(is_memo)
+        for module, before in list(self._changed_attributes()):
+            module.__dict__.clear()
+            module.__dict__.update(before)
+        for module, name, container, content in list(self._changed_contents()):
+            if name == "_buffers":
+                module._non_persistent_buffers_set.intersection_update(content)
+            _put_content_back(container, content)
+        for _, _, kept in self._states:
+            if kept.is_changed():
+                kept.write(kept.before)
+        return list(dict.fromkeys([(item.module, item.name) for item in left]))
+
+    def restore_all(self) -> None:
+        """Put everything back: attributes, tensors and random states."""
+        self.restore()
+        self.tensors.restore()
+        self.tensors.restore_libraries()
+
+    def _changed_attributes(self) -> Iterator[tuple[torch.nn.Module, dict[str, Any]]]:
         for module, before in self._attributes.items():
             now = module.__dict__
-            if len(now) == len(before) and all(map(is_, now.values(), before.values())):
-                continue
-            self.left += left_in(module, None, now, before)
-            now.clear()
-            now.update(before)
-        for module, name, table, content in self._changed_tables():
-            self.left += left_in(module, name, table, content)
-            put_content_back(table, content)
-        for module, name, container, content in self._contents:
-            if same_content(container, content):
-                continue
-            if not only_memos_added(container, content, is_memo):
-                self.left += left_in(module, name, container, content)
-            put_content_back(container, content)
-        for module, name, picture in self._states:
-            if picture():
-                self.left.append(Left(module, name))
-        return list(dict.fromkeys([(item.module, item.name) for item in self.left]))
+            if len(now) != len(before) or not all(map(is_, now.values(), before.values())):
+                yield module, before
+
+    def _changed_contents(self) -> Iterator[tuple[torch.nn.Module, str, Any, Any]]:
+        yield from self._changed_tables()
+        for entry in self._contents:
+            if not _same_content(entry[2], entry[3]):
+                yield entry
 
     def _changed_tables(self) -> Iterator[tuple[torch.nn.Module, str, Any, Any]]:
         """The tables that are not as they were, in the form of `_contents`."""
@@ -184,9 +218,7 @@ class ModelState:
         owners = ((module, name) for module in self._table_owners for name in _TABLE_NAMES)
         for (module, name), table in zip(owners, self._tables, strict=True):
             content = before.get(id(table), {})
-            if module not in self._edited and not same_content(table, content):
-                if name == "_buffers":
-                    module._non_persistent_buffers_set.intersection_update(content)
+            if module not in self._edited and not _same_content(table, content):
                 yield module, name, table, content
 
     def refuse_changes(self, changed: list[tuple[torch.nn.Module, str]]) -> None:
@@ -208,20 +240,47 @@ class ModelState:
 
 
 _PLAIN = frozenset(
-    {
-        int,
-        float,
-        bool,
-        str,
-        bytes,
-        complex,
-        type(None),
-        torch.Tensor,
-        torch.nn.Parameter,
-        torch.dtype,
-        torch.device,
-    }
-)
+    {int, float, bool, str, bytes, complex, type(None)}
+    | {torch.Tensor, torch.nn.Parameter, torch.dtype, torch.device}
+)  # fmt: skip
+
+
+def _kept(value: Any) -> _Kept | None:
+    """How to put back something whose state is in no attribute: a generator of random numbers, an array, slots."""
+    if isinstance(value, random.Random):
+        return _Kept(value.getstate, value.setstate, eq, value.getstate())
+    if isinstance(value, torch.Generator):
+        return _Kept(value.get_state, value.set_state, torch.equal, value.get_state())
+    if isinstance(value, (bytearray, array.array)):
+        return _Kept(lambda: value[:], functools.partial(value.__setitem__, slice(None)), eq, value[:])
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and isinstance(value, numpy.ndarray):
+        same = lambda now, before: now.tobytes() == before.tobytes()  # noqa: E731 (NaN is the same as itself here)
+        return _Kept(value.copy, functools.partial(numpy.copyto, value), same, value.copy())
+    if numpy is not None and isinstance(value, (numpy.random.Generator, numpy.random.RandomState)):
+        source = value.bit_generator if isinstance(value, numpy.random.Generator) else value._bit_generator
+        same = lambda now, before: repr(now) == repr(before)  # noqa: E731 (a state has arrays in it)
+        return _Kept(lambda: source.state, functools.partial(setattr, source, "state"), same, source.state)
+    names = slots_of(value)
+    if not names or isinstance(value, tuple):
+        return None
+
+    def read() -> list[Any]:
+        return [getattr(value, name, _MISSING) for name in names]
+
+    def write(items: list[Any]) -> None:
+        for name, item in zip(names, items, strict=True):
+            object.__delattr__(value, name) if item is _MISSING else object.__setattr__(value, name, item)
+
+    return _Kept(read, write, _are_same, read())
+
+
+def _items(value: Any, content: Any) -> list[Any]:
+    """What a container or an object holds."""
+    if isinstance(value, tuple):
+        return list(tuple.__iter__(value))  # a class of somebody's own may not like to be asked for its length
+    inside = [] if content is None else list(content.values() if isinstance(content, dict) else content)
+    return inside + [getattr(value, name, None) for name in slots_of(value)]
 
 
 def _values(tables: list[dict[str, Any]]) -> list[Any]:
@@ -230,6 +289,27 @@ def _values(tables: list[dict[str, Any]]) -> list[Any]:
 
 def _are_same(now: list[Any], before: list[Any]) -> bool:
     return len(now) == len(before) and all(map(is_, now, before))
+
+
+def _same_content(container: Any, content: Any) -> bool:
+    """Whether a container holds what its copy holds, the same objects in the same order."""
+    if len(container) != len(content):
+        return False
+    if not isinstance(container, dict):
+        return container == content if isinstance(container, set) else all(map(is_, container, content))
+    return all(map(is_, container.values(), content.values())) and all(map(is_, container, content))
+
+
+def _only_memos_added(container: Any, content: Any, is_memo: Callable[[Any], bool]) -> bool:
+    """Whether a dict holds what its copy holds and some memos: values that every run may compute anew."""
+    if not isinstance(container, dict) or any(container.get(key) is not value for key, value in content.items()):
+        return False
+    return all(is_memo(value) for key, value in container.items() if key not in content)
+
+
+def _put_content_back(container: Any, content: Any) -> None:
+    container.clear()
+    container.extend(content) if isinstance(container, (list, deque)) else container.update(content)
 
 
 @functools.cache

@@ -115,7 +115,12 @@ class TrainingFlag:
         mode = self._tracer._training_node(self._module)
         if not self._is_negated:
             return mode
-        return not mode if isinstance(mode, bool) else tracer.create_node("call_function", operator.not_, (mode,), {})
+        if isinstance(mode, bool):
+            return not mode
+        node = tracer.create_node("call_function", operator.not_, (mode,), {})
+        if tracer._runs_for_real:
+            tracer.plain[node] = plain_mode(self)
+        return node
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -146,7 +151,7 @@ class TrainingFlag:
 
 
 def plain_mode(value: Any) -> Any:
-    """The mode that a flag stands for; any other value as it is. Nothing is decided by it."""
+    """The plain mode of a flag; any other value as it is. Nothing is decided by it."""
     if type(value) is not TrainingFlag:
         return value
     mode = value._module.__dict__["training"]
@@ -197,12 +202,31 @@ _set_tensor_attribute = torch.Tensor.__setattr__
 def _write_tensor_attribute(tensor: torch.Tensor, name: str, value: Any) -> None:
     """`self.buffer.note = value`. What torch itself has under that name (`data`, `grad`) takes care of itself."""
     tracer = active.tracer
-    if tracer is not None and not tracer._switching and not hasattr(torch.Tensor, name):
-        tracer._before_tensor_write(tensor, name, value)
+    if tracer is not None and not tracer._switching:
+        if name in ("real", "imag") and tracer._runs_for_real:
+            tracer.call_unseen(setattr, (tensor, name, value), {})
+            return
+        if not hasattr(torch.Tensor, name):
+            tracer._before_tensor_write(tensor, name, value)
     _set_tensor_attribute(tensor, name, value)
 
 
-TENSOR_ATTRIBUTE_PATCH = Patch(torch.Tensor, "__setattr__", _write_tensor_attribute)
+_set_memory = torch.Tensor.set_
+
+
+def _share_memory_with(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """`tensor.set_(other)`."""
+    tracer = active.tracer
+    if tracer is None or tracer._switching or not tracer._runs_for_real:
+        return _set_memory(tensor, *args, **kwargs)
+    return tracer.call_unseen(_set_memory, (tensor, *args), kwargs)
+
+
+# Writes that torch's override protocol is not asked about, except for attributes of somebody's own.
+TENSOR_WRITE_PATCHES = [
+    Patch(torch.Tensor, "__setattr__", _write_tensor_attribute),
+    Patch(torch.Tensor, "set_", _share_memory_with),
+]
 
 
 class _SizeMethod:
@@ -226,7 +250,7 @@ MODULE_PATCHES = [
     _module_delattr,
     Patch(torch.nn.Module, "training", _TrainingDescriptor()),  # type: ignore[arg-type]
     *FUNCTION_PATCHES,
-    TENSOR_ATTRIBUTE_PATCH,
+    TENSOR_WRITE_PATCHES[0],
     *REGION_PATCHES,
     *SWITCH_PATCHES,
     *[

@@ -8,46 +8,30 @@ import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.nn.parameter import is_lazy
-from torch.overrides import TorchFunctionMode
 
-from torchgraft.capturing.active import Beginning, CodePatch, acquire_all, active, paused_collection, release_all
-from torchgraft.capturing.dtypes import DTYPE_PATCHES
-from torchgraft.capturing.example import ExampleInputs, refuse_iterators
+from torchgraft.capturing.active import paused_collection
+from torchgraft.capturing.example import refuse_iterators
 from torchgraft.capturing.free_dimensions import check_free
 from torchgraft.capturing.hooks import RunHooks
-from torchgraft.capturing.identities import (
-    compare_ours,
-    compares_identity,
-    compares_variables,
-    identity_patches,
-    line_of_comparison,
-)
-from torchgraft.capturing.kinds import PARAMETER_PATCH, type_patches
 from torchgraft.capturing.leftovers import Left, have_program_leave, sees_only_itself
-from torchgraft.capturing.memos import memo_patches
-from torchgraft.capturing.min_max import BUILTIN_PATCHES
+from torchgraft.capturing.memos import forget
 from torchgraft.capturing.mode_statements import choice_patches, methods_of_torch
-from torchgraft.capturing.mode_switches import guard_modes, has_own_train, only_switches
-from torchgraft.capturing.module_patches import MODULE_GETATTR, MODULE_PATCHES, TENSOR_ATTRIBUTE_PATCH
-from torchgraft.capturing.packing import PACKING_PATCHES
-from torchgraft.capturing.plain_numbers import call_ours, number_patches
+from torchgraft.capturing.model_state import ModelState, is_from_torch
 from torchgraft.capturing.reads import KeepWhole, RunAgain
 from torchgraft.capturing.refusals import UnsupportedArgument
-from torchgraft.capturing.regions import remove_empty_regions
-from torchgraft.capturing.results import result_argument, write_objects
-from torchgraft.capturing.same_program import does_the_same
-from torchgraft.capturing.watch import Watcher, WatchingMode
+from torchgraft.capturing.run import Run, watched_run
+from torchgraft.capturing.same_program import Difference, first_difference, has_checks_of
+from torchgraft.capturing.watch import Watcher
 from torchgraft.capturing.whole import eager_error, modules_of, program_name, whole_program
-from torchgraft.capturing.wrapping import SCRIPT_PATCH, Autowrap, wrapped_patches
 from torchgraft.codegen.calling import example_inputs
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import TraceError
-from torchgraft.ir.contexts import exit_context
 from torchgraft.ir.modules import has_hooks, hooks_for_all, inner_modules, no_model, paths_of_modules
+from torchgraft.ir.origin import at, source_of
 
 LeafRule = Callable[[torch.nn.Module, str], bool] | Iterable[Any] | type | str | None
 
@@ -60,13 +44,17 @@ def capture(
     level: str = "module",
     leaf: LeafRule = None,
     dynamic: dict[str, Iterable[int]] | None = None,
+    runs: int = 2,
 ) -> GraphModule:
-    """Run `model` once on the example inputs and return what it did as a program.
+    """Run `model` on the example inputs and return what it did as a program.
 
     `level` is "module" (the modules of torch.nn stay calls), "function" (torch functions; parameters are fetched), "aten",
     "core_aten" (torch's operators, see `lowering/lower.py`) or "joint" (forward and backward, see `lowering/training.py`). `leaf`
     names modules to keep whole: types, dotted paths, or a predicate of module and path. `dynamic` names dimensions of inputs
     that must stay free (`{"x": [0]}`): capture raises if the model fixed one.
+
+    The model runs twice, the second time as the first run left it; what does not do the same both times, because it depends on
+    something else than inputs, attributes and torch's random numbers and modes, is kept whole. `runs=1` leaves this out.
 
     What cannot be written down (a numpy round trip, a counter kept in an attribute) is kept as one call that runs the original
     Python; `program.meta["kept_whole"]` says which modules, and why.
@@ -82,7 +70,9 @@ def capture(
         raise ValueError(f'level must be "module", "function", "aten", "core_aten" or "joint", not {level!r}')
     if (problem := no_model(model)) is not None:
         raise TypeError(f"cannot capture {problem}")
-    run = _Capture(model, values, keywords, _leaf_rule(level, leaf))
+    if runs not in (1, 2):
+        raise ValueError(f"runs must be 1 or 2, not {runs!r}")
+    run = _Capture(model, values, keywords, _leaf_rule(level, leaf), runs)
     _check_leaf_names(leaf, run.paths.values())
     program = run.run()
     if dynamic:
@@ -109,19 +99,29 @@ class _Capture:
     """One capture: watched runs, each asking less of the model than the one before, until one is good."""
 
     def __init__(
-        self, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], rule: Callable[[torch.nn.Module, str], bool]
+        self,
+        model: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        rule: Callable[[torch.nn.Module, str], bool],
+        runs: int,
     ) -> None:
-        self.model, self.args, self.kwargs, self.rule = model, args, kwargs, rule
+        self.model, self.args, self.kwargs, self.rule, self.runs = model, args, kwargs, rule, runs
         owner = getattr(model, "__self__", None)
         self.owner = next((item for item in (model, owner) if isinstance(item, torch.nn.Module)), None)
         self.root = modules_of(model) if self.owner is None else self.owner
         self.paths = paths_of_modules(self.root)
         self.kept: dict[type, str] = {}
-        self.symbolic, self.plain_flags, self.plain_dtypes = True, False, False
         # Modules with hooks that cannot be looked into, and why.
         self.closed: dict[torch.nn.Module, str] = {}
         self._watchers: list[Watcher] = []
+        self._begin()
         self.choices = choice_patches({cls for cls, path in self._classes() if path is None or not rule(*path)})
+
+    def _begin(self) -> None:
+        """Ask everything of the model again."""
+        self.symbolic, self.plain_flags, self.plain_dtypes = True, False, False
+        self._is_repeated = False
 
     def _classes(self) -> Iterable[tuple[Any, tuple[torch.nn.Module, str] | None]]:
         """The classes of the modules; with a module and its path, where torch's own code chooses, unless it is called whole."""
@@ -131,6 +131,13 @@ class _Capture:
 
     def run(self) -> GraphModule:
         reason = self._reason_for_one_call()
+        if reason is None:
+            self.state = ModelState(self.paths)
+            self.state.refuse_generators()
+            self.state.tensors  # noqa: B018 (as they are before the first run)
+            for module in self.paths:
+                if not is_from_torch(type(module)):  # type: ignore[arg-type]
+                    self.state.watch(module)  # also those that are only called where nobody watches
         while reason is None:
             hooks = RunHooks(self.closed)
             with paused_collection:
@@ -149,42 +156,130 @@ class _Capture:
         return program
 
     def _program(self, hooks: RunHooks) -> GraphModule:
-        """The program of a run. Where it leaves something in the model, another one has to show that the next does the same."""
-        run = self._watched(hooks)
-        if run.left:
-            graph, length = run.program.graph, len(run.program.graph.nodes)
-            again = self._next_run(run, RunHooks(self.closed, hooks.opened))
-            # A number of the first run that is asked once more writes that down in the first graph.
-            is_repeated = again is not None and not again.left and len(graph.nodes) == length
-            if again is None or not is_repeated or not does_the_same(graph, again.program.graph):
-                run.refuse()
-            have_program_leave(run.program, run.left)
-        return run.program
-
-    def _next_run(self, run: _Run, hooks: RunHooks) -> _Run | None:
-        """A run of the model as another has left it; None if it cannot be written down."""
-        entries = [item.entry for item in run.left if item.entry is not None]
-        for entry in entries:
-            entry.put()
+        """The program of a run, if the next runs do the same."""
         try:
-            return self._watched(hooks)
-        except (KeepWhole, Exception):
-            return None
+            first = self._watched(hooks)
+            left = self._left_by(first)
+            if left:
+                self._check_next(first, left, hooks)
+            if self.runs > 1:
+                self._check_second(first, left, hooks)
         finally:
-            for entry in entries:
-                entry.take_back()
+            self.state.restore_all()
+        if self._take_out_keys(first.watcher):
+            raise RunAgain(lambda: None)
+        program = GraphModule(self.root, first.record.graph, program_name(self.model))
+        program._adopt_state(self.root)
+        if left:
+            have_program_leave(program, left)
+        return program
 
-    def _watched(self, hooks: RunHooks) -> _Run:
-        watcher = Watcher(self.root, self.paths, self._is_leaf, self.symbolic, self.plain_flags, hooks)
+    def _watched(self, hooks: RunHooks, like: Run | None = None) -> Run:
+        """Run the model; with `like`, only to compare it with that run, and so with plain numbers, dtypes and modes."""
+        watcher = Watcher(self.root, self.state, self._is_leaf, self.symbolic, self.plain_flags, hooks)
         watcher.dtypes_flow, watcher.ask_plainly = not self.plain_dtypes, self._ask_plainly
+        if like is not None:
+            watcher.be_plain(like.watcher)
         self._watchers.append(watcher)
-        return _watched_run(watcher, self.model, self.args, self.kwargs, self._whole_modules(), self.choices)
+        return watched_run(watcher, self.model, self.args, self.kwargs, [] if like else self.choices)
 
     def _forget_watchers(self) -> None:
         """The numbers of a run and its watcher refer to one another; they are not left to the garbage collector."""
         for watcher in self._watchers:
+            forget(watcher.remembering)
+            self._take_out_keys(watcher)
             vars(watcher).clear()
+            watcher.is_over = True
         self._watchers.clear()
+
+    def _take_out_keys(self, watcher: Watcher) -> bool:
+        """Whether tables that are not the model's had symbolic numbers as keys; then the next run is given plain ones."""
+        if not watcher._keys or not watcher.take_out_keys():
+            return False
+        self.symbolic, self.plain_dtypes, self._is_repeated = False, True, False
+        return True
+
+    # ---- what a run leaves, and whether the next ones do the same ----
+
+    def _left_by(self, run: Run) -> list[Left]:
+        """What a run left in the model, which is constants that a program can leave, too; else what left it is kept whole."""
+        watcher = run.watcher
+        left = [item for item in self.state.left() if not _draws(item.module, item.name)]
+        if not left and not watcher.written:
+            return []
+        whole = self._whole_modules() | inner_modules(watcher.ran_whole)
+        watcher.hooks.refuse_left([item for item in left if item.module in whole])
+        left = [item for item in left if item.module not in whole]
+        # What runs as one call may read what the run has written, and would read something else when the program runs.
+        may_be_read = not all(map(sees_only_itself, watcher.ran_whole))
+        changed = [item for item in left if may_be_read or not item.is_constant]
+        for module, reason in watcher.written.items():
+            if may_be_read or any(module is item.module for item in changed):
+                raise KeepWhole(module, reason)
+        for item in changed:
+            raise KeepWhole(item.module, f"it changes self.{item.name}")
+        return left
+
+    def _check_next(self, first: Run, left: list[Left], hooks: RunHooks) -> None:
+        """Raise unless a run that finds what the first has left does the same, checks no more, and leaves no more."""
+        self.state.tensors.restore()
+        graph = first.record.graph
+        length = len(graph.nodes)
+        try:
+            again = self._watched(RunHooks(self.closed, hooks.opened))
+            # A number of the first run that is asked once more writes that down in the first graph.
+            is_same = len(graph.nodes) == length and has_checks_of(first.record, again.record)
+        except (KeepWhole, Exception):
+            is_same = False
+        if not is_same:
+            self._refuse_left(first, left)
+        self._check_left(first, left)
+
+    def _check_left(self, first: Run, left: list[Left]) -> None:
+        """Raise if the model is not as the first run left it."""
+        now = self._left_by(first)
+        if [(item.module, item.name, item.entry) for item in now] != [
+            (item.module, item.name, item.entry) for item in left
+        ]:
+            self._refuse_left(first, left or now)
+
+    def _refuse_left(self, run: Run, left: list[Left]) -> None:
+        module = left[0].module
+        raise KeepWhole(module, run.watcher.written.get(module, f"it changes self.{left[0].name}"))
+
+    def _check_second(self, first: Run, left: list[Left], hooks: RunHooks) -> None:
+        """Raise unless a second run, as the first left the model and the world, does the same."""
+        self.state.tensors.restore()
+        forget(first.watcher.remembering)
+        second = self._watched(RunHooks(self.closed, hooks.opened), like=first)
+        difference = first_difference(first.record, second.record)
+        if difference is not None:
+            self._disagree(difference, first, is_left=bool(left))
+        for module, place in first.watcher.asked_modes:
+            if any(module is other for other, _ in second.watcher.asked_modes):
+                name = type(module).__name__
+                raise KeepWhole(place, f"it asks for the mode of a {name}, which is no submodule of the model")
+        self._check_left(first, left)
+
+    def _disagree(self, difference: Difference, first: Run, is_left: bool) -> None:
+        """Two runs did not do the same. It may be that the first filled a cache, or that what was handed out for numbers, dtypes
+        and modes was taken for something else; if it is neither, the model depends on something that nobody has seen."""
+        if not self._is_repeated and not is_left:
+            self._is_repeated = True
+            raise RunAgain(lambda: None)
+        if not difference.is_made and not self.plain_flags and first.watcher._has_stand_ins:
+            raise RunAgain(functools.partial(self._ask_plainly, True))
+        if not difference.is_made and self.symbolic and first.record.plain:
+            self.symbolic = False
+            raise RunAgain(lambda: None)
+        self._begin()
+        node = difference.node
+        scope = None if node is None or node._origin is None else node._origin[2]
+        if node is not None and node._op == "call_module" and scope is not None:
+            scope = scope[0]  # whoever calls the module
+        place = "" if node is None else at(source_of(node))
+        module = self.root if scope is None else self.root.get_submodule(scope[2])
+        raise KeepWhole(module, f"it does not do the same in two runs: {difference.what}{place}")
 
     def _finished(self, program: GraphModule) -> GraphModule:
         named = self.root.named_modules() if self.kept or self.closed else ()
@@ -263,6 +358,11 @@ class _Capture:
         return None
 
 
+def _draws(module: torch.nn.Module, name: str) -> bool:
+    """Whether an attribute is a generator of torch's: what draws from it is written down."""
+    return isinstance(vars(module).get(name), torch.Generator)
+
+
 def _is_callable(module: torch.nn.Module) -> bool:
     # A scripted module has a forward that its class cannot be asked for.
     return inspect.getattr_static(type(module), "forward") is not torch.nn.Module.forward
@@ -298,144 +398,3 @@ def _leaf_rule(level: str, leaf: LeafRule) -> Callable[[torch.nn.Module, str], b
 def _is_layer(cls: Any) -> bool:
     """Whether a class of modules is one call at the level of modules."""
     return cls.__module__.startswith(("torch.nn", "torch.ao.nn")) and not issubclass(cls, torch.nn.Sequential)
-
-
-# ---- one run ----
-
-
-class _Run(NamedTuple):
-    """What came of a watched run: the program, what was left in the model, and what to call to keep whole what left it."""
-
-    program: GraphModule
-    left: list[Left]
-    refuse: Callable[[], None]
-
-
-_AUTOWRAP = Autowrap((), ())
-# Those of torch's own functions and methods are for proxies, as are those of attributes and modes.
-_PATCHES = [
-    patch
-    for patch in MODULE_PATCHES
-    if getattr(patch, "holder", None) not in (torch, torch.Tensor, TorchFunctionMode) and patch is not MODULE_GETATTR
-]
-_PATCHES += [TENSOR_ATTRIBUTE_PATCH, *BUILTIN_PATCHES, SCRIPT_PATCH, PARAMETER_PATCH, *DTYPE_PATCHES, *PACKING_PATCHES]
-
-
-def _watched_run(
-    watcher: Watcher,
-    function: Any,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    whole: set[torch.nn.Module],
-    choices: list[CodePatch],
-) -> _Run:
-    inputs = ExampleInputs(watcher, function, args, kwargs)
-    watcher.outside.watch_function(function)
-    watcher.outside.watch_function(inspect.unwrap(function))
-    watcher.beginning, watcher.boundary = Beginning(), _watched_run.__code__
-    patches: list[Any] = [*_PATCHES, *wrapped_patches(), *_AUTOWRAP.library_patches()]
-    patches += [*type_patches(function, watcher.paths), *identity_patches(), *choices]
-    patches += [*memo_patches(), *number_patches()]
-    acquire_all(patches)
-    parameters = [item for module in watcher.paths for item in module._parameters.values() if item is not None]
-    gradients = [item.grad for item in parameters]
-    previous, active.tracer = active.tracer, watcher
-    try:
-        with WatchingMode(watcher):
-            result = inputs.call(function)
-            output = result_argument(watcher, result)
-            watcher.unwatched(write_objects, watcher)
-            # While what it may change of the model is still going to be put back.
-            own = has_own_train(watcher.paths)
-            switches = not own or watcher.unwatched(only_switches, watcher.root, watcher.paths)
-            del result
-    finally:
-        active.tracer, watcher._checked_frame = previous, None
-        release_all(patches)
-        for item, gradient in zip(parameters, gradients, strict=True):
-            if item.grad is not gradient:  # a model that differentiates itself
-                item.grad = gradient
-        changed = [(module, f"self.{name}") for module, name in watcher.state.restore() if not _draws(module, name)]
-        outside = watcher.outside.restore()
-        has_kept = watcher.forget_keys()
-        unseen = [*watcher.surroundings.restore(), *changed, *([] if outside is None else [(None, outside[0])])]
-    if has_kept:
-        raise TypeError("a table outside of the model has a size as its key")
-    if watcher.asking and call_ours(watcher.asking.values()):
-        raise RunAgain(lambda: None)
-    if watcher._has_stand_ins:
-        _compare_plainly(watcher, {id(patch.function) for patch in patches if isinstance(patch, CodePatch)})
-    if unseen:
-        whole = whole | inner_modules(watcher.ran_whole)
-        watcher.hooks.refuse_left([item for item in watcher.state.left if item.module in whole])
-    left = [item for item in watcher.state.left if not _draws(item.module, item.name)]
-    if len(unseen) > len(changed) or not _can_be_left(watcher, left, whole):
-        left = []
-        _refuse_unseen(watcher, changed, unseen, whole)
-    if watcher.recovered is not None:
-        raise KeepWhole(*watcher.recovered)
-    comparing = [item.__code__ for item in watcher.outside.functions if compares_variables(item.__code__)]
-    if comparing:
-        inputs.guard_identities(str(line_of_comparison(comparing[0]) or "an unknown line"))
-    watcher.create_node("output", "output", (output,), {})
-    if not switches:
-        guard_modes(watcher.graph, watcher.paths)
-    _tidy(watcher)
-    program = GraphModule(watcher.root, watcher.graph, program_name(function))
-    program._adopt_state(watcher.root)
-    return _Run(program, left, functools.partial(_refuse_unseen, watcher, changed, unseen, whole))
-
-
-def _compare_plainly(watcher: Watcher, changed: set[int]) -> None:
-    """Make the run again if functions compare by identity what may have been modes and dtypes, and cannot be asked otherwise."""
-    functions = [item for item in watcher.outside.functions if id(item) not in changed]
-    comparing = [item for item in functions if compares_identity(item.__code__)]
-    if comparing:
-        is_mended = compare_ours(comparing)
-        raise RunAgain((lambda: None) if is_mended else functools.partial(watcher.ask_plainly, True))
-
-
-def _draws(module: torch.nn.Module, name: str) -> bool:
-    """Whether an attribute is a generator of torch's: what draws from it is written down."""
-    return isinstance(vars(module).get(name), torch.Generator)
-
-
-def _may_be_read(watcher: Watcher) -> bool:
-    """Whether something ran that nobody watched, and that may have read what the run wrote into attributes."""
-    return not all(map(sees_only_itself, watcher.ran_whole))
-
-
-def _can_be_left(watcher: Watcher, left: list[Left], whole: set[torch.nn.Module]) -> bool:
-    """Whether a program can leave what the run left, if the next run does the same."""
-    if not left or _may_be_read(watcher):
-        return False
-    return all(item.is_constant and item.module not in whole for item in left)
-
-
-def _refuse_unseen(
-    watcher: Watcher,
-    changed: list[tuple[torch.nn.Module, str]],
-    unseen: list[tuple[torch.nn.Module | None, str]],
-    whole: set[torch.nn.Module],
-) -> None:
-    """Keep whole what the run did that the program would not do."""
-    is_read = _may_be_read(watcher)
-    for module, reason in watcher.written.items():
-        if is_read or any(module is owner for owner, _ in changed):
-            raise KeepWhole(module, reason)
-    for owner, what in unseen:
-        if owner not in whole:
-            raise KeepWhole(owner, f"it changes {what}")
-
-
-def _tidy(watcher: Watcher) -> None:
-    """Drop reads and numbers that nothing uses, and regions in which nothing happens."""
-    for node in reversed(watcher.graph.nodes):
-        is_read = node._op == "get_attr" or node._target in _READS
-        if is_read and not node.users:
-            watcher.graph.erase_node(node)
-    if watcher.graph.find_nodes(op="call_function", target=exit_context):
-        remove_empty_regions(watcher.graph)
-
-
-_READS = frozenset({getattr, "size", "numel", "item"})

@@ -9,6 +9,7 @@ import functools
 import operator
 import os
 import sys
+import weakref
 from collections.abc import Callable
 from types import CodeType
 from typing import Any
@@ -16,6 +17,7 @@ from typing import Any
 import torch
 
 from torchgraft.capturing.dtypes import FlowingDtype, plain_dtype
+from torchgraft.capturing.memos import take_out
 from torchgraft.capturing.sizes import SymbolicNumber, unwrapped, wrapped
 from torchgraft.capturing.tracer_base import TracerBase
 from torchgraft.ir.bytecode import instructions
@@ -82,13 +84,24 @@ class Reads(TracerBase):
     _modules: list[torch.nn.Module]
     _inputs: set[int]
 
+    # Set when the run is over: what it has handed out and somebody still holds is plain from then on.
+    is_over = False
+
     def __init__(self) -> None:
+        # Whether everything is handed out plain, and nothing is checked: a run that is only compared with another.
+        self.is_plain = False
+        # What nodes are numbers, dtypes, devices and modes, and which.
+        self.plain: dict[Node, Any] = {}
+        # Numbers and dtypes that were keys of tables.
+        self._keys: list[weakref.ref[Any]] = []
+        # Functions that remember results, and were asked about symbolic numbers.
+        self.remembering: dict[int, Any] = {}
         self._numbers: dict[Node, dict[Any, SymbolicNumber]] = {}
         self._sizes: dict[Node, torch.Size] = {}
         self._guarded: set[Any] = set()
         self.dtypes_flow = True
         self._dtypes: dict[Node, FlowingDtype] = {}
-        # Called where what stands in for dtypes, and for modes (if true), will not do, before the run is made again.
+        # Called where symbolic dtypes, and modes (if true), will not do, before the run is made again.
         self.ask_plainly: Callable[[bool], None] = lambda flags: None
         # Devices that were read: the device itself (so that its identity stays its own), its node, and the guard on it.
         self._devices: dict[int, tuple[torch.device, Node, Node]] = {}
@@ -114,18 +127,23 @@ class Reads(TracerBase):
             node = node._args[0]  # the guard looks into the tensor itself
         return self.create_node("call_function", check_value, (node, self.create_arg(expected), condition, where), {})
 
+    def is_asked(self, *key: Any) -> bool:
+        """Whether a guard is not needed: nothing is checked in this run, or the same was asked before."""
+        if self.is_plain or key in self._guarded:
+            return True
+        self._guarded.add(key)
+        return False
+
     def guard_fact(self, tensor: torch.Tensor, name: str, value: Any) -> None:
         """Have the program check a property of a tensor, once."""
         node = self.node_of(tensor)
-        if (node, name) not in self._guarded:
-            self._guarded.add((node, name))
+        if not self.is_asked(node, name):
             fact = self.create_node("call_function", getattr, (node, name), {})
             self.guard(fact, value, f"{name} of '{node.name}'")
 
     def guard_class(self, tensor: torch.Tensor) -> None:
         """Have the program check, once, whether an input is a parameter; every other class is checked anyway."""
-        if id(tensor) in self._inputs and (id(tensor), "class") not in self._guarded:
-            self._guarded.add((id(tensor), "class"))
+        if id(tensor) in self._inputs and not self.is_asked(id(tensor), "class"):
             node = self.node_of(tensor)
             answer = self.create_node("call_function", is_parameter, (node,), {})
             self.guard(answer, type(tensor) is torch.nn.Parameter, f"isinstance('{node.name}', Parameter)")
@@ -133,14 +151,12 @@ class Reads(TracerBase):
     def guard_number(self, number: SymbolicNumber) -> None:
         """Python asked for the plain value: from here on the program is right only for this one."""
         node = number.argument()
-        if isinstance(node, Node) and (node, "value") not in self._guarded:
-            self._guarded.add((node, "value"))
+        if isinstance(node, Node) and not self.is_asked(node, "value"):
             self.guard(node, number.value, str(number))
 
     def guard_dtype(self, dtype: FlowingDtype) -> None:
         """Python asked for the plain dtype."""
-        if (dtype.node, "value") not in self._guarded:
-            self._guarded.add((dtype.node, "value"))
+        if not self.is_asked(dtype.node, "value"):
             self.guard(dtype.node, dtype.value, dtype.described())
 
     def guarded_comparison(self, one: FlowingDtype, other: Any) -> bool:
@@ -150,8 +166,7 @@ class Reads(TracerBase):
             self.guard_dtype(one)
         operand = other.node if type(other) is FlowingDtype else other
         is_known = (one.node, "value") in self._guarded and (operand is other or (operand, "value") in self._guarded)
-        if not is_known and (one.node, operand) not in self._guarded:
-            self._guarded.add((one.node, operand))
+        if not is_known and not self.is_asked(one.node, operand):
             equal = self.create_node("call_function", operator.eq, (one.node, operand), {})
             text = other.described() if type(other) is FlowingDtype else str(other)
             self.guard(equal, answer, f"({one.described()} == {text})")
@@ -159,8 +174,7 @@ class Reads(TracerBase):
 
     def guarded_part(self, node: Node, name: str, value: Any) -> Any:
         """An attribute of a plain value, which the program checks, once."""
-        if (node, name) not in self._guarded:
-            self._guarded.add((node, name))
+        if not self.is_asked(node, name):
             part = self.create_node("call_function", getattr, (node, name), {})
             self.guard(part, value, f"{name} of '{node.name}'")
         return value
@@ -169,6 +183,8 @@ class Reads(TracerBase):
 
     def number(self, node: Node, key: Any, value: Any, make: Callable[[], Any], description: str) -> Any:
         """A number read out of a tensor, as the model sees it; `key` says which one of the node's numbers it is."""
+        if self.is_plain:
+            return value
         known = self._numbers.setdefault(node, {})
         number = known.get(key)
         if number is None:
@@ -191,7 +207,7 @@ class Reads(TracerBase):
             number.argument()
 
     def _size(self, tensor: torch.Tensor) -> torch.Size:
-        if self.is_static(tensor):
+        if self.is_plain or self.is_static(tensor):
             return tensor.size()
         node = self.node_of(tensor)
         known = self._sizes.get(node)
@@ -227,14 +243,21 @@ class Reads(TracerBase):
         return int(number)
 
     def before_key(self, value: Any) -> None:
-        """Called where a number or a dtype is about to be the key of a table."""
+        """Called where a number or a dtype is about to be the key of a table, which may outlive the run."""
+        self._keys.append(weakref.ref(value))
+
+    def take_out_keys(self) -> bool:
+        """Take the numbers of this run out of tables that outlive it; whether there were any."""
+        keys, self._keys = [key() for key in self._keys], []
+        self._sizes.clear()
+        return take_out([key for key in keys if key is not None])
 
     def before_plain(self, name: str) -> None:
         """Called where a number is about to become a plain one, by Python's function of this name."""
 
     def call_numel(self, function: Any, args: Any, kwargs: Any) -> Any:
         tensor = args[0]
-        if self.is_static(tensor):
+        if self.is_plain or self.is_static(tensor):
             return tensor.numel()
         node = self.node_of(tensor)
         make = functools.partial(self.create_node, "call_method", "numel", (node,), {})
@@ -242,7 +265,11 @@ class Reads(TracerBase):
 
     def call_dim(self, function: Any, args: Any, kwargs: Any) -> int:
         # torch asks before it iterates, and unbind() refuses a tensor without dimensions just as well.
-        if not self.is_static(args[0]) and sys._getframe(3).f_code is not torch.Tensor.__iter__.__code__:
+        if (
+            not self.is_plain
+            and not self.is_static(args[0])
+            and sys._getframe(3).f_code is not torch.Tensor.__iter__.__code__
+        ):
             self.guard_fact(args[0], "ndim", args[0].dim())
         return args[0].dim()
 
@@ -251,6 +278,8 @@ class Reads(TracerBase):
         if tensor.device.type == "meta":
             raise KeepWhole(self._modules[-1], f"the value of a tensor without data was read{at_line()}")
         value = tensor.item()
+        if self.is_plain:
+            return value
         node = self.node_of(tensor)
         # Made now: the tensor may be written into before the number is used.
         item = self.create_node("call_method", "item", (node,), {})
@@ -275,11 +304,13 @@ class Reads(TracerBase):
         result = getattr(tensor, name)
         if name in _LOST_BY_COPYING and id(tensor) in self._inputs:
             raise KeepWhole(self._modules[-1], f"{name} of an input was read{at_line()}")
-        if name in _PRESENT_OR_ABSENT:
+        if name in _PRESENT_OR_ABSENT and not self.is_plain:
             self._guard_presence(tensor, name, result)
         if isinstance(result, torch.Tensor):
             node = self.create_node("call_function", getattr, (self.node_of(tensor), name), {})
             return self.register(result, node, {})
+        if self.is_plain:
+            return result
         if name == "device":
             self._read_device(tensor, result)
         elif name == "dtype" and self.dtypes_flow and _may_flow(sys._getframe(4).f_code):
@@ -302,6 +333,7 @@ class Reads(TracerBase):
         # Where it goes is not seen: if it does not come to a torch call, then it was there to decide something.
         node = self.node_of(tensor)
         fact = self.create_node("call_function", getattr, (node, "device"), {})
+        self.plain[fact] = device
         self._devices[id(device)] = (device, fact, self.guard(fact, device, f"device of '{node.name}'"))
 
     def _flowing(self, tensor: torch.Tensor, dtype: torch.dtype) -> FlowingDtype:
@@ -325,7 +357,7 @@ class Reads(TracerBase):
 
 @asked_once
 def _may_flow(code: CodeType) -> bool:
-    """Whether a function that reads a dtype may be given what stands in for it: the rest of torch compares by identity."""
+    """Whether a function that reads a dtype may be given one that flows: the rest of torch compares by identity."""
     return is_user_code(code) or code.co_filename.startswith(_LAYERS)
 
 

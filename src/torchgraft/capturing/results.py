@@ -83,4 +83,4 @@ def write_objects(watcher: Watcher) -> None:
         distinct = ((*changed, *others), len(changed), "the end of the model, where it changes its inputs")
         watcher.create_node("call_function", check_distinct, distinct, {})
     for arguments in changes:  # after everything that is read
-        watcher.create_node("call_function", put_into, arguments, {})
+        watcher.create_call("call_function", put_into, arguments, {})

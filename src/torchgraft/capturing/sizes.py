@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from torchgraft.capturing.memos import is_remembered
 from torchgraft.ir.node import Node
 from torchgraft.ir.origin import current_source_line
 
@@ -51,10 +52,12 @@ class SymbolicNumber:
 
     def argument(self) -> Any:
         """The node that computes the number, made when it is first needed; the number itself where it is a constant."""
-        if self._make is None:
+        if self._make is None or self.watcher.is_over:
             return self.value
         if self._node is None or (isinstance(self._node, Node) and self._node._erased):
             self._node = self._make()
+            if isinstance(self._node, Node):
+                self.watcher.plain[self._node] = self.value
         return self._node
 
     def __str__(self) -> str:
@@ -114,7 +117,7 @@ class SymbolicNumber:
     # ---- Python forces a number: this decides something, so it becomes a guard ----
 
     def _decide(self) -> Any:
-        if self._make is not None and self.decides:
+        if self._make is not None and self.decides and not self.watcher.is_over:
             self.watcher.guard_number(self)
         return self.value
 
@@ -375,14 +378,20 @@ for _name, (_function, _symbol) in _ONE_SIDED.items():
 
 def _hash(self: Any) -> int:
     number = self.node
-    number.watcher.before_key(self)
+    if not number.watcher.is_over and is_remembered(number.watcher.remembering):
+        return id(
+            self
+        )  # a key like no other: the function answers anew, and nothing of the run is taken for a number's answer
+    if not number.watcher.is_over:
+        number.watcher.before_key(self)
     return hash(number._decide())
 
 
 def _plain(kind: type) -> Callable[[Any], Any]:
     def convert(self: Any) -> Any:
         number = self.node
-        number.watcher.before_plain(kind.__name__)
+        if not number.watcher.is_over:
+            number.watcher.before_plain(kind.__name__)
         return kind(number._decide())
 
     return convert

@@ -28,7 +28,8 @@ _WRITING_OPERATORS = frozenset(
     {"__setitem__", "__set__", *[f"__i{name}__" for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow")]}
     | {f"__i{name}__" for name in ("and", "or", "xor", "lshift", "rshift", "div")}
 )
-_WRITING_FUNCTIONS = frozenset({"batch_norm", "instance_norm", "native_batch_norm", "embedding", "embedding_bag"})
+_WRITING_FUNCTIONS = frozenset({"setattr", "batch_norm", "instance_norm", "native_batch_norm"})
+_RENORMALISING = frozenset({"embedding", "embedding_bag"})
 # How torch names the methods behind Python's operators, which read better in a program; with the number of operands.
 _OPERATORS: dict[str, tuple[Callable[..., Any], int]] = {
     **{
@@ -86,6 +87,14 @@ class Spelling:
         self.wish, self.operator_wish = wish_of(self.target), wish_of(self.operator)
         is_odd = self.special or self.property or self.on_numbers or self.leaves_torch or name == "_set_grad_enabled"
         self.is_usual = not is_odd
+
+    def writes(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether a call may write into what it is given."""
+        if self.may_write:
+            return True
+        if self.name in _RENORMALISING:  # the weight, where its rows may be no longer than a number
+            return (args[3] if len(args) > 3 else kwargs.get("max_norm")) is not None
+        return bool(kwargs) and ("out" in kwargs or "inplace" in kwargs)
 
 
 def _name_of(described: Any) -> str:

@@ -37,14 +37,12 @@ def _asked(function: Callable[..., Any]) -> Callable[..., Any]:
     def ask(*args: Any, **kwargs: Any) -> Any:
         result = fallback[0](*args, **kwargs)
         tracer = active.tracer
-        what = f"torch.{function.__name__}({', '.join(map(repr, args))})"
-        if tracer is None and active.listener is not None:
-            active.listener.ask_situation(what, result, sys._getframe(1))
-        if tracer is None or tracer._switching:
+        if tracer is None or tracer._switching or (tracer._runs_for_real and tracer.is_plain):
             return result
         if sys._getframe(1).f_code.co_filename.endswith(_REGION_FILES):
             return result
         asked = tracer.create_node("call_function", function, args, kwargs)
+        what = f"torch.{function.__name__}({', '.join(map(repr, args))})"
         where = str(current_source_line() or "an unknown line")
         tracer.create_node("call_function", check_value, (asked, result, what, where), {})
         return result
@@ -56,8 +54,6 @@ def _asked(function: Callable[..., Any]) -> Callable[..., Any]:
 def _refused(function: Callable[..., Any]) -> Callable[..., Any]:
     def switch(*args: Any, **kwargs: Any) -> Any:
         tracer = active.tracer
-        if tracer is None and active.listener is not None:
-            active.listener.refuse(f"calls torch.{function.__name__}()", sys._getframe(1))
         if tracer is not None and not tracer._switching:
             _refuse(tracer, f"torch.{function.__name__}()", "it switches torch for everything that runs afterwards")
         return fallback[0](*args, **kwargs)
@@ -78,8 +74,6 @@ def _refused_in_forward(holder: Any, name: str, reason: str) -> Patch:
     def refuse(*args: Any, **kwargs: Any) -> Any:
         tracer = active.tracer
         what = f"{getattr(original, '__qualname__', name)}()"
-        if tracer is None and active.listener is not None:
-            active.listener.refuse(f"calls {what}", sys._getframe(1))
         if tracer is not None and not tracer._switching and _is_users(args):
             _refuse(tracer, what, reason)
         return original(*args, **kwargs)
@@ -126,8 +120,6 @@ def _handed_to_thread(holder: Any, name: str) -> Patch:
         if type(args[0]).__module__.startswith("tqdm."):
             return original(*args, **kwargs)
         tracer = active.tracer
-        if tracer is None and active.listener is not None:
-            active.listener.refuse(f"calls {holder.__name__}.{name}()", sys._getframe(1))
         if tracer is not None and not tracer._switching:
             _refuse(tracer, f"{holder.__name__}.{name}()", "what another thread does is not seen")
         return original(*args, **kwargs)

@@ -11,15 +11,16 @@ from typing import Any
 
 import torch
 
-from torchgraft.capturing.active import Beginning, active
+from torchgraft.capturing.active import active
 from torchgraft.capturing.dtypes import FlowingDtype
+from torchgraft.capturing.model_state import ModelState
 from torchgraft.capturing.parts import closed_over, parts_now, same_parts, with_parts
 from torchgraft.capturing.reads import KeepWhole, Reads, at_line
 from torchgraft.capturing.sizes import SymbolicNumber, unwrapped, wrapped
-from torchgraft.capturing.surroundings import Surroundings
 from torchgraft.capturing.tensors import version_of
 from torchgraft.capturing.tracer_base import UNCHANGED_TYPES
 from torchgraft.ir.arguments import rebuild_tuple
+from torchgraft.ir.contexts import enter_context, exit_context
 from torchgraft.ir.graph import Graph
 from torchgraft.ir.guards import check_length
 from torchgraft.ir.modules import names_of_tensors
@@ -36,13 +37,14 @@ MakeNode = Callable[[], Node]
 class Values(Reads):
     """The part of a watcher that knows the nodes of values."""
 
-    def __init__(self, root: torch.nn.Module, paths: dict[torch.nn.Module, str], sizes_are_symbolic: bool) -> None:
+    def __init__(self, root: torch.nn.Module, state: ModelState, sizes_are_symbolic: bool) -> None:
         super().__init__()
+        self.state = state
+        paths = state.paths
         self.graph = Graph()
         self.root = root
         self.paths = paths
         self.sizes_are_symbolic = sizes_are_symbolic
-        self.surroundings = Surroundings(paths)
         self._names = names_of_tensors(paths)
         self._switching = False
         # The user's instruction that is running, while that is known: looking for it takes longer than making a node.
@@ -57,7 +59,8 @@ class Values(Reads):
         self._constants: dict[int, tuple[Any, Node]] = {}
         # Tensors made by this run onto which somebody wrote an attribute, by identity.
         self.with_attributes: dict[int, torch.Tensor] = {}
-        self.beginning: Beginning | None = None
+        # The nodes of calls, in order; all others fetch, compute numbers, or check.
+        self.calls: list[Node] = []
 
     def create_node(
         self, kind: str, target: Any, args: Any, kwargs: Any, name: str | None = None, type_expr: Any = None
@@ -66,6 +69,14 @@ class Values(Reads):
         graph = self.graph
         node = graph._make_node(kind, target, args, kwargs, name or wish_of(target), type_expr)
         node._origin = (*(self._instruction or user_instruction(2)), self._scope_chain)
+        if target is enter_context or target is exit_context:
+            self.calls.append(node)
+        return node
+
+    def create_call(self, kind: str, target: Any, args: Any, kwargs: Any, name: str | None = None) -> Node:
+        """Put the node of a call in the graph, which every run of the model has to make."""
+        node = self.create_node(kind, target, args, kwargs, name)
+        self.calls.append(node)
         return node
 
     # ---- tensors, objects and their nodes ----
@@ -95,11 +106,11 @@ class Values(Reads):
         name = self._attribute_name(tensor)
         if name is not None:
             node = self.create_node("get_attr", name, (), {})
-        elif tensor.grad_fn is not None or _is_wrapped(tensor) or self.is_young(tensor):
+        elif tensor.grad_fn is not None or _is_wrapped(tensor):
             raise KeepWhole(self._modules[-1], f"a tensor was made in a way that cannot be watched{at_line()}")
         else:
             node = self.constant("_tensor_constant", tensor)
-            self.surroundings.know(tensor)
+            self.state.tensors.know(tensor)
         self._outside[id(tensor)] = (tensor, node)
         return node
 
@@ -114,7 +125,7 @@ class Values(Reads):
                     if isinstance(item, (torch.Tensor, torch.Generator)) and key.isidentifier() and not is_of_run:
                         self._names.setdefault(id(item), f"{path}.{key}" if path else key)
                         if isinstance(item, torch.Tensor):
-                            self.unwatched(self.surroundings.know, item)
+                            self.unwatched(self.state.tensors.know, item)
             name = self._names.get(id(value))
         return name
 
@@ -123,7 +134,7 @@ class Values(Reads):
         known = self._constants.get(id(value))
         if known is None:
             number = len(self.graph._constants)
-            while hasattr(self.root, f"{prefix}{number}"):
+            while f"{prefix}{number}" in self.graph._constants or hasattr(self.root, f"{prefix}{number}"):
                 number += 1
             self.graph._constants[f"{prefix}{number}"] = value
             known = self._constants[id(value)] = (value, self.create_node("get_attr", f"{prefix}{number}", (), {}))
@@ -138,10 +149,6 @@ class Values(Reads):
         """Say that an object of the run is the value of a node."""
         self._outside[id(value)] = (value, node)
         self._objects[id(value)] = (value, dict(parts_now(value)))
-
-    def is_young(self, value: Any) -> bool:
-        """Whether an object was made since the run began."""
-        return self.beginning is not None and self.beginning.is_before(value)
 
     def is_known(self, value: Any) -> bool:
         """Whether an object is the value of a node, as it is and not only as it looks."""
@@ -215,16 +222,13 @@ class Values(Reads):
             self._has_stand_ins = True
             return FlowingDtype(self, result, make())
         if result is None or type(result) in UNCHANGED_TYPES:
-            if result is not None:
+            if result is not None and not self.is_plain:
                 self.guard(make(), result, f"the result of {what}")
             return result
         is_container = isinstance(result, (tuple, list, dict))
+        if not self.is_plain:
+            self._guard_container(result, make, what)
         parts = result if isinstance(result, dict) else dict(enumerate(result)) if is_container else parts_now(result)
-        if isinstance(result, list):
-            self._guard_length(make(), result, what)
-        elif isinstance(result, dict) and all(isinstance(key, str) for key in result):
-            keys = self.create_node("call_function", list, (make(),), {})
-            self.guard(keys, list(result), f"the keys of the result of {what}")
         new = {
             key: self.register_anything(item, self.part(node, key, not is_container), given, what)
             for key, item in parts.items()
@@ -233,6 +237,14 @@ class Values(Reads):
             result = with_parts(result, new)
         self.add_object(result, make)
         return result
+
+    def _guard_container(self, result: Any, make: MakeNode, what: str) -> None:
+        """Have the program check how many things there are in a list or a dict."""
+        if isinstance(result, list):
+            self._guard_length(make(), result, what)
+        elif isinstance(result, dict) and all(isinstance(key, str) for key in result):
+            keys = self.create_node("call_function", list, (make(),), {})
+            self.guard(keys, list(result), f"the keys of the result of {what}")
 
     def _guard_length(self, node: Node, result: Any, what: str) -> None:
         where = str(current_source_line() or "an unknown line")
@@ -278,9 +290,8 @@ class Values(Reads):
         if parts and not callable(a):
             arguments = (self.constant("_template", Template(template)), *[self.create_arg(part) for part in parts])
             return self.create_node("call_function", put_together, arguments, {})
-        is_closed = not callable(a) and not has_attributes(a) and self.is_young(a)  # a deque, a generator
         known = type(a).__module__ == "numpy" or isinstance(a, torch.Generator)
-        if parts or is_closed or known or self.closes_over(a):
+        if parts or known or self.closes_over(a):
             raise KeepWhole(
                 self._modules[-1], f"a {type(a).__name__} made on the way cannot be written down{at_line()}"
             )

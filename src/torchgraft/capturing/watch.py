@@ -5,10 +5,9 @@ Which node a value is, is known in `values.py`; what starts a run and what becom
 from __future__ import annotations
 
 import functools
-import sys
-import weakref
+import operator
 from collections.abc import Callable
-from types import CodeType, FrameType
+from types import CodeType
 from typing import Any
 
 import torch
@@ -18,12 +17,9 @@ from torch.overrides import TorchFunctionMode
 from torchgraft.capturing.active import active
 from torchgraft.capturing.call_arguments import CallArguments
 from torchgraft.capturing.dtypes import FlowingDtype
-from torchgraft.capturing.handlers import is_handled, recovering_frame
 from torchgraft.capturing.hooks import RunHooks
-from torchgraft.capturing.memos import before_remembering, forget
 from torchgraft.capturing.model_state import ModelState, is_from_torch
 from torchgraft.capturing.module_patches import ModuleForward, call_module
-from torchgraft.capturing.outside_state import OutsideState
 from torchgraft.capturing.parts import concrete, mutable_parts, parts_now, same_parts
 from torchgraft.capturing.plain_numbers import asking_code
 from torchgraft.capturing.reads import RESHAPING, KeepWhole, RunAgain, at_line
@@ -36,9 +32,9 @@ from torchgraft.errors import TraceError
 from torchgraft.ir.arguments import EMPTY_DICT
 from torchgraft.ir.guards import check_result, check_training, is_guard
 from torchgraft.ir.input_kinds import class_name
-from torchgraft.ir.modules import has_hooks, has_tensors, hooks_for_all
+from torchgraft.ir.modules import has_hooks, hooks_for_all
 from torchgraft.ir.node import Node
-from torchgraft.ir.origin import current_source_line, source_line, user_instruction
+from torchgraft.ir.origin import current_source_line, user_instruction
 
 _Tensor = torch.Tensor
 
@@ -69,20 +65,13 @@ class Watcher(CallArguments):
     def __init__(
         self,
         root: torch.nn.Module,
-        paths: dict[torch.nn.Module, str],
+        state: ModelState,
         is_leaf: Callable[[torch.nn.Module, str], bool],
         sizes_are_symbolic: bool = True,
         flags_are_plain: bool = False,
         hooks: RunHooks | None = None,
     ) -> None:
-        super().__init__(root, paths, sizes_are_symbolic)
-        self.state = ModelState(paths)
-        self.state.refuse_generators()
-        for module in paths:
-            if not _is_of_torch(module):
-                self.state.watch(module)  # also those that are only called where nobody watches
-        self.outside = OutsideState(lambda value: False)
-        self.outside.watch_context()
+        super().__init__(root, state, sizes_are_symbolic)
         self.hooks = hooks or RunHooks()
         self.flags_are_plain = flags_are_plain
         self._is_leaf = is_leaf
@@ -90,20 +79,24 @@ class Watcher(CallArguments):
         self._modes: dict[torch.nn.Module, Node] = {}
         # Modules that ran as one call; what they change of themselves, each run of the program changes.
         self.ran_whole: set[torch.nn.Module] = set()
-        # Where capture was called: what is around that is no business of the model's.
-        self._call_site = user_instruction(1)
+        # Modules that are no part of the model and were asked for their modes, and the module that asked.
+        self.asked_modes: list[tuple[torch.nn.Module, torch.nn.Module]] = []
+        # What was drawn from the random numbers of Python and numpy; a second run is given the same.
+        self.draws: list[Any] = []
+        self.replayed: list[Any] | None = None
         self._open_contexts: list[Any] = []
         # Modules that wrote attributes of their own, and how; at the end of the run all has to be as it was.
         self.written: dict[torch.nn.Module, str] = {}
         # Code in which a symbolic number became a plain one, and the names of its file.
         self.asking: dict[int, tuple[CodeType, dict[str, Any]]] = {}
-        # Numbers that were keys of tables.
-        self._keys: list[weakref.ref[Any]] = []
-        # The function of ours that called the model: what is further out is no business of the model's.
-        self.boundary: CodeType | None = None
-        self._checked_frame: FrameType | None = None
         # A torch call that failed although the run went on: the model caught the error, and was steered by it.
         self.recovered: tuple[torch.nn.Module, str] | None = None
+
+    def be_plain(self, first: Watcher) -> None:
+        """Hand out plain numbers, dtypes and modes, and check nothing: this run is only compared with the first."""
+        self.is_plain = self.flags_are_plain = True
+        self.sizes_are_symbolic = self.dtypes_flow = False
+        self.replayed = list(first.draws)
 
     # ---- calls ----
 
@@ -121,11 +114,7 @@ class Watcher(CallArguments):
         else:
             (arguments, named), args, kwargs = self._taken(args, kwargs, given)
         code, instruction = self._instruction  # type: ignore[misc]
-        if code is not None and code.co_exceptiontable and is_handled(code, instruction):
-            self._refuse_handled()
-        elif self.outside.recovers:
-            self._refuse_recovery()
-        if spelling.may_write or (kwargs and ("out" in kwargs or "inplace" in kwargs)):
+        if spelling.writes(args, kwargs):
             self._before_writing(spelling.name, (args, kwargs))
         self._switching = True  # what torch asks and does on the way is part of this call
         try:
@@ -141,6 +130,7 @@ class Watcher(CallArguments):
             opcode, target, wish = spelling.opcode, spelling.target, spelling.wish
         node = self.graph._make_node(opcode, target, arguments, named, wish, None)
         node._origin = (code, instruction, self._scope_chain)
+        self.calls.append(node)
         if type(result) is not _Tensor:
             return self._write_down(node, spelling, given, result)
         address = id(result)
@@ -150,22 +140,14 @@ class Watcher(CallArguments):
         # requires_grad_() and its like write nothing that torch counts.
         return self.register(result, node, {} if spelling.is_written_back else given)
 
-    def _refuse_handled(self) -> None:
-        if self._instruction != self._call_site:
-            raise KeepWhole(self._modules[-1], f"it goes on if a call fails{at_line()}")
-
-    def _refuse_recovery(self) -> None:
-        """Refuse a call if a function further out would go on after it failed."""
-        caller: FrameType | None = sys._getframe(3)
-        if caller is self._checked_frame:  # as long as it runs, those further out stand still
-            return
-        self._checked_frame = caller
-        frame = recovering_frame(caller, self.boundary)
-        if frame is not None:
-            module = frame.f_locals.get("self")
-            is_known = isinstance(module, torch.nn.Module) and module in self.paths
-            line = source_line(frame.f_code, frame.f_lasti)
-            raise KeepWhole(module if is_known else None, f"it goes on if a call fails at {line}")
+    def call_unseen(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A call that torch's override protocol is not asked about."""
+        with torch._C.DisableTorchFunction():  # else each question about a tensor would come to us
+            self._instruction = user_instruction(2)
+            try:
+                return self.call(function, args, kwargs)
+            finally:
+                self._instruction = None
 
     def _unusual_call(self, spelling: Spelling, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if spelling.name == "__get__":
@@ -178,23 +160,25 @@ class Watcher(CallArguments):
         args, kwargs = concrete(args), concrete(kwargs)
         if spelling.property:
             self._before_writing(spelling.name, (args, kwargs))
-            self.create_node("call_function", setattr, (lowered[0][0], spelling.property, lowered[0][1]), {})
+            self.create_call("call_function", setattr, (lowered[0][0], spelling.property, lowered[0][1]), {})
         else:
-            self.create_node("call_function", function, *lowered)
+            self.create_call("call_function", function, *lowered)
         return function(*args, **kwargs)
 
     def _write_down(self, node: Node, spelling: Spelling, given: dict[int, int], result: Any) -> Any:
         if has_tensor(result):
-            if spelling.of_any_length and not hasattr(result, "_fields"):
+            if spelling.of_any_length and not self.is_plain and not hasattr(result, "_fields"):
                 self._guard_length(node, result, f"{spelling.name}()")
             return self.register(result, node, given)
         if result is None:
             if is_guard(node._target) and not node._input_nodes:
                 self.graph.erase_node(node)  # a program inside the model checks what is constant here
             return None
-        if not given and not self._is_from_numbers(node):
-            self.graph.erase_node(node)  # says nothing about tensors
-            return result
+        if not given:
+            self.calls.pop()  # says nothing about tensors
+            if not self._is_from_numbers(node):
+                self.graph.erase_node(node)
+                return result
         return self.register_anything(result, node, given, f"{spelling.name}() of a tensor")
 
     def _is_from_numbers(self, node: Node) -> bool:
@@ -207,10 +191,10 @@ class Watcher(CallArguments):
     def _before_writing(self, name: str, values: Any) -> None:
         for tensor in tensors_in(values):
             if id(tensor) not in self._inputs:
-                self.surroundings.save_if_known(tensor)
+                self.state.tensors.save_if_known(tensor)
             if name in RESHAPING:
                 self.settle_sizes(tensor)
-                self.surroundings.keep_place(tensor)
+                self.state.tensors.keep_place(tensor)
                 if self.is_static(tensor) and not (name == "__set__" and _are_of_one_shape(values[0])):
                     raise KeepWhole(self._modules[-1], f"it changes the shape of a tensor that it keeps{at_line()}")
 
@@ -220,7 +204,7 @@ class Watcher(CallArguments):
         """Run a function without looking inside, and write it down as one call."""
         if self._switching or not has_tensor((args, kwargs)):
             return function(*args, **kwargs)
-        node = self.create_node("call_function", target, *self._lowered(args, kwargs), name)
+        node = self.create_call("call_function", target, *self._lowered(args, kwargs), name)
         return self.unwatched(self._run_leaf, function, node, concrete(args), concrete(kwargs), None)
 
     def call_random(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -229,13 +213,18 @@ class Watcher(CallArguments):
             return function(*args, **kwargs)
         if function.__name__ == "shuffle":
             raise KeepWhole(self._modules[-1], f"shuffle() puts a list into an order that Python then reads{at_line()}")
-        node = self.create_node("call_function", function, *self._lowered(args, kwargs))
-        self.surroundings.before_python_draw()
-        result = self.unwatched(function, *concrete(args), **concrete(kwargs))
-        self.surroundings.explain_python_draw()
+        node = self.create_call("call_function", function, *self._lowered(args, kwargs))
+        if self.replayed:
+            result = self.replayed.pop(0)
+        else:
+            result = self.unwatched(function, *concrete(args), **concrete(kwargs))
         if isinstance(result, torch.Tensor):
             return self.unwatched(self.register, result, node, {})
         if isinstance(result, (int, float)):
+            self.draws.append(result)
+            if self.is_plain:
+                self.plain[node] = result
+                return result
             return wrapped(SymbolicNumber(self, result, lambda: node, f"{function.__name__}()"))
         if result is None or isinstance(result, torch.Generator):
             return result
@@ -245,25 +234,12 @@ class Watcher(CallArguments):
         """An encoder would pack what is not padded, unless gradients are needed."""
         raise KeepWhole(self._modules[-1], "it packs what is not padded where no gradients are needed")
 
-    def before_key(self, number: Any) -> None:
-        """A number is about to be the key of a table, which may outlive the run."""
-        if active.tracer is self and not self._switching:
-            before_remembering()
-            self._keys.append(weakref.ref(number))
-
     def before_plain(self, name: str) -> None:
         """Python's `int`, `float` or `len` is about to give a plain number."""
         if active.tracer is self and not self._switching and self.sizes_are_symbolic:
             asking = asking_code(name)
             if asking is not None:
                 self.asking[id(asking[0])] = asking
-
-    def forget_keys(self) -> bool:
-        """Take the numbers of this run out of tables that outlive it; whether there were any."""
-        if not self._keys:
-            return False
-        self._sizes.clear()
-        return forget([number for key in self._keys if (number := key()) is not None])
 
     # ---- modules; the patches of nn.Module ask here ----
 
@@ -288,7 +264,7 @@ class Watcher(CallArguments):
 
     def _call_other(self, module: torch.nn.Module, path: str | None, args: Any, kwargs: Any) -> Any:
         """Run a module that is not the model's, or one inside a call that is written down."""
-        if path is None and not self._switching and has_tensors(module) and not self._is_made_of_ours(module):
+        if path is None and not self._switching and self._has_other_tensors(module):
             what = f"{type(module).__name__} is called, and is no submodule of the model"
             raise KeepWhole(self._modules[-1], f"{what}{at_line()}")
         self._enter_module(module)
@@ -301,12 +277,9 @@ class Watcher(CallArguments):
             self._whole[module] = known
         return self.hooks.make_whole(self, module, known) if has_hooks(module) else known
 
-    def _is_made_of_ours(self, module: torch.nn.Module) -> bool:
-        """Whether a module is made by the model while it runs, around modules of its own: `self.layers[1:](x)`."""
-        return self.is_young(module) and not self._has_other_tensors(module)
-
     def _has_other_tensors(self, module: torch.nn.Module) -> bool:
-        """Whether something stands in for the parameters of a module, as torch.func.functional_call has it."""
+        """Whether a module has parameters that are not the model's: torch.func.functional_call has put them there, or it is no
+        part of the model. (`self.layers[1:]` makes one around modules of the model.)"""
         known = self._names
         for inner in module.modules() if module._modules else (module,):
             for value in inner._parameters.values():
@@ -320,22 +293,20 @@ class Watcher(CallArguments):
         if parametrize._cache_enabled:  # what is computed once for all calls, a program would compute for each
             raise KeepWhole(self._modules[-1], f"it keeps the results of parametrisations{at_line()}")
         self.ran_whole.add(m)
-        if self.outside.recovers:
-            self._refuse_recovery()
         is_of_torch = _is_of_torch(m)
         if not is_of_torch or m.__dict__.get("max_norm") is not None:
-            self.unwatched(self._save_all, m)
+            self.unwatched(self._keep_all, m)
         with torch._C.DisableTorchFunction():  # else each question about a tensor would come to us
             lowered, given = self._simple(args, kwargs)
             if lowered is not None and is_of_torch and _is_plain_leaf(m):  # nobody would look at the calls inside
-                return self._run_plain_leaf(m, self.create_node("call_module", path, *lowered), args, kwargs, given)
+                return self._run_plain_leaf(m, self.create_call("call_module", path, *lowered), args, kwargs, given)
         forward: Callable[..., Any] = ModuleForward(m, self)
         if not is_of_torch:
             forward = self.hooks.around(self, m, forward)
         if lowered is not None:
-            node = self.create_node("call_module", path, *lowered)
+            node = self.create_call("call_module", path, *lowered)
             return self.unwatched(self._run_leaf, forward, node, args, kwargs, given, is_of_torch)
-        node = self.create_node("call_module", path, *self._lowered(args, kwargs))
+        node = self.create_call("call_module", path, *self._lowered(args, kwargs))
         return self.unwatched(self._run_leaf, forward, node, concrete(args), concrete(kwargs), None, is_of_torch)
 
     def _run_plain_leaf(
@@ -358,22 +329,25 @@ class Watcher(CallArguments):
         result.__dict__[MARK] = (self, node)
         return result
 
-    def _guard_kind(self, node: Node, result: Any) -> None:
-        """Have the program check what a module gives that may give something else in another mode: a tuple, say."""
-        kind = next((kind for kind in (torch.Tensor, tuple, list, dict) if isinstance(result, kind)), None)
-        if kind is not None:
-            where = str(current_source_line() or "an unknown line")
-            length = len(result) if kind is tuple else None
-            self.create_node(
-                "call_function", check_result, (node, class_name(kind), length, str(node._target), where), {}
-            )
+    def _is_given_plain(self, node: Node) -> bool:
+        """Whether a call is given modes or numbers, which the program computes anew."""
+        return not self.plain.keys().isdisjoint(node._input_nodes)
 
-    def _save_all(self, module: torch.nn.Module) -> None:
-        for inner in module.modules():
-            self.state.watch(inner)
-            for value in (*inner._parameters.values(), *inner._buffers.values()):
-                if value is not None:
-                    self.surroundings.save(value)
+    def _guard_kind(self, node: Node, result: Any, make: Callable[[], Node] | None = None) -> None:
+        """Have the program check what a call gives that may give something else in another mode: a tuple, say, or None in it."""
+        found = node if make is None else make()
+        if result is None:
+            absent = self.create_node("call_function", operator.is_, (found, None), {})
+            self.guard(absent, True, f"the absence of a result of '{node._target}'")
+        kind = next((kind for kind in (torch.Tensor, tuple, list, dict) if isinstance(result, kind)), None)
+        if kind is None:
+            return
+        where = str(current_source_line() or "an unknown line")
+        length = len(result) if kind is tuple else None
+        self.create_node("call_function", check_result, (found, class_name(kind), length, str(node._target), where), {})
+        if kind is tuple:
+            for index, item in enumerate(result):
+                self._guard_kind(node, item, self.part(found, index))
 
     def _run_leaf(
         self,
@@ -394,15 +368,20 @@ class Watcher(CallArguments):
             raise
         if any(not same_parts(parts_now(value), parts) for value, parts in before):
             raise KeepWhole(self._modules[-1], f"{node.target} changes an object that it is given")
-        if not is_of_torch:
+        # What torch's modules return depends on what they are given; a mode or a number may be something else later.
+        if not self.is_plain and (not is_of_torch or self._is_given_plain(node)):
             self._guard_kind(node, result)
         if type(result) is torch.Tensor:
             return self.register(result, node, given)
         return self.register_anything(result, node, given, str(node._target))
 
+    def _keep_all(self, module: torch.nn.Module) -> None:
+        for inner in module.modules():
+            self.state.watch(inner)
+        self.state.tensors.save_all(module)
+
     def _enter_module(self, module: torch.nn.Module) -> None:
         self.state.watch(module)
-        self.outside.watch_class(type(module))
 
     def _is_written_in_place(self, module: torch.nn.Module, name: str, value: Any) -> bool:
         return False  # the value is the buffer itself, and that is no change
@@ -410,19 +389,15 @@ class Watcher(CallArguments):
     def _before_write(self, module: torch.nn.Module, name: str, value: Any) -> None:
         if self._switching:
             return
-        if module not in self.paths and not self.is_young(module):
-            what = f"it writes {name} of a {type(module).__name__}, which is no part of the model"
-            raise KeepWhole(self._modules[-1], f"{what}{at_line()}")
         if type(value) is FlowingDtype:  # it may be read where nobody watches
             raise RunAgain(functools.partial(self.ask_plainly, False))
-        try:
-            self.state.before_write(module, name, value, self)
-        except TraceError as error:
-            reason = f"it writes self.{name}{at_line()}"
-            if not self._may_be_put_back(module, name, value):
-                raise KeepWhole(module, reason) from error
-            self.written.setdefault(module, reason)
-            self.state.watch(module)
+        if module not in self.paths or not self.state.is_change(module, name, value):
+            return
+        reason = f"it writes self.{name}{at_line()}"
+        if not self._may_be_put_back(module, name, value):
+            raise KeepWhole(module, reason)
+        self.written.setdefault(module, reason)
+        self.state.watch(module)
 
     def _may_be_put_back(self, module: torch.nn.Module, name: str, value: Any) -> bool:
         """Whether an attribute may be written, as a note that is taken away before the run ends: only what is watched reads it.
@@ -444,12 +419,15 @@ class Watcher(CallArguments):
 
     def _training_decides(self, module: torch.nn.Module) -> bool:
         value = module.__dict__["training"]
+        if self.is_plain:
+            return value
         if self._modules[-1] is module and self._is_small(module):
             raise KeepWhole(module, f"it does something else in the other mode{at_line()}")
-        if (module, "training") not in self._guarded and not self._is_of_every_run(module):
-            self._guarded.add((module, "training"))
+        if module in self.paths and not self.is_asked(module, "training"):
             where = str(current_source_line() or type(module).__name__)
             self.create_node("call_function", check_training, (self._training_node(module), value, where), {})
+        elif module not in self.paths:
+            self.asked_modes.append((module, self._modules[-1]))
         return value
 
     def _is_small(self, module: torch.nn.Module) -> bool:
@@ -458,23 +436,16 @@ class Watcher(CallArguments):
         is_one = not module._modules and (_is_of_torch(module) or not (module._parameters or module._buffers))
         return is_one and bool(self.paths.get(module))
 
-    def _is_of_every_run(self, module: torch.nn.Module) -> bool:
-        """Whether a module is made by the model while it runs, so that its mode is the same each time."""
-        return module not in self.paths and self.is_young(module)
-
     def _training_node(self, module: torch.nn.Module) -> Node | bool:
-        path = self.paths.get(module)
-        if path is None and self.is_young(module):
-            return bool(module.__dict__["training"])
-        if path is None:
-            raise KeepWhole(
-                self._modules[-1], f"{type(module).__name__} is no submodule, and asks for its mode{at_line()}"
-            )
+        path, mode = self.paths.get(module), bool(module.__dict__["training"])
+        if path is None:  # made by the run, which then makes another one the next time
+            self.asked_modes.append((module, self._modules[-1]))
+            return mode
         known = self._modes.get(module)
         if known is None:  # the same in all of a run: whoever sets a mode in between is kept whole
-            known = self._modes[module] = self.create_node(
-                "get_attr", f"{path}.training" if path else "training", (), {}
-            )
+            target = f"{path}.training" if path else "training"
+            known = self._modes[module] = self.create_node("get_attr", target, (), {})
+            self.plain[known] = mode
         return known
 
 

@@ -14,49 +14,70 @@ import torch
 from torchgraft.capturing.example import bind, copied_input, placeholders
 from torchgraft.capturing.model_state import ModelState
 from torchgraft.capturing.parts import closed_over
-from torchgraft.capturing.surroundings import Surroundings
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.ir.graph import Graph
+from torchgraft.ir.modules import paths_of_modules
 from torchgraft.ir.node import Node
+
+
+class WholeModel:
+    """A model that is one call of a program. It is no submodule of the program, which has the model's own tables of parameters,
+    buffers and modules: so both have the same state dict, and what moves, loads or copies the one does so to the other."""
+
+    def __init__(self, model: torch.nn.Module, method: str) -> None:
+        self.model, self.method = model, method
+
+    def __repr__(self) -> str:
+        return f"WholeModel({type(self.model).__name__})"
+
+
+# What a program shares with a model that is one call of it.
+_SHARED = (
+    *("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"),
+    *("_state_dict_hooks", "_state_dict_pre_hooks", "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks"),
+)
 
 
 def call_whole(
     callee: Any,
-    method: str,
+    mode: bool | None,
     args: tuple[Any, ...],
-    packed: tuple[Any, ...],
-    named: dict[str, Any],
-    packed_named: dict[str, Any],
+    packed: tuple[Any, ...] = (),
+    named: dict[str, Any] | None = None,
+    packed_named: dict[str, Any] | None = None,
 ) -> Any:
-    """Call a function, or a method of an object, with arguments of which some come packed."""
-    target = getattr(callee, method) if method else callee
-    return target(*args, *packed, **named, **packed_named)
+    """Call a function, or a model in the mode of the program, with arguments of which some come packed."""
+    if isinstance(callee, WholeModel):
+        callee.model.training = bool(mode)
+        callee = getattr(callee.model, callee.method) if callee.method else callee.model
+    return callee(*args, *packed, **(named or {}), **(packed_named or {}))
+
+
+# Read by analysis/effects: it may do anything.
+call_whole.__torchgraft_effect__ = True  # type: ignore[attr-defined]
 
 
 def whole_program(
     model: Any, root: torch.nn.Module | None, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> GraphModule:
-    """A program that calls the model; its submodule `model` is the model itself."""
+    """A program that calls the model, or a function."""
     graph = Graph()
     bound = bind(model, args, kwargs)
     positional, packed, named, packed_named = _arguments(bound.signature, placeholders(graph, bound))
-    holder = torch.nn.Module()
+    if root is None and packed is None and packed_named is None:
+        graph.output(graph.call_function(model, positional, named))
+        return GraphModule(torch.nn.Module(), graph, program_name(model))
+    holder, callee, mode = torch.nn.Module(), model, None
     if root is not None:
-        holder.add_module("model", root)
-        holder.training = root.training
-    if packed is None and packed_named is None and (root is None or model is root):
-        result = (
-            graph.call_function(model, positional, named)
-            if root is None
-            else graph.call_module("model", positional, named)
-        )
-    else:
-        callee = model if root is None else graph.get_attr("model")
-        method = "" if model is root or root is None else model.__name__
-        arguments: Any = (callee, method, positional, packed or (), named, packed_named or {})
-        result = graph.call_function(call_whole, arguments)
-    graph.output(result)
-    return GraphModule(holder, graph, program_name(model))
+        whole = WholeModel(root, "" if model is root else model.__name__)
+        holder._whole_model, holder.training = whole, root.training  # type: ignore[assignment]
+        callee, mode = graph.get_attr("_whole_model"), graph.get_attr("training")
+    arguments: Any = (callee, mode, positional, packed or (), named, packed_named or {})
+    graph.output(graph.call_function(call_whole, arguments))
+    program = GraphModule(holder, graph, program_name(model))
+    if root is not None:
+        program.__dict__.update({name: root.__dict__[name] for name in _SHARED if name in root.__dict__})
+    return program
 
 
 def program_name(model: Any) -> str:
@@ -107,19 +128,15 @@ def modules_of(function: Any) -> torch.nn.Module:
 
 def eager_error(model: Any, root: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Exception | None:
     """What the model itself raises on these inputs; it is left as it was."""
-    modules = {module: path for path, module in root.named_modules()}
-    state, surroundings = ModelState(modules), Surroundings(modules)
-    for module in modules:
+    state = ModelState(paths_of_modules(root))
+    for module in state.paths:
         state.watch(module)
-        for parameter in module._parameters.values():
-            if parameter is not None:
-                surroundings.save(parameter)
+    state.tensors.save_all(root)
     copies: dict[int, Any] = {}
     try:
         model(*[copied_input(value, copies) for value in args], **copied_input(kwargs, copies))
     except Exception as error:
         return error
     finally:
-        state.restore()
-        surroundings.restore()
+        state.restore_all()
     return None

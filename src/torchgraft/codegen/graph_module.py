@@ -299,6 +299,8 @@ class GraphModule(torch.nn.Module):
 
     def delete_all_unused_submodules(self) -> None:
         """Remove every submodule that no node refers to."""
+        if "_whole_model" in self.__dict__:  # one call of a model, whose own modules these are
+            return
         used: set[str] = set()
         for node in self.graph.nodes:
             if node._op not in ("call_module", "get_attr"):

@@ -11,6 +11,15 @@ MISSING = object()
 _BY_VALUE = frozenset({int, float, bool, str, bytes, complex, tuple, type(None)})
 
 
+def is_plain(value: Any) -> bool:
+    """Whether a value is a number or a text, or a tuple of such.
+
+    >>> is_plain((1, "a")), is_plain([1])
+    (True, False)
+    """
+    return all(map(is_plain, value)) if type(value) is tuple else type(value) in _BY_VALUE
+
+
 class Entry(NamedTuple):
     """One entry of a dict (the attributes of a module or an object, its hooks) that a run has changed."""
 

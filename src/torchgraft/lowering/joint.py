@@ -204,8 +204,9 @@ class _JointWalk(Walk):
             kept = self.program.meta.get("kept_whole", {})
             reason = kept.get(str(node.target), kept.get(""))
             line = source_of(node)
+            name = "the model" if "" in kept else f"'{getattr(node.target, '__name__', node.target)}'"
             raise BridgeError(
-                f"cannot write forward and backward as one program: '{node.target}' is one call that runs Python"
+                f"cannot write forward and backward as one program: {name} is one call that runs Python"
                 f"{f', because {reason}' if reason else ''}{f'{chr(10)}  at {line}' if line else ''}\n"
                 "  capture the rest without it, or rewrite it with tensor operations"
             )

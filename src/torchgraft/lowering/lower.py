@@ -16,7 +16,6 @@ from torch.overrides import TorchFunctionMode
 
 from torchgraft.capturing.model_state import ModelState
 from torchgraft.capturing.sizes import SymbolicNumber, combine, unwrapped, wrapped
-from torchgraft.capturing.surroundings import Surroundings
 from torchgraft.codegen.calling import copied_inputs, example_inputs, placeholder_values
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.ir.contexts import enter_context, exit_context
@@ -87,9 +86,8 @@ class Walk:
     def run(self) -> None:
         """Write down the whole program; the model, its tensors and the random numbers are put back afterwards."""
         recorder, program = self.recorder, self.program
-        surroundings = Surroundings(paths_of_modules(program))
-        recorder.before_write = surroundings.save_if_known
-        state = ModelState(paths_of_modules(program))
+        self._state = state = ModelState(paths_of_modules(program))
+        recorder.before_write = state.tensors.save_if_known
         for module in state.paths:
             state.watch(module)
         try:
@@ -101,8 +99,7 @@ class Walk:
             for context in reversed(self._contexts):
                 context.__exit__(None, None, None)
             recorder.above = None
-            state.restore()
-            surroundings.restore()
+            state.restore_all()
 
     def begin(self) -> None:
         """Make the inputs, and have the program check what the operators are going to be chosen by."""
@@ -180,8 +177,7 @@ class Walk:
         plain_args, plain_kwargs = concrete(args), concrete(kwargs)
         if node.op == "call_module":
             module = self.program.get_submodule(str(node.target))
-            for tensor in (*module.parameters(), *module.buffers()):
-                self.recorder.before_write(tensor)
+            self._state.tensors.save_all(module)
             function: Callable[..., Any] = module
         elif node.op == "call_method":
             function = getattr(plain_args[0], str(node.target))

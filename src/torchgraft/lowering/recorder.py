@@ -49,6 +49,9 @@ class Recorder:
         self.above: Node | None = None
         # Values handed to the call that is being run, by the position and by the name of the parameter.
         self.flows: dict[int | str, Flow] = {}
+        self.is_over = False
+        # The values of numbers, by their nodes.
+        self.plain: dict[Node, Any] = {}
         # Whether gradients are being computed.
         self.is_backward = False
         self.before_write: Callable[[torch.Tensor], None] = lambda tensor: None

@@ -1,35 +1,41 @@
-"""What a watched run may change although it is no attribute of the model: the numbers inside tensors, and the states of
-random numbers. All of it is put back afterwards; attributes are the business of `model_state.py`.
+"""The numbers inside a model's tensors and the states of random numbers, as they were before a run; they are put back after it.
+Attributes are kept in `model_state.py`, which holds one of these.
 """
 
 from __future__ import annotations
 
+import random
+import sys
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 
-from torchgraft.capturing.number_states import numpy_numbers, python_numbers, same_numpy, write_numpy, write_python
+# The methods themselves: the functions of the module are patched during a run.
+_python_state, _set_python_state = random._inst.getstate, random._inst.setstate
+_share_memory: Any = torch.Tensor.set_
+# From the memory of a tensor: the tensor that showed the way to it, all of it, a copy, and how often it was written.
+_Saved = tuple[torch.Tensor, torch.Tensor, torch.Tensor, int]
 
 
-class Surroundings:
-    """The numbers in a model's buffers and the states of random numbers, as they were before a run."""
+class TensorState:
+    """Copies of a model's buffers, of other tensors once they are about to be written, and of the states of random numbers."""
 
     def __init__(self, modules: Iterable[torch.nn.Module]) -> None:
-        # Storages by their address: the tensor that showed the way to it, all of it, a copy, and how often it was written.
-        self._saved: dict[int, tuple[torch.Tensor, torch.Tensor, torch.Tensor, int]] = {}
+        self._saved: dict[int, _Saved] = {}
         # Tensors that were given another shape or other memory, by identity, and views of how they were.
         self._places: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._torch = torch.get_rng_state()
         self._devices = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
-        self._python = self._explained = python_numbers.now()
-        self._drew_unseen = False
-        self._numpy = numpy_numbers.now()
+        self._python, self._numpy = _python_state(), _numpy_state()
         self._modules = modules
         self._known: set[int] | None = None
         for module in modules:
             for buffer in module._buffers.values():
                 if buffer is not None:
                     self.save(buffer)
+        parameters = [item for module in modules for item in module._parameters.values() if item is not None]
+        self._gradients = [(item, item.grad) for item in parameters]
 
     def save(self, tensor: torch.Tensor) -> None:
         """Keep a copy of everything in the memory of a tensor."""
@@ -38,6 +44,13 @@ class Surroundings:
             version = 0 if tensor.is_inference() else tensor._version
             memory = _bytes(tensor)
             self._saved[address] = (tensor, memory, memory.clone(), version)
+
+    def save_all(self, module: torch.nn.Module) -> None:
+        """Keep a copy of all parameters and buffers in a module."""
+        for inner in module.modules():
+            for value in (*inner._parameters.values(), *inner._buffers.values()):
+                if value is not None:
+                    self.save(value)
 
     def keep_place(self, tensor: torch.Tensor) -> None:
         """Keep where the memory of a tensor is and how it lies there, if the tensor was there before the run."""
@@ -60,17 +73,11 @@ class Surroundings:
             self._known = {_address(value) for value in (*parameters, *buffers) if value is not None} - {0}
         return self._known
 
-    def before_python_draw(self) -> None:
-        """Say that a call that is written down is about to draw Python's random numbers: so far, nothing else may have."""
-        self._drew_unseen = self._drew_unseen or python_numbers.now() != self._explained
-
-    def explain_python_draw(self) -> None:
-        """Say that Python's random numbers were drawn by a call that is written down."""
-        self._explained = python_numbers.now()
-
-    def restore(self) -> list[tuple[torch.nn.Module | None, str]]:
-        """Put everything back, and return what changed without being written down: the module that has it, and its name."""
-        unseen: list[tuple[torch.nn.Module | None, str]] = []
+    def restore(self) -> None:
+        """Put everything back, except for the random numbers of other libraries."""
+        for item, gradient in self._gradients:
+            if item.grad is not gradient:  # a model that differentiates itself
+                item.grad = gradient
         for tensor, place in self._places.values():
             tensor.data = place
         for tensor, memory, saved, version in self._saved.values():
@@ -82,15 +89,22 @@ class Surroundings:
         torch.set_rng_state(self._torch)
         if self._devices is not None:
             torch.cuda.set_rng_state_all(self._devices)
-        state = python_numbers.now()
-        if self._drew_unseen or state != self._explained:
-            unseen.append((None, "Python's random numbers"))
-        if state != self._python:
-            write_python(self._python)
-        if self._numpy is not None and not same_numpy(self._numpy, numpy_numbers.now()):
-            write_numpy(self._numpy)
-            unseen.append((None, "numpy's random numbers"))
-        return unseen
+
+    def restore_libraries(self) -> None:
+        """Put the random numbers of Python and numpy back."""
+        _set_python_state(self._python)
+        if self._numpy is not None:
+            _numpy_source().set_state(self._numpy)
+
+
+def _numpy_source() -> Any:
+    numpy = sys.modules.get("numpy")
+    return getattr(getattr(getattr(numpy, "random", None), "mtrand", None), "_rand", None)
+
+
+def _numpy_state() -> Any:
+    source = _numpy_source()
+    return None if source is None else source.get_state(legacy=False)
 
 
 _PLAIN_TENSORS = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
@@ -105,4 +119,4 @@ def _address(tensor: torch.Tensor) -> int:
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
     storage = tensor.untyped_storage()
-    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+    return _share_memory(torch.empty(0, dtype=torch.uint8, device=storage.device), storage)
