@@ -5,6 +5,7 @@ Whoever runs something made of the program in another form, such as its gradient
 from __future__ import annotations
 
 import operator
+from typing import Any
 
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.ir.graph import Graph
@@ -42,5 +43,10 @@ def _is_plain(node: Node) -> bool:
     """Whether a node checks, or computes no tensor."""
     if node.op == "call_method":
         return node.target in _METHODS
-    is_operator = getattr(node.target, "__module__", "") == "_operator" and node.target is not operator.matmul
-    return node.op == "call_function" and (is_guard(node.target) or node.target in _PLAIN or is_operator)
+    return node.op == "call_function" and (is_guard(node.target) or node.target in _PLAIN or is_question(node.target))
+
+
+def is_question(target: Any) -> bool:
+    """Whether a function asks something about values, or computes with numbers."""
+    home = getattr(target, "__module__", "")
+    return home == "torchgraft.ir.input_kinds" or (home == "_operator" and target is not operator.matmul)

@@ -12,10 +12,9 @@ import torch
 from torch.utils import _pytree as pytree
 
 from torchgraft.capturing.watch import OTHER_MODE
-from torchgraft.capturing.whole import call_whole
 from torchgraft.codegen.calling import placeholder_values
 from torchgraft.codegen.graph_module import GraphModule
-from torchgraft.errors import BridgeError
+from torchgraft.errors import BridgeError, GraftError
 from torchgraft.ir.contexts import enter_context, exit_context
 from torchgraft.ir.graph import Graph
 from torchgraft.ir.guards import are_different, check_inputs
@@ -78,6 +77,14 @@ def lower_to_joint(program: GraphModule, args: tuple[Any, ...], kwargs: dict[str
                 return walk.finished(result_name)
             except _Written as request:
                 copied.update(map(walk.number_of, request.memories))
+            except GraftError:
+                raise
+            except Exception as error:  # the program itself ran when it was captured
+                node = walk.recorder.above
+                raise BridgeError(
+                    f"cannot write forward and backward as one program: {type(error).__name__}: {error}"
+                    f"{f'{chr(10)}  at {source_of(node)}' if node is not None else ''}"
+                ) from error
 
 
 class _JointWalk(Walk):
@@ -215,9 +222,9 @@ class _JointWalk(Walk):
 
     def _kept(self, node: Node, args: Any, kwargs: Any) -> Any:
         """Calls that compute no tensors stay; what runs a user's Python has no gradient that could be written down."""
-        if node.op == "call_module" or node.target is call_whole:
+        if node.op == "call_module" or "" in self.program.meta.get("kept_whole", {}):
             return self._called_module(node, args, kwargs)
-        if node.op == "call_function" and node.target in _ABOUT_INPUTS:
+        if node.op == "call_function" and (node.target in _ABOUT_INPUTS or _home(node) == "torchgraft.ir.input_kinds"):
             return node.target(*concrete(args), **concrete(kwargs))
         if node.target is getattr and node.args[1] in _ABOUT_GRADIENTS:
             return (
@@ -343,6 +350,10 @@ _FACTS = frozenset({getattr, operator.getitem})
 _ABOUT_INPUTS = frozenset({isinstance, operator.is_, are_different, type, hasattr})
 # Facts about tensors that are as they were when the program was captured: primals are detached.
 _ABOUT_GRADIENTS = frozenset({"requires_grad", "is_leaf", "grad_fn", "retains_grad", "grad"})
+
+
+def _home(node: Node) -> str:
+    return getattr(node.target, "__module__", None) or ""
 
 
 def _held(program: GraphModule) -> list[tuple[str, str, torch.Tensor]]:

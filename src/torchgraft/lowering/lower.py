@@ -51,6 +51,8 @@ def lower(
     """
     if level not in ("aten", "core_aten"):
         raise ValueError(f'level must be "aten" or "core_aten", not "{level}"')
+    if "" in program.meta.get("kept_whole", {}):
+        return program  # one call, at every level
     is_core = level == "core_aten"
     recorder = Recorder(is_above_autograd=True, decompositions=core_decompositions() if is_core else None)
     walk = Walk(program, recorder, placeholder_values(program, *copied_inputs(*example_inputs(args, kwargs))))
@@ -84,7 +86,7 @@ class Walk:
         self._contexts: list[Any] = []
 
     def run(self) -> None:
-        """Write down the whole program; the model, its tensors and the random numbers are put back afterwards."""
+        """Write down the whole program; the model, its tensors and the random numbers are restored afterwards."""
         recorder, program = self.recorder, self.program
         self._state = state = ModelState(paths_of_modules(program))
         recorder.before_write = state.tensors.save_if_known
@@ -98,7 +100,6 @@ class Walk:
         finally:
             for context in reversed(self._contexts):
                 context.__exit__(None, None, None)
-            recorder.above = None
             state.restore_all()
 
     def begin(self) -> None:
