@@ -4,6 +4,7 @@ Which groups there are is decided in `nesting.py`; sizes and places come later, 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -91,6 +92,7 @@ class SceneBuilder:
         self.types: dict[str, str] = {}  # class names by module path
         self.module_paths: dict[str, str] = {}  # module paths by key of the call
         self.parameters = _parameters_of_export(root)
+        self.is_joint = any(map(labels.is_backward, graph.nodes))
         self.scene = Scene(title, [])
         self.index_of: dict[Any, int] = {}
 
@@ -104,6 +106,7 @@ class SceneBuilder:
             else:
                 self._node(node)
         self._absorb_into_guards()
+        self._lift_sizes()
         self._place_sums_of_gradients()
         self._join_parameters()
         self._gather_unused()
@@ -135,7 +138,7 @@ class SceneBuilder:
         stack = node.meta.get("nn_module_stack")
         if box.kind in ("input", "tangent", "output"):
             return
-        path = ["backward" if labels.is_backward(node) else "forward"] if "partitioner_tag" in node.meta else []
+        path = ["backward" if labels.is_backward(node) else "forward"] if self.is_joint else []
         if isinstance(stack, Mapping):
             for key, (module_path, kind) in stack.items():
                 if node.op == "call_module" and module_path == node.target:
@@ -168,17 +171,38 @@ class SceneBuilder:
         """What is only fetched to be checked (a size, a mode) is not drawn by itself: the guard says it."""
         boxes = self.scene.boxes
         users = self.scene.users()
+        only_checked: set[int] = set()
         for index in reversed(range(len(boxes))):
             box = boxes[index]
-            if box.removed or box.kind not in ("constant", "method", "function") or not users[index]:
+            if not users[index] or any(boxes[user].kind != "guard" and user not in only_checked for user in users[index]):
                 continue
-            if len(box.inputs) > 1 or any(boxes[user].kind != "guard" for user in users[index]):
-                continue
-            box.removed = True
-            for user in users[index]:
-                guard = boxes[user]
-                kept = [source for source in guard.inputs if source != index]
-                guard.inputs = list(dict.fromkeys(kept + box.inputs))
+            if box.scalar or (box.kind in ("constant", "method", "function") and len(box.inputs) < 2):
+                only_checked.add(index)
+                box.removed = True
+        for index, box in enumerate(boxes):
+            if box.kind == "guard" or index in only_checked:
+                sources = [inner for source in box.inputs for inner in (boxes[source].inputs if source in only_checked else [source])]
+                # Of the tensors that the model holds every check speaks, and a line from each would hide what is computed.
+                box.inputs = [source for source in dict.fromkeys(sources) if boxes[source].kind not in labels.SOURCES]
+
+    def _lift_sizes(self) -> None:
+        """Numbers that are computed from inputs stand around all of their users: layers that repeat share them."""
+        boxes = self.scene.boxes
+        users = self.scene.users()
+        for index in reversed(range(len(boxes))):
+            box = boxes[index]
+            if box.scalar and not box.removed and users[index] and self._is_from_inputs(index):
+                paths = [boxes[user].path for user in users[index] if boxes[user].kind != "guard"]
+                box.path = functools.reduce(common_start, [box.path, *paths])
+                box.module_path = self.module_paths.get(box.path[-1], "") if box.path else ""
+
+    def _is_from_inputs(self, index: int) -> bool:
+        boxes = self.scene.boxes
+        return all(
+            boxes[source].kind in ("input", "tangent", *labels.SOURCES)
+            or (boxes[source].scalar and self._is_from_inputs(source))
+            for source in boxes[index].inputs
+        )
 
     def _place_sums_of_gradients(self) -> None:
         """Where a value is used twice its gradients are added, by nobody's code: the sum stands where its terms meet.
