@@ -325,14 +325,15 @@ class Recorder:
         return value
 
     def _part(self, node: Any, index: int) -> Callable[[], Node]:
+        above = self.above
+
         @functools.cache
         def make() -> Node:
             whole = node if isinstance(node, Node) else node()
-            part = self.create_node("call_function", operator.getitem, (whole, index), {})
             # It is made when it is first needed, which may be in another module.
-            part._origin = whole._origin
-            if "from_node" in whole.meta:
-                part.meta["from_node"] = whole.meta["from_node"]
+            now, self.above = self.above, above
+            part = self.create_node("call_function", operator.getitem, (whole, index), {})
+            self.above = now
             value = whole.meta.get("val")
             if isinstance(value, (tuple, list)):
                 part.meta["val"] = value[index]

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
 from torchgraft.view.drawing import labels
 
 ROOT = 0
@@ -33,6 +35,7 @@ class Box:
     removed: bool = False
     holds: int = 1  # how many nodes of the program it shows
     scalar: bool = False  # its value is a number, not a tensor
+    is_early: bool = False  # computed from inputs, and shared by modules: it stands before them
     is_collapsed: bool = False  # a whole module as one box
     link: int = -1  # the box that a reference leads to
 
@@ -95,6 +98,7 @@ class SceneBuilder:
         self.is_joint = any(map(labels.is_backward, graph.nodes))
         self.scene = Scene(title, [])
         self.index_of: dict[Any, int] = {}
+        self.copies: set[int] = set()  # boxes of a training program that come from no line of the model
 
     def build(self) -> Scene:
         nodes = list(self.graph.nodes)
@@ -129,6 +133,8 @@ class SceneBuilder:
         box.scalar = labels.is_number(node, labels.known_value(node, self.observed), self._is_scalar)
         box.inputs = [self.index_of[source] for source in node.all_input_nodes]
         self.index_of[node] = len(self.scene.boxes)
+        if self.is_joint and node.target is torch.ops.aten.clone.default and "from_node" not in node.meta:
+            self.copies.add(len(self.scene.boxes))
         self.scene.boxes.append(box)
 
     def _is_scalar(self, node: Any) -> bool:
@@ -163,8 +169,6 @@ class SceneBuilder:
             source = self.index_of[value]
             tooltip = f"%{node.name}\n{entry.kind} {entry.name}\nis %{value.name}"
             box = Box(f"{node.name}.{entry.kind}.{entry.name}", kind, title, detail, tooltip, inputs=[source])
-            if kind in labels.LEAVING:
-                box.path = self.scene.boxes[source].path
             self.scene.boxes.append(box)
 
     def _absorb_into_guards(self) -> None:
@@ -193,7 +197,8 @@ class SceneBuilder:
             box = boxes[index]
             if box.scalar and not box.removed and users[index] and self._is_from_inputs(index):
                 paths = [boxes[user].path for user in users[index] if boxes[user].kind != "guard"]
-                box.path = functools.reduce(common_start, [box.path, *paths])
+                common = functools.reduce(common_start, [box.path, *paths])
+                box.is_early, box.path = common != box.path, common
                 box.module_path = self.module_paths.get(box.path[-1], "") if box.path else ""
 
     def _is_from_inputs(self, index: int) -> bool:
@@ -222,11 +227,17 @@ class SceneBuilder:
             box.module_path = self.module_paths.get(box.path[-1], "")
 
     def _join_parameters(self) -> None:
-        """Parameters and buffers stand where they are first used, whatever the order of the program."""
-        users = self.scene.users()
-        for index, box in enumerate(self.scene.boxes):
-            if box.kind in labels.SOURCES and not box.inputs and users[index]:
-                box.path = self.scene.boxes[users[index][0]].path
+        """Parameters and buffers stand where they are first used, whatever the order of the program; so do copies of buffers
+        that a training program writes to, and what is written."""
+        boxes, users = self.scene.boxes, self.scene.users()
+        for index in reversed(range(len(boxes))):
+            box = boxes[index]
+            near = [user for user in users[index] if boxes[user].kind not in labels.LEAVING] or users[index]
+            if near and (index in self.copies or (box.kind in labels.SOURCES and not box.inputs)):
+                box.path = boxes[near[0]].path
+        for box in boxes:
+            if box.kind in labels.LEAVING:
+                box.path = boxes[box.inputs[0]].path
 
     def _gather_unused(self) -> None:
         """Parameters and buffers that nothing uses, as one box where they are many."""
