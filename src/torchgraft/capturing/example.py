@@ -71,9 +71,11 @@ class ExampleInputs:
             return
         found = dict(self.nodes.items())
         self._checked = watcher.create_node("call_function", check_inputs, (found, expected, self._where), {})
+        self._checked._origin = None  # it comes from no line of the model
         for path, make, value in self._kept:
             arguments = (make(), watcher.constant("_input", value), f"the argument '{path}'", self._where)
             self._checked = watcher.create_node("call_function", check_value, arguments, {})
+            self._checked._origin = None
         for path, make_first, make_second in self._same:
             same = watcher.create_node("call_function", operator.is_, (make_first(), make_second()), {})
             watcher.guard(same, True, f"'{path}' is the same tensor as another input")
