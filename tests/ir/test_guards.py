@@ -181,7 +181,7 @@ CARRIERS: dict[str, Callable[[Any], Any]] = {
     "Transformer": lambda program: Transformer(program).transform(),
     "split": lambda program: torchgraft.split(program, by=torchgraft.splitting.Size(2)).module,
     "to_fx": torchgraft.to_fx,
-    "record": lambda program: lambda *args: torchgraft.record(program, *args),
+    "record": lambda program: lambda *args: torchgraft.record(program, args),
     "symbolic_trace": symbolic_trace,
     "torch.fx.symbolic_trace": torch.fx.symbolic_trace,
     "capture": lambda program: capture(program, (torch.ones(3, 3),)),

@@ -71,8 +71,9 @@ def _sources(value: Any) -> set[tuple[str, int] | None]:
     """The sizes of inputs that a number is computed from; None means anything else."""
     if not isinstance(value, Node):
         return set()
-    if value.op != "call_function" or value.target is getattr or not value.all_input_nodes:
-        return {_size_of(value)}
+    size = _size_of(value)
+    if size is not None or value.op != "call_function" or value.target is getattr or not value.all_input_nodes:
+        return {size}
     return {source for node in value.all_input_nodes for source in _sources(node)}
 
 
