@@ -28,7 +28,7 @@ LEVELS = {"module": MODULE, "function": FUNCTION}
 MOST_TO_TRAIN = 40_000_000
 
 
-def examine(case: Case, report: Report, with_export: bool, rounds: int = 5) -> None:
+def examine(case: Case, report: Report, with_export: bool, rounds: int = 3) -> None:
     """Examine one model, and report the row whenever something new is known: the next step may not come to its end."""
     row = Row(case.collection, case.name)
     model, example = _built(case, row)

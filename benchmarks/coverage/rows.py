@@ -89,7 +89,10 @@ class Row:
         return seconds / self.eager_seconds if seconds and self.eager_seconds else None
 
     def shortfalls(self, way: str) -> dict[str, str]:
-        """The situations in which the program at the level of functions is right and that of a lower level is not, and why."""
+        """The situations in which the program at the level of functions is right and that of a lower level is not, and why.
+
+        Training that is refused is none: operators such as those for dropout are other ones in the other mode.
+        """
         attempt, right = self.attempt(way), self.attempt(FUNCTION).verdicts
         if way not in self.attempts:
             return {}
@@ -98,7 +101,7 @@ class Row:
         return {
             situation: f"{verdict}: {attempt.reasons.get(situation, '')}"
             for situation, verdict in attempt.verdicts.items()
-            if verdict != EQUAL and right.get(situation) == EQUAL
+            if verdict != EQUAL and right.get(situation) == EQUAL and (situation, verdict) != ("training", REFUSED)
         }
 
     def first_ratio(self, way: str) -> float | None:

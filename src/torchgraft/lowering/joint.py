@@ -19,7 +19,7 @@ from torchgraft.ir.graph import Graph
 from torchgraft.ir.guards import check_inputs
 from torchgraft.ir.node import Node, map_arg
 from torchgraft.ir.origin import source_of
-from torchgraft.ir.structures import put_together
+from torchgraft.ir.structures import put_together, put_together_record
 from torchgraft.ir.verify import find_attribute
 from torchgraft.lowering.guards import guard_tensors
 from torchgraft.lowering.lower import Walk, drop_unused, inputs_text, plain_values
@@ -301,7 +301,7 @@ class Name(str):
     """The name of a result, in the place of a tensor among results."""
 
 
-_PLAIN_CALLS = frozenset({put_together, add_if, enter_context, exit_context})
+_PLAIN_CALLS = frozenset({put_together, put_together_record, add_if, enter_context, exit_context})
 
 
 def _is_plain_call(node: Node) -> bool:
