@@ -571,3 +571,48 @@ def test_several_threads():
     for thread in threads:
         thread.join()
     assert results == {1: 2, 2: 4, 3: 6}
+
+
+class Cache:
+    """An object that torch's pytree does not know."""
+
+    def __init__(self, keys, length):
+        self.keys, self.length = keys, length
+
+
+@dataclasses.dataclass
+class Output:
+    cache: Cache
+    length: int
+
+
+class ReturnsObjects(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(6, 2)
+
+    def forward(self, x):
+        keys = x * 2
+        return self.linear(x), Output(Cache([keys], x.shape[0] + 1), x.shape[0])
+
+
+def test_results_that_are_objects_hold_the_values_of_each_run():
+    model = ReturnsObjects()
+    programs = capture_training(model, (X,))
+    for x in (torch.randn(4, 6), torch.randn(9, 6)):
+        (logits, found), (expected_logits, expected) = programs.run(x).results, model(x)
+        assert torch.equal(logits, expected_logits)
+        assert torch.equal(found.cache.keys[0], expected.cache.keys[0])
+        assert (found.cache.length, found.length) == (len(x) + 1, len(x))
+        assert (type(found), type(found.length)) == (Output, int)
+
+
+def test_what_an_object_holds_has_no_tangent():
+    programs = capture_training(ReturnsObjects(), (X,))
+    nodes = programs.joint.graph.find_nodes(op="placeholder")
+    assert len([node for node in nodes if node.meta["origin_kind"] == "tangent"]) == 1
+
+
+def test_sizes_among_the_results_are_those_of_each_run():
+    programs = capture_training(lambda x, w: (x @ w, x.shape[0] * 2), (X, torch.randn(6, 1, requires_grad=True)))
+    assert programs.run(torch.randn(7, 6), torch.randn(6, 1)).results[1] == 14

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils import _pytree as pytree
 
+from torchgraft.capturing.sizes import unwrapped
 from torchgraft.codegen.calling import placeholder_values
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import BridgeError
@@ -19,7 +20,7 @@ from torchgraft.ir.graph import Graph
 from torchgraft.ir.guards import check_inputs
 from torchgraft.ir.node import Node, map_arg
 from torchgraft.ir.origin import source_of
-from torchgraft.ir.structures import put_together, put_together_record
+from torchgraft.ir.structures import put_together, put_together_record, take_apart
 from torchgraft.ir.verify import find_attribute
 from torchgraft.lowering.guards import guard_tensors
 from torchgraft.lowering.lower import Walk, drop_unused, inputs_text, plain_values
@@ -229,21 +230,22 @@ class _JointWalk(Walk):
         recorder = self.recorder
         pairs, structure = pytree.tree_flatten_with_path(self.result)
         named = [(result_name + pytree.keystr(path), leaf) for path, leaf in pairs]
-        results = {name: leaf for name, leaf in named if type(leaf) is TracedTensor}
-        if not results:
+        learning = {name: leaf for name, leaf in named if type(leaf) is TracedTensor and leaf.requires_grad}
+        results: dict[str, Any] = {}
+        places = [_named(name, leaf, results) for name, leaf in named]
+        if not any(type(value) is TracedTensor for value in results.values()):
             raise BridgeError(
                 f"cannot write the backward of {type(self.program).__name__}: it returns {type(self.result).__name__}, in which "
                 "there are no tensors\n  return tensors in a tuple, list or dict"
             )
-        outputs = [(OutputEntry("result", name), value.node) for name, value in results.items()]
+        outputs = [(OutputEntry("result", name), recorder.argument(value)) for name, value in results.items()]
         for index, (primal, now) in enumerate(zip(self.primals, self._current, strict=True)):
             if index in self._own:
                 outputs.append((OutputEntry("update", primal.name), now.node))
-        outputs += self._gradients({name: value for name, value in results.items() if value.requires_grad})
+        outputs += self._gradients(learning)
         finish(recorder.graph, outputs)
         module = GraphModule({}, recorder.graph, f"{type(self.program).__name__}Joint")
         drop_unused(module)
-        places = [Name(name) if type(leaf) is TracedTensor else leaf for name, leaf in named]
         return Joint(module, self.primals, places, structure, self.attributes)
 
     def _gradients(self, results: dict[str, TracedTensor]) -> list[tuple[OutputEntry, Any]]:
@@ -251,7 +253,7 @@ class _JointWalk(Walk):
         if not results:
             raise BridgeError(
                 f"cannot write the backward of {type(self.program).__name__}: no result depends on a parameter or input that "
-                "requires a gradient\n  switch it on with requires_grad_()"
+                "requires a gradient\n  switch it on with requires_grad_(), and return the result in a tuple, list or dict"
             )
         tangents = self._tangents(results)
         self.recorder.is_backward = True
@@ -299,6 +301,17 @@ class _Place(int):
 
 class Name(str):
     """The name of a result, in the place of a tensor among results."""
+
+
+def _named(name: str, leaf: Any, results: dict[str, Any]) -> Any:
+    """A part of the result with names in the places of what every run computes: tensors and sizes, added to the results.
+
+    What is in an object of its own kind, as in a cache of keys and values, is returned; it is given no tangent.
+    """
+    template, parts = take_apart(leaf, lambda item: type(item) is TracedTensor or unwrapped(item) is not None)
+    names = [Name(name if part is leaf else f"{name}: part {index}") for index, part in enumerate(parts)]
+    results.update(zip(names, parts, strict=True))
+    return put_together(template, *names)
 
 
 _PLAIN_CALLS = frozenset({put_together, put_together_record, add_if, enter_context, exit_context})

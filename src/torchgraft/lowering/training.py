@@ -18,6 +18,7 @@ from torchgraft.capturing.program import capture
 from torchgraft.codegen.calling import example_inputs, placeholder_values
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import BridgeError, GuardError
+from torchgraft.ir.structures import put_together, take_apart
 from torchgraft.ir.verify import find_attribute
 from torchgraft.lowering.joint import Joint, Name, lower_to_joint
 from torchgraft.lowering.partition import KINDS, partition
@@ -208,9 +209,10 @@ class _Call:
                         "  give a clone()"
                     )
 
-    def result(self, tensors: dict[str, torch.Tensor]) -> Any:
+    def result(self, tensors: dict[str, Any]) -> Any:
         """What the model returned, made of the tensors with these names."""
-        leaves = [tensors[leaf] if isinstance(leaf, Name) else leaf for leaf in self._results]
+        apart = [take_apart(leaf, lambda item: isinstance(item, Name)) for leaf in self._results]
+        leaves = [put_together(template, *[tensors[name] for name in names]) for template, names in apart]
         return pytree.tree_unflatten(leaves, self._structure)
 
 
