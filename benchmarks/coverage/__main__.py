@@ -48,6 +48,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--again", action="store_true", help="examine what the file has once more, unless all was well")
     parser.add_argument("--markdown", metavar="FILE", type=Path, help="write the summary and the tables as a page")
     parser.add_argument(
+        "--remark", metavar="TEXT", default="", help="a sentence for the page: what was left out, how busy"
+    )
+    parser.add_argument(
         "--without-export", action="store_true", help="leave torch.export out: it takes most of the time"
     )
     parser.add_argument("--every", metavar="N", type=int, default=1, help="only every N-th model of each collection")
@@ -86,7 +89,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         f"{CLEARED if sys.stdout.isatty() else ''}{report.summary(taken)}\nTook {time.perf_counter() - started:.0f} s."
     )
     if options.markdown:
-        options.markdown.write_text(report.markdown(taken, Environment.current(), command(options)))
+        options.markdown.write_text(report.markdown(taken, Environment.current(), command(options), options.remark))
     return 0
 
 

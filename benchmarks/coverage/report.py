@@ -215,10 +215,19 @@ torch.export is asked for the sizes of the example only, may leave out the cache
 nothing, while a capture is a run of the model, and a lowering is another."""
 
 
-def markdown(rows: Sequence[Row], environment: Environment, command: str) -> str:
-    """The page docs/coverage.md."""
+def markdown(rows: Sequence[Row], environment: Environment, command: str, remark: str = "") -> str:
+    """The page docs/coverage.md; the remark says what else a reader should know about this sweep."""
     parts = ["# Which models are captured", "", f"Made by `{command}`. Do not edit by hand.", ""]
-    parts += [f"Taken with {environment}.", "", NOTES, "", _extent(rows), "", summary(rows), ""]
+    parts += [
+        f"Taken with {environment}.",
+        "",
+        NOTES,
+        "",
+        " ".join(filter(None, [_extent(rows), remark])),
+        "",
+        summary(rows),
+        "",
+    ]
     parts += _shortfalls(rows)
     parts += _large_models([row for row in rows if row.collection == LARGE])
     for collection, group in _by_collection(rows).items():
@@ -245,7 +254,7 @@ def _extent(rows: Sequence[Row]) -> str:
 def _shortfalls(rows: Sequence[Row]) -> list[str]:
     """The models that are right at the level of functions and not at a lower one, with the reasons."""
     found = [
-        f"- {row.collection} {row.name}, {way}, {situation}: {_clean(reason)[:240]}"
+        f"- {row.collection} {row.name}, {way}, {situation}: {_clean(reason).partition(' | model: ')[0][:240]}"
         for way in LOWERINGS
         for row in rows
         for situation, reason in row.shortfalls(way).items()
