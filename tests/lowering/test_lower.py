@@ -382,3 +382,18 @@ def test_threads():
         thread.join()
     assert not failures
     torch.manual_seed(0)
+
+
+@LEVELS
+def test_gradients_stop_where_the_model_stops_them(level):
+    def run(x, w):
+        copied = torch.zeros_like(x)
+        copied.copy_(x * w)
+        return copied * 2, (x * w).detach()
+
+    weight = torch.ones(X.shape[1], requires_grad=True)
+    program = capture(run, (X, weight), level=level)
+    copied, stopped = program(X, weight)
+    assert not stopped.requires_grad
+    copied.sum().backward()
+    assert torch.allclose(weight.grad, 2 * X.sum(0))

@@ -266,6 +266,8 @@ class Recorder:
         plain = _functional_form(function)
         if plain is None or tensor is not args[0]:
             return None
+        if self.is_above_autograd and plain is torch.ops.aten.copy.default:
+            return None  # it has no derivative, and `copy_` has one
         value = plain(*plain_args, **plain_kwargs)
         old = tensor.actual
         if not isinstance(value, torch.Tensor) or (value.dtype, value.shape) != (old.dtype, old.shape):
