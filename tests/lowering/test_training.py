@@ -500,14 +500,14 @@ def test_other_inputs_are_refused():
     options = {"bias": torch.randn(6)}
     with pytest.raises(GuardError, match="lowered for the dtype torch.float32 of 'x', and now it is torch.float64"):
         programs.run(X.double(), options=options)
-    with pytest.raises(GuardError, match="inputs of another structure"):
+    with pytest.raises(GuardError, match="expected a dict for 'options', got a list"):
         programs.run(X, options=[options["bias"]])
     with pytest.raises(GuardError, match="missing a required"):
         programs.run(options=options)
     with pytest.raises(GuardError, match=r"run\(\) got 1 tangents, and the program takes 3: result\['y'\]"):
         programs.run(X, options=options, tangents=[X])
     programs = capture_training(Structures(), (X,), {"options": options, "text": "b"})
-    with pytest.raises(GuardError, match="other plain values"):
+    with pytest.raises(GuardError, match="text"):
         programs.run(X, options=options, text="c")
 
 

@@ -20,6 +20,7 @@ from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import BridgeError, GuardError
 from torchgraft.ir.structures import put_together, take_apart
 from torchgraft.ir.verify import find_attribute
+from torchgraft.lowering.input_checks import input_checks
 from torchgraft.lowering.joint import Joint, Name, lower_to_joint
 from torchgraft.lowering.partition import KINDS, partition
 
@@ -162,11 +163,13 @@ class _Call:
         self.kinds = [primal.kind for primal in joint.primals]
         self._needed = [primal.value.requires_grad for primal in joint.primals]
         self._results, self._structure, self._attributes = joint.results, joint.structure, joint.attributes
+        self._checks = input_checks(program)
         leaves, self._spec = _leaves(program, args, kwargs)
         self._plain = [None if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
 
     def row(self, program: GraphModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
         """The tensors of the program as they are now, and those among inputs that are like the ones at the capture."""
+        self._checks(*args, **kwargs)
         for target, expected in self._attributes.items():
             found, _ = find_attribute(program, target)
             if found != expected:
