@@ -42,10 +42,12 @@ def examine(case: Case, report: Report, with_export: bool, rounds: int = 3) -> N
     for level, way in LEVELS.items():
         row.attempts[way], programs[way] = _captured(subjects[way], example, level)
         report(row)
-    # The lower levels are made of the program of functions, and hold the tensors of its model.
     for way in (ATEN, CORE_ATEN) if programs[FUNCTION] is not None else ():
-        subjects[way] = subjects[FUNCTION]
-        row.attempts[way], programs[way] = lowered(subjects[way], programs[FUNCTION], example, way, rounds)
+        subjects[way], program = subjects[FUNCTION], programs[FUNCTION]
+        if row.attempts[FUNCTION].kept:
+            # What is kept whole may remember that it ran, too; elsewhere the lower level may hold the same tensors.
+            subjects[way], program = copy.deepcopy((subjects[FUNCTION], program))
+        row.attempts[way], programs[way] = lowered(subjects[way], program, example, way, rounds)
         report(row)
     outcomes = _eager_outcomes(model, case)
     if isinstance(outcomes["example"], tuple) and is_flat(outcomes["example"][0]):
