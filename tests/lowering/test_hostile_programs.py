@@ -57,6 +57,9 @@ def test_core_aten(trap: Trap, captured: str | None, run: str | None) -> None:
         program = capture(model, example.args, example.kwargs, level="core_aten")
     except GraftError:
         return
+    except RuntimeError:
+        assert trap.name in SURVIVED
+        return
     for _ in range(2):
         seed(3)
         expected = other(*call.args, **call.kwargs)

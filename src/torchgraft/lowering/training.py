@@ -169,6 +169,7 @@ class _Call:
 
     def row(self, program: GraphModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
         """The tensors of the program as they are now, and those among inputs that are like the ones at the capture."""
+        leaves, spec = _leaves(program, args, kwargs)
         self._checks(*args, **kwargs)
         for target, expected in self._attributes.items():
             found, _ = find_attribute(program, target)
@@ -177,7 +178,6 @@ class _Call:
                     f"the programs were captured for {target} = {expected!r}, and now it is {found!r}\n"
                     "  switch it back, or capture the model again"
                 )
-        leaves, spec = _leaves(program, args, kwargs)
         plain = [None if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
         if (
             spec != self._spec
