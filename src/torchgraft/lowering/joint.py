@@ -21,7 +21,7 @@ from torchgraft.ir.graph import Graph
 from torchgraft.ir.guards import are_different, check_inputs
 from torchgraft.ir.node import Node, map_arg
 from torchgraft.ir.origin import source_of
-from torchgraft.ir.structures import put_together, take_apart
+from torchgraft.ir.structures import put_together, put_together_record, take_apart
 from torchgraft.ir.verify import find_attribute
 from torchgraft.lowering.guards import guard_tensors
 from torchgraft.lowering.lower import Walk, drop_unused, has_traced, inputs_text, plain_values
@@ -237,8 +237,7 @@ class _JointWalk(Walk):
                 f"cannot write forward and backward as one program: it writes {args[1]} of a tensor\n  at {source_of(node)}\n"
                 "  write it in place with copy_()"
             )
-        is_region = node.target is enter_context or node.target is exit_context
-        if not is_region and (not has_traced((args, kwargs)) or node.target in _FACTS):
+        if node.target not in _OF_EVERY_RUN and (not has_traced((args, kwargs)) or node.target in _FACTS):
             return super()._kept(node, args, kwargs)
         function, args, kwargs = node.target, plain_values(args), plain_values(kwargs)
         if node.op == "call_method":
@@ -358,6 +357,8 @@ def _named(name: str, leaf: Any, results: dict[str, Any]) -> Any:
     return put_together(template, *names)
 
 
+# Regions, and results made of values that every run computes, which may be sizes or lie inside an object.
+_OF_EVERY_RUN = frozenset({enter_context, exit_context, put_together, put_together_record})
 # What takes a value apart or asks something about it: the program does so, too.
 _FACTS = frozenset({getattr, operator.getitem})
 # Questions about inputs that are asked when a step is run, before they become primals.
