@@ -428,12 +428,12 @@ def grow(self, x):
 @pytest.mark.parametrize(
     ("run", "message"),
     [
-        (count, "is one call that runs Python, because it writes self.count"),
-        (grow, "is one call that runs Python, because it writes self.total"),
+        (count, "is one call that runs Python\n  because it writes self.count"),
+        (grow, "is one call that runs Python\n  because it writes self.total"),
         (lambda self, x: self.linear(x).detach(), "no result depends on a parameter or input that requires a gradient"),
-        (hooked, "is one call that runs Python, because"),
-        (assign, "is one call that runs Python, because it writes self.total"),
-        (lambda self, x: torch.vmap(self.linear)(x), "is one call that runs Python, because"),
+        (hooked, "is one call that runs Python\n  because"),
+        (assign, "is one call that runs Python\n  because it writes self.total"),
+        (lambda self, x: torch.vmap(self.linear)(x), "is one call that runs Python\n  because"),
         (lambda self, x: object(), "the model is one call that runs Python"),
     ],
     ids=["counter", "shape", "nothing", "hook", "assign", "vmap", "object"],
@@ -509,6 +509,47 @@ def test_other_inputs_are_refused():
     programs = capture_training(Structures(), (X,), {"options": options, "text": "b"})
     with pytest.raises(GuardError, match="other plain values"):
         programs.run(X, options=options, text="c")
+
+
+def test_the_random_state_is_no_operator():
+    def seeded(x):
+        torch.manual_seed(0)
+        return x * torch.rand(6)
+
+    def restored(x):
+        state = torch.get_rng_state()
+        y = x * torch.rand(6)
+        torch.set_rng_state(state)
+        return y
+
+    weight = torch.ones(6, requires_grad=True)
+    with pytest.raises(
+        BridgeError, match=r"manual_seed\(\) reads or sets torch's random state\n  at .*torch.manual_seed\(0\)"
+    ):
+        capture_training(seeded, (weight,))
+    with pytest.raises(BridgeError, match=r"get_rng_state\(\) reads or sets torch's random state"):
+        capture_training(restored, (weight,))
+
+
+def test_another_default_dtype_is_refused():
+    def run(x):
+        return x * (2 if torch.get_default_dtype() == torch.float32 else 3)
+
+    weight = torch.ones(6, requires_grad=True)
+    programs = capture_training(run, (weight,))
+    torch.testing.assert_close(programs.run(weight).results, 2 * weight)
+    try:
+        torch.set_default_dtype(torch.float64)
+        with pytest.raises(GuardError, match=r"get_default_dtype\(\) = torch.float32, and now it is torch.float64"):
+            programs.run(weight)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def test_every_guard_knows_its_line():
+    model = nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.ReLU())
+    guards = joint_program(model, (X,)).guards
+    assert guards and all("unknown" not in guard.where for guard in guards)
 
 
 def test_another_mode_is_refused():

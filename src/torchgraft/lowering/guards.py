@@ -19,10 +19,18 @@ _AGAIN = "capture the model again with tensors like these, or run it at level 'f
 def _conditions(
     tensors: Any, ranks: Sequence[int], dtypes: Sequence[str], names: Sequence[str], autocast: bool | None, where: str
 ) -> Iterator[tuple[str, Any]]:
-    yield from [(f"number of dimensions of '{name}'", rank) for name, rank in zip(names, ranks, strict=True)]
-    yield from [(f"dtype of '{name}'", dtype) for name, dtype in zip(names, dtypes, strict=False)]
+    yield from _grouped("number of dimensions", names, ranks)
+    yield from _grouped("dtype", names, dtypes)
     if autocast is not None:
-        yield "autocast is on", autocast
+        yield "torch.is_autocast_enabled()", autocast
+
+
+def _grouped(what: str, names: Sequence[str], answers: Sequence[Any]) -> Iterator[tuple[str, Any]]:
+    """One condition for all tensors with the same answer: a model has hundreds of parameters."""
+    for answer in dict.fromkeys(answers):
+        found = [f"'{name}'" for name, other in zip(names, answers, strict=True) if other == answer]
+        more = f" and {len(found) - 3} more" if len(found) > 4 else ""
+        yield f"{what} of {', '.join(found[:3] if more else found)}{more}", answer
 
 
 @guard(_conditions)

@@ -24,7 +24,7 @@ from torchgraft.ir.verify import find_attribute
 from torchgraft.lowering.guards import guard_tensors
 from torchgraft.lowering.lower import Walk, drop_unused, inputs_text, plain_values
 from torchgraft.lowering.modes import recording
-from torchgraft.lowering.recorder import Recorder
+from torchgraft.lowering.recorder import Flow, Recorder
 from torchgraft.lowering.tensors import TracedTensor
 
 
@@ -201,14 +201,13 @@ class _JointWalk(Walk):
         """Calls that compute no tensors stay; what runs a user's Python has no gradient that could be written down."""
         is_function = isinstance(getattr(node.target, "__self__", None), type)
         if node.op == "call_module" or not (is_function or node.target in _PLAIN_CALLS or _is_plain_call(node)):
-            kept = self.program.meta.get("kept_whole", {})
-            reason = kept.get(str(node.target), kept.get(""))
-            line = source_of(node)
-            name = "the model" if "" in kept else f"'{getattr(node.target, '__name__', node.target)}'"
+            self._refuse(node)
+        if node.target is torch.get_default_dtype:
+            return Flow(torch.get_default_dtype(), self._copied(node, args, kwargs))
+        if _sets_random_state(node):
             raise BridgeError(
-                f"cannot write forward and backward as one program: {name} is one call that runs Python"
-                f"{f', because {reason}' if reason else ''}{f'{chr(10)}  at {line}' if line else ''}\n"
-                "  capture the rest without it, or rewrite it with tensor operations"
+                f"cannot write forward and backward as one program: {node.target.__name__}() reads or sets torch's random state"
+                f"{_at(node)}\n  seed before the step, outside of the model"
             )
         function: Any = node.target
         args, kwargs = plain_values(args), plain_values(kwargs)
@@ -221,6 +220,16 @@ class _JointWalk(Walk):
         elif node.target is exit_context:
             self._contexts.pop()
         return value
+
+    def _refuse(self, node: Node) -> None:
+        kept = self.program.meta.get("kept_whole", {})
+        reason = kept.get(str(node.target), kept.get(""))
+        name = "the model" if "" in kept else f"'{getattr(node.target, '__name__', node.target)}'"
+        raise BridgeError(
+            f"cannot write forward and backward as one program: {name} is one call that runs Python"
+            f"{f'{chr(10)}  because {reason}' if reason else _at(node)}\n"
+            "  rewrite it with tensor operations, or train the program at level 'function'"
+        )
 
     # ---- results and gradients ----
 
@@ -255,6 +264,8 @@ class _JointWalk(Walk):
             )
         tangents = self._tangents(results)
         self.recorder.is_backward = True
+        # What autograd asks before its first step, it asks about the results.
+        self.recorder.above = self.program.graph.output_node().all_input_nodes[0]
         try:
             with recording(self.recorder):
                 found: Any = torch.autograd.grad(
@@ -302,6 +313,19 @@ class Name(str):
 
 
 _PLAIN_CALLS = frozenset({put_together, add_if, enter_context, exit_context})
+
+
+def _at(node: Node) -> str:
+    line = source_of(node)
+    return f"\n  at {line}" if line else ""
+
+
+def _sets_random_state(node: Node) -> bool:
+    """Whether a call seeds torch, or reads the state in order to set it later: no operator does."""
+    home = getattr(node.target, "__module__", None)
+    return home in ("torch.random", "torch.cuda.random") and (
+        node.target is not torch.get_rng_state or bool(node.users)
+    )
 
 
 def _is_plain_call(node: Node) -> bool:

@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 from torchgraft.capturing.sizes import SymbolicNumber, combine, factors, unwrapped, wrapped
 from torchgraft.ir.arguments import map_aggregate
 from torchgraft.ir.graph import Graph
-from torchgraft.ir.guards import check_length, check_value
+from torchgraft.ir.guards import check_length, check_training, check_value
 from torchgraft.ir.names import wish_of
 from torchgraft.ir.node import Node
 from torchgraft.ir.origin import source_line
@@ -178,7 +178,10 @@ class Recorder:
         """Something may have been decided by a value."""
         if flow.node not in self._guarded:
             self._guarded.add(flow.node)
-            self.guard(flow.node, flow.value, f"'{flow.node.name}'")
+            if flow.node.op == "get_attr" and str(flow.node.target).endswith("training"):
+                self.create_node("call_function", check_training, (flow.node, flow.value, self.line()), {})
+            else:
+                self.guard(flow.node, flow.value, f"'{flow.node.name}'")
 
     def guard_fact(self, tensor: TracedTensor, name: str, value: Any) -> None:
         """A property of a tensor was read."""
