@@ -4,6 +4,7 @@ import copy
 import dataclasses
 import pickle
 import threading
+from collections import OrderedDict
 
 import pytest
 import torch
@@ -509,6 +510,42 @@ def test_other_inputs_are_refused():
     programs = capture_training(Structures(), (X,), {"options": options, "text": "b"})
     with pytest.raises(GuardError, match="other plain values"):
         programs.run(X, options=options, text="c")
+
+
+@dataclasses.dataclass
+class Record(OrderedDict):
+    """A result as transformers has it: a dict that is a dataclass, which torch is told how to take apart."""
+
+    hidden: torch.Tensor
+    pooled: torch.Tensor
+
+    def __post_init__(self):
+        self.update(hidden=self.hidden, pooled=self.pooled)
+
+
+pytree.register_pytree_node(
+    Record,
+    lambda record: (list(record.values()), list(record)),
+    lambda values, names: Record(**dict(zip(names, values, strict=True))),
+    serialized_type_name="tests.lowering.Record",
+    flatten_with_keys_fn=lambda record: (
+        [(pytree.MappingKey(name), value) for name, value in record.items()],
+        list(record),
+    ),
+)
+
+
+def test_results_of_libraries():
+    model = Model(lambda self, x: Record(self.linear(x), self.linear(x).mean(1)))
+    assert capture_training(model, (X,)).joint.graph.output_node().meta["entries"][:2] == [
+        ("result", "result['hidden']"),
+        ("result", "result['pooled']"),
+    ]
+    step = capture_training(model, (X,)).run(X)
+    assert type(step.results) is Record
+    torch.testing.assert_close(step.results.pooled, model(X).pooled)
+    sum(value.sum() for value in model(X).values()).backward()
+    torch.testing.assert_close(step.gradients["linear.weight"], model.linear.weight.grad)
 
 
 def test_the_random_state_is_no_operator():

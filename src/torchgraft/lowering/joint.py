@@ -19,7 +19,7 @@ from torchgraft.ir.graph import Graph
 from torchgraft.ir.guards import check_inputs
 from torchgraft.ir.node import Node, map_arg
 from torchgraft.ir.origin import source_of
-from torchgraft.ir.structures import put_together
+from torchgraft.ir.structures import put_together, put_together_record
 from torchgraft.ir.verify import find_attribute
 from torchgraft.lowering.guards import guard_tensors
 from torchgraft.lowering.lower import Walk, drop_unused, inputs_text, plain_values
@@ -174,7 +174,11 @@ class _JointWalk(Walk):
     def node(self, node: Node) -> Any:
         """Write down one node; gradients that are computed for it later come from its line, too."""
         if node.op == "output":
-            self.result = plain_values(map_arg(node.args[0], self.env.__getitem__))
+            result = map_arg(node.args[0], self.env.__getitem__)
+            # An object of a class that torch has been told how to take apart stays what it is.
+            known = pytree.SUPPORTED_NODES.get(type(result)) if isinstance(node.args[0], Node) else None
+            is_known = known is not None and known.flatten_with_keys_fn is not None and isinstance(result, dict)
+            self.result = result if is_known else plain_values(result)
             return None
         if node.target is check_inputs:
             return None  # the inputs are in another form here; whoever flattens them checks that
@@ -312,7 +316,7 @@ class Name(str):
     """The name of a result, in the place of a tensor among results."""
 
 
-_PLAIN_CALLS = frozenset({put_together, add_if, enter_context, exit_context})
+_PLAIN_CALLS = frozenset({put_together, put_together_record, add_if, enter_context, exit_context})
 
 
 def _at(node: Node) -> str:
