@@ -52,7 +52,7 @@ def run_page(text: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> int:
 
 
 @pytest.mark.parametrize(
-    ("page", "outputs"), [("capture", 1), ("drawing", 0), ("passes", 1), ("rewriting", 1), ("splitting", 2)]
+    ("page", "outputs"), [("capture", 4), ("drawing", 0), ("passes", 1), ("rewriting", 1), ("splitting", 2)]
 )
 def test_the_code_of_a_page_prints_what_stands_below_it(
     page: str, outputs: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -436,8 +436,9 @@ def grow(self, x):
         (assign, "is one call that runs Python\n  because it writes self.total"),
         (lambda self, x: torch.vmap(self.linear)(x), "is one call that runs Python\n  because"),
         (lambda self, x: object(), "the model is one call that runs Python"),
+        (lambda self, x: self.linear(x) * torch.tensor(x.tolist()).sum(), r"no memory of its own\n  at .*x.tolist\(\)"),
     ],
-    ids=["counter", "shape", "nothing", "hook", "assign", "vmap", "object"],
+    ids=["counter", "shape", "nothing", "hook", "assign", "vmap", "object", "tolist"],
 )
 def test_refusals(run, message):
     model = Model(run)

@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 
 from torchgraft.codegen.calling import placeholder_values
 from torchgraft.codegen.graph_module import GraphModule
-from torchgraft.errors import BridgeError
+from torchgraft.errors import BridgeError, GuardError
 from torchgraft.ir.choices import add_if
 from torchgraft.ir.contexts import enter_context, exit_context
 from torchgraft.ir.graph import Graph
@@ -77,6 +77,20 @@ def lower_to_joint(program: GraphModule, args: tuple[Any, ...], kwargs: dict[str
                 return walk.finished(result_name)
             except _Written as request:
                 copied.add(walk.number_of(request.memory))
+            except (BridgeError, GuardError):
+                raise
+            except Exception as error:
+                raise _foreign(error, walk) from error
+
+
+def _foreign(error: Exception, walk: _JointWalk) -> BridgeError:
+    """What torch raised while a program or its gradients ran on traced tensors, as an error of ours with the line."""
+    node = next((node for node in walk.program.graph.nodes if node not in walk.env), None)
+    text = str(error).strip().partition("\n")[0]
+    return BridgeError(
+        f"cannot write forward and backward as one program: {type(error).__name__}: {text}{'' if node is None else _at(node)}\n"
+        "  train the program at level 'function', whose gradients autograd computes"
+    )
 
 
 class _JointWalk(Walk):
@@ -232,7 +246,7 @@ class _JointWalk(Walk):
         raise BridgeError(
             f"cannot write forward and backward as one program: {name} is one call that runs Python"
             f"{f'{chr(10)}  because {reason}' if reason else _at(node)}\n"
-            "  rewrite it with tensor operations, or train the program at level 'function'"
+            "  rewrite it with tensor operations, or train the program at level 'function', whose gradients autograd computes"
         )
 
     # ---- results and gradients ----
