@@ -287,13 +287,15 @@ class Recorder:
             return self._one_result(function, args, kwargs, node, value, returns[0])
         if isinstance(value, (tuple, list)):
             parts = [
-                self._one_result(function, args, kwargs, self._part(node, index), item, returns[index])
+                self._one_result(function, args, kwargs, self._part(node, index), item, returns[index], index)
                 for index, item in enumerate(value)
             ]
             return type(value)(parts)
         return value
 
-    def _one_result(self, function: Any, args: Any, kwargs: Any, source: Any, value: Any, schema: Any) -> Any:
+    def _one_result(
+        self, function: Any, args: Any, kwargs: Any, source: Any, value: Any, schema: Any, number: int = 0
+    ) -> Any:
         if isinstance(value, torch.Tensor):
             if schema.alias_info is not None and schema.alias_info.is_write:
                 for tensor in _written(function, args, kwargs, schema.alias_info.before_set):
@@ -301,7 +303,7 @@ class Recorder:
                     tensor.source = source
                     return tensor
             result = self.traced(value, source, is_static=_gives_same_sizes(function, (args, kwargs)))
-            result.sizes = None if result.is_static else known_sizes(function, args, result)
+            result.sizes = None if result.is_static else known_sizes(function, args, result, number)
             return result
         if isinstance(value, (tuple, list)):
             node = source if isinstance(source, Node) else source()
