@@ -16,11 +16,20 @@ from torchgraft.lowering.tensors import TracedTensor
 _AGAIN = "capture the model again with tensors like these, or run it at level 'function'"
 
 
+def _shortened(dtypes: list[str]) -> str | tuple[str, ...]:
+    """Commonly all tensors have one dtype, which need not be said for each."""
+    return dtypes[0] if len(set(dtypes)) == 1 else tuple(dtypes)
+
+
+def _each(dtypes: str | Sequence[str], tensors: Sequence[Any]) -> Sequence[str]:
+    return [dtypes] * len(tensors) if isinstance(dtypes, str) else dtypes
+
+
 def _conditions(
-    tensors: Any, ranks: Sequence[int], dtypes: Sequence[str], names: Sequence[str], autocast: bool | None, where: str
+    tensors: Any, ranks: Sequence[int], dtypes: str | Sequence[str], names: Sequence[str], autocast: bool | None, where: str
 ) -> Iterator[tuple[str, Any]]:
     yield from _grouped("number of dimensions", names, ranks)
-    yield from _grouped("dtype", names, dtypes)
+    yield from _grouped("dtype", names, _each(dtypes, names))
     if autocast is not None:
         yield "torch.is_autocast_enabled()", autocast
 
@@ -28,7 +37,7 @@ def _conditions(
 def _grouped(what: str, names: Sequence[str], answers: Sequence[Any]) -> Iterator[tuple[str, Any]]:
     """One condition for all tensors with the same answer: a model has hundreds of parameters."""
     for answer in dict.fromkeys(answers):
-        found = [f"'{name}'" for name, other in zip(names, answers, strict=True) if other == answer]
+        found = [f"'{name}'" for name, other in zip(names, answers, strict=False) if other == answer]
         more = f" and {len(found) - 3} more" if len(found) > 4 else ""
         yield f"{what} of {', '.join(found[:3] if more else found)}{more}", answer
 
@@ -37,13 +46,14 @@ def _grouped(what: str, names: Sequence[str], answers: Sequence[Any]) -> Iterato
 def check_tensors(
     tensors: Sequence[Any],
     ranks: Sequence[int],
-    dtypes: Sequence[str],
+    dtypes: str | Sequence[str],
     names: Sequence[str],
     autocast: bool | None,
     where: str,
 ) -> None:
-    """Raise unless tensors have these numbers of dimensions and dtypes, and autocast is on or off as it was; an empty sequence
-    and None say that it does not matter."""
+    """Raise unless tensors have these numbers of dimensions and dtypes (one dtype is that of all), and autocast is on or off as
+    it was; an empty sequence and None say that it does not matter."""
+    dtypes = _each(dtypes, tensors)
     for index, tensor in enumerate(tensors):
         if not isinstance(tensor, torch.Tensor):
             return  # the check of the inputs says so better
@@ -71,7 +81,7 @@ def guard_tensors(recorder: Recorder, tensors: Sequence[TracedTensor], names: Se
     arguments: tuple[Any, ...] = (
         tuple([tensor.node for tensor in tensors]),
         tuple([tensor.actual.dim() for tensor in tensors]),
-        tuple([str(tensor.dtype) for tensor in tensors]) if decided else (),
+        _shortened([str(tensor.dtype) for tensor in tensors]) if decided else (),
         tuple(names),
         is_autocast_enabled() if decided else None,
         where,

@@ -123,7 +123,9 @@ class Walk:
             return self._attribute(str(node.target))
         args, kwargs = map_arg(node.args, self.env.__getitem__), map_arg(node.kwargs, self.env.__getitem__)
         if node.op == "output":
-            return self.recorder.create_node("output", "output", self.recorder.argument(args), {})
+            output = self.recorder.create_node("output", "output", self.recorder.argument(args), {})
+            output.meta["val"] = map_arg(output.args[0], lambda result: result.meta.get("val"))
+            return output
         if is_guard(node.target):
             # A guard on what turned out to be the same in every run says nothing.
             return None if not _has_nodes((args, kwargs)) else self._copied(node, args, kwargs)
