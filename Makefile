@@ -13,7 +13,7 @@ COVERAGE := .venv-coverage
 COVERAGE_PIP := $(COVERAGE)/bin/python -m pip --disable-pip-version-check --quiet --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help test lint format types layers check demo bench coverage test-newest clean
+.PHONY: help test test-slow test-all lint format types layers check demo bench coverage test-newest clean
 
 help: ## list the targets
 	@echo "Targets (PYTHON=$(PYTHON) makes the environment $(VENV) with torch $(TORCH)):"
@@ -33,8 +33,13 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@$(PIP) install -c $(VENV)/constraints.txt --no-build-isolation -e '.[dev]'
 	@touch $@
 
-test: $(INSTALLED) ## run the tests and the examples in docstrings
-	$(BIN)/python -m pytest -n auto --dist loadfile $(ARGS)
+test: $(INSTALLED) ## run the tests of every day and the examples in docstrings
+	$(BIN)/python -m pytest -n auto --dist loadfile -m "not slow" $(ARGS)
+
+test-slow: $(INSTALLED) ## run the thorough tests that `make test` leaves out
+	$(BIN)/python -m pytest -n auto --dist loadfile -m slow $(ARGS)
+
+test-all: test test-slow ## run all tests
 
 lint: $(INSTALLED) ## check style, unused code and the ban on torch.fx outside bridge/
 	$(BIN)/ruff check .
@@ -50,7 +55,7 @@ types: $(INSTALLED) ## check the types of src
 layers: $(INSTALLED) ## check that each room imports only the rooms below it
 	$(BIN)/lint-imports
 
-check: test lint types layers ## test, lint, types and layers, as CI does
+check: test-all lint types layers ## all tests, lint, types and layers, as CI does
 
 # A thread that waits must not keep a core from those that work: on two busy cores that is a minute instead of three.
 demo: $(INSTALLED) ## capture ResNet-50, change it, check it against eager, and write a page about it to build/demo

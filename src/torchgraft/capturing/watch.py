@@ -37,6 +37,8 @@ from torchgraft.ir.node import Node
 from torchgraft.ir.origin import current_source_line, user_instruction
 
 _Tensor = torch.Tensor
+# Why a small module stays a call: at a level where its mode is given, it need not.
+OTHER_MODE = "it does something else in the other mode"
 
 
 class WatchingMode(TorchFunctionMode):
@@ -422,7 +424,7 @@ class Watcher(CallArguments):
         if self.is_plain:
             return value
         if self._modules[-1] is module and self._is_small(module):
-            raise KeepWhole(module, f"it does something else in the other mode{at_line()}")
+            raise KeepWhole(module, f"{OTHER_MODE}{at_line()}")
         if module in self.paths and not self.is_asked(module, "training"):
             where = str(current_source_line() or type(module).__name__)
             self.create_node("call_function", check_training, (self._training_node(module), value, where), {})

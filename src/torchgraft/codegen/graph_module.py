@@ -218,7 +218,7 @@ class GraphModule(torch.nn.Module):
         """Run the program; an error inside it is annotated with the generated line and the user's."""
         if torch.compiler.is_dynamo_compiling():
             # Asking for the number of edits makes torch.compile look at it, and compile again after an edit.
-            _generate_code(self, self._edits)
+            _generate_code(type(self), self._edits)
         try:
             return super().__call__(*args, **kwargs)
         except Exception as error:
@@ -425,9 +425,12 @@ def _copy_function(function: Any) -> FunctionType:
 
 
 @torch.compiler.assume_constant_result
-def _generate_code(module: GraphModule, edits: int) -> int:
-    """Have the code of a program ready. torch.compile runs this, and does not trace it: it cannot trace how code is made."""
-    module._ready()
+def _generate_code(own_class: Any, edits: int) -> int:
+    """Have the code of a program ready. torch.compile runs this, and does not trace it: it cannot trace how code is made.
+    It takes the class, which torch 2.11 can hand over too."""
+    module = own_class._instance()
+    if module is not None:
+        module._ready()
     return edits
 
 

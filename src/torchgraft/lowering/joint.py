@@ -5,26 +5,26 @@ How the operators are written down is in `recorder.py`, how the program is cut i
 from __future__ import annotations
 
 import functools
+import operator
 from typing import Any, NamedTuple
 
 import torch
 from torch.utils import _pytree as pytree
 
+from torchgraft.capturing.watch import OTHER_MODE
 from torchgraft.codegen.calling import placeholder_values
 from torchgraft.codegen.graph_module import GraphModule
-from torchgraft.errors import BridgeError, GuardError
-from torchgraft.ir.choices import add_if
+from torchgraft.errors import BridgeError, GraftError
 from torchgraft.ir.contexts import enter_context, exit_context
 from torchgraft.ir.graph import Graph
-from torchgraft.ir.guards import check_inputs
+from torchgraft.ir.guards import are_different, check_inputs
 from torchgraft.ir.node import Node, map_arg
 from torchgraft.ir.origin import source_of
-from torchgraft.ir.structures import put_together, put_together_record
 from torchgraft.ir.verify import find_attribute
 from torchgraft.lowering.guards import guard_tensors
-from torchgraft.lowering.lower import Walk, drop_unused, inputs_text, plain_values
+from torchgraft.lowering.lower import Walk, drop_unused, has_traced, inputs_text, plain_values
 from torchgraft.lowering.modes import recording
-from torchgraft.lowering.recorder import Flow, Recorder
+from torchgraft.lowering.recorder import Recorder, concrete
 from torchgraft.lowering.tensors import TracedTensor
 
 
@@ -60,9 +60,9 @@ class Joint(NamedTuple):
 class _Written(BaseException):
     """Memory of a primal is written: the program has to begin with a copy of it. No Exception, because torch catches those."""
 
-    def __init__(self, actual: torch.Tensor) -> None:
+    def __init__(self, *tensors: torch.Tensor) -> None:
         super().__init__()
-        self.memory = actual.untyped_storage()._cdata
+        self.memories = [tensor.untyped_storage()._cdata for tensor in tensors]
 
 
 def lower_to_joint(program: GraphModule, args: tuple[Any, ...], kwargs: dict[str, Any], result_name: str) -> Joint:
@@ -76,21 +76,20 @@ def lower_to_joint(program: GraphModule, args: tuple[Any, ...], kwargs: dict[str
                 walk.run()
                 return walk.finished(result_name)
             except _Written as request:
-                copied.add(walk.number_of(request.memory))
-            except (BridgeError, GuardError):
+                copied.update(map(walk.number_of, request.memories))
+            except GraftError:
                 raise
-            except Exception as error:
-                raise _foreign(error, walk) from error
+            except Exception as error:  # the program itself ran when it was captured
+                text = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}{_at(walk.recorder.above)}"
+                raise BridgeError(f"cannot write forward and backward as one program: {text}\n  {_INSTEAD}") from error
 
 
-def _foreign(error: Exception, walk: _JointWalk) -> BridgeError:
-    """What torch raised while a program or its gradients ran on traced tensors, as an error of ours with the line."""
-    node = next((node for node in walk.program.graph.nodes if node not in walk.env), None)
-    text = str(error).strip().partition("\n")[0]
-    return BridgeError(
-        f"cannot write forward and backward as one program: {type(error).__name__}: {text}{'' if node is None else _at(node)}\n"
-        "  train the program at level 'function', whose gradients autograd computes"
-    )
+_INSTEAD = "train the program at level 'function', whose gradients autograd computes"
+
+
+def _at(node: Node | None) -> str:
+    line = None if node is None else source_of(node)
+    return f"\n  at {line}" if line else ""
 
 
 class _JointWalk(Walk):
@@ -127,8 +126,10 @@ class _JointWalk(Walk):
             self._add(Primal(kind, name, tensor), tensor)
         self._seen: dict[int, torch.Tensor] = {}
         self._inputs = {node: self._input(str(node.target), value) for node, value in self.inputs.items()}
-        names = [item.name for item in self.primals]
-        guard_tensors(self.recorder, self._traced_primals, names, inputs_text(self.program))
+        named = dict(zip([item.name for item in self.primals], self._traced_primals, strict=True))
+        inputs = {item.name: named[item.name] for item in self.primals if item.kind == "input"}
+        held = {name: tensor for name, tensor in named.items() if name not in inputs}
+        guard_tensors(self.recorder, inputs, held, inputs_text(self.program))
         with recording(self.recorder):
             self._current = [
                 torch.ops.aten.clone.default(item) if index in self._own else item
@@ -202,6 +203,19 @@ class _JointWalk(Walk):
                 self._mark_gradients(leaf.grad_fn, node)
         return value
 
+    def _traced(self, node: Node, args: Any, kwargs: Any) -> Any:
+        try:
+            return super()._traced(node, args, kwargs)
+        except RuntimeError as error:
+            # An input that autograd takes for a leaf is written: the copy of one is no leaf.
+            if "leaf Variable that requires grad" in str(error) and self._leaves():
+                raise _Written(*[self._traced_primals[index].actual for index in self._leaves()]) from error
+            raise
+
+    def _leaves(self) -> list[int]:
+        kinds = [primal.kind == "input" and primal.value.requires_grad for primal in self.primals]
+        return [index for index, is_leaf in enumerate(kinds) if is_leaf and index not in self._own]
+
     def _mark_gradients(self, function: Any, node: Node) -> None:
         pending = [function]
         while pending:
@@ -217,18 +231,23 @@ class _JointWalk(Walk):
 
     def _kept(self, node: Node, args: Any, kwargs: Any) -> Any:
         """Calls that compute no tensors stay; what runs a user's Python has no gradient that could be written down."""
-        is_function = isinstance(getattr(node.target, "__self__", None), type)
-        if node.op == "call_module" or not (is_function or node.target in _PLAIN_CALLS or _is_plain_call(node)):
-            self._refuse(node)
-        if node.target is torch.get_default_dtype:
-            return Flow(torch.get_default_dtype(), self._copied(node, args, kwargs))
-        if _sets_random_state(node):
-            raise BridgeError(
-                f"cannot write forward and backward as one program: {node.target.__name__}() reads or sets torch's random state"
-                f"{_at(node)}\n  seed before the step, outside of the model"
+        if node.op == "call_module" or "" in self.program.meta.get("kept_whole", {}):
+            return self._called_module(node, args, kwargs)
+        if node.op == "call_function" and (node.target in _ABOUT_INPUTS or _home(node) == "torchgraft.ir.input_kinds"):
+            return node.target(*concrete(args), **concrete(kwargs))
+        if node.target is getattr and node.args[1] in _ABOUT_GRADIENTS:
+            return (
+                getattr(args[0], str(node.args[1])) if isinstance(args[0], torch.Tensor) else getattr(*concrete(args))
             )
-        function: Any = node.target
-        args, kwargs = plain_values(args), plain_values(kwargs)
+        if node.target is setattr and type(args[0]) is TracedTensor:
+            raise BridgeError(
+                f"cannot write forward and backward as one program: it writes {args[1]} of a tensor{_at(node)}\n"
+                "  write it in place with copy_()"
+            )
+        is_region = node.target is enter_context or node.target is exit_context
+        if not is_region and (not has_traced((args, kwargs)) or node.target in _FACTS):
+            return super()._kept(node, args, kwargs)
+        function, args, kwargs = node.target, plain_values(args), plain_values(kwargs)
         if node.op == "call_method":
             function, args = getattr(args[0], str(node.target)), args[1:]
         with recording(self.recorder):
@@ -239,14 +258,20 @@ class _JointWalk(Walk):
             self._contexts.pop()
         return value
 
-    def _refuse(self, node: Node) -> None:
+    def _called_module(self, node: Node, args: Any, kwargs: Any) -> Any:
+        """A part that was kept whole because it chooses by its mode is run in the mode it is in; any other is refused."""
         kept = self.program.meta.get("kept_whole", {})
         reason = kept.get(str(node.target), kept.get(""))
-        name = "the model" if "" in kept else f"'{getattr(node.target, '__name__', node.target)}'"
+        if node.op == "call_module" and reason is not None and OTHER_MODE in reason:
+            module = self.program.get_submodule(str(node.target))
+            self.attributes[f"{node.target}.training"] = module.training
+            with recording(self.recorder):
+                return module(*plain_values(args), **plain_values(kwargs))
+        name = "the model" if "" in kept else f"'{node.target}'"
         raise BridgeError(
             f"cannot write forward and backward as one program: {name} is one call that runs Python"
             f"{f'{chr(10)}  because {reason}' if reason else _at(node)}\n"
-            "  rewrite it with tensor operations, or train the program at level 'function', whose gradients autograd computes"
+            f"  rewrite it with tensor operations, or {_INSTEAD}"
         )
 
     # ---- results and gradients ----
@@ -330,25 +355,16 @@ class Name(str):
     """The name of a result, in the place of a tensor among results."""
 
 
-_PLAIN_CALLS = frozenset({put_together, put_together_record, add_if, enter_context, exit_context})
+# What takes a value apart or asks something about it: the program does so, too.
+_FACTS = frozenset({getattr, operator.getitem})
+# Questions about inputs that are asked when a step is run, before they become primals.
+_ABOUT_INPUTS = frozenset({isinstance, operator.is_, are_different, type, hasattr})
+# Facts about tensors that are as they were when the program was captured: primals are detached.
+_ABOUT_GRADIENTS = frozenset({"requires_grad", "is_leaf", "grad_fn", "retains_grad", "grad"})
 
 
-def _at(node: Node) -> str:
-    line = source_of(node)
-    return f"\n  at {line}" if line else ""
-
-
-def _sets_random_state(node: Node) -> bool:
-    """Whether a call seeds torch, or reads the state in order to set it later: no operator does."""
-    home = getattr(node.target, "__module__", None)
-    return home in ("torch.random", "torch.cuda.random") and (
-        node.target is not torch.get_rng_state or bool(node.users)
-    )
-
-
-def _is_plain_call(node: Node) -> bool:
-    home = getattr(node.target, "__module__", None) or ""
-    return node.op == "call_method" or home in ("builtins", "_operator", "math", "torch") or home.startswith("torch.")
+def _home(node: Node) -> str:
+    return getattr(node.target, "__module__", None) or ""
 
 
 def _held(program: GraphModule) -> list[tuple[str, str, torch.Tensor]]:

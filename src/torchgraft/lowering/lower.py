@@ -51,6 +51,8 @@ def lower(
     """
     if level not in ("aten", "core_aten"):
         raise ValueError(f'level must be "aten" or "core_aten", not "{level}"')
+    if "" in program.meta.get("kept_whole", {}):
+        return program  # one call, at every level
     is_core = level == "core_aten"
     recorder = Recorder(is_above_autograd=True, decompositions=core_decompositions() if is_core else None)
     walk = Walk(program, recorder, placeholder_values(program, *copied_inputs(*example_inputs(args, kwargs))))
@@ -84,7 +86,7 @@ class Walk:
         self._contexts: list[Any] = []
 
     def run(self) -> None:
-        """Write down the whole program; the model, its tensors and the random numbers are put back afterwards."""
+        """Write down the whole program; the model, its tensors and the random numbers are restored afterwards."""
         recorder, program = self.recorder, self.program
         self._state = state = ModelState(paths_of_modules(program))
         recorder.before_write = state.tensors.save_if_known
@@ -98,22 +100,21 @@ class Walk:
         finally:
             for context in reversed(self._contexts):
                 context.__exit__(None, None, None)
-            recorder.above = None
             state.restore_all()
 
     def begin(self) -> None:
         """Make the inputs, and have the program check what the operators are going to be chosen by."""
-        tensors = {}
+        inputs, held = {}, {}
         for node, value in self.inputs.items():
             new = self.recorder.create_node("placeholder", node.target, node.args, {}, node.name, node.type)
             new._origin = node._origin
             self._placeholders[node] = known = self._known(value, new, is_outside=True)
             if type(known) is TracedTensor:
-                tensors[node.name] = known
+                inputs[node.name] = known
         if self.recorder.decompositions is not None:
-            held = dict.fromkeys(str(node.target) for node in self.program.graph.find_nodes(op="get_attr"))
-            tensors |= {name: value for name in held if type(value := self._attribute(name)) is TracedTensor}
-        guard_tensors(self.recorder, list(tensors.values()), list(tensors), inputs_text(self.program))
+            targets = dict.fromkeys(str(node.target) for node in self.program.graph.find_nodes(op="get_attr"))
+            held = {name: value for name in targets if type(value := self._attribute(name)) is TracedTensor}
+        guard_tensors(self.recorder, inputs, held, inputs_text(self.program))
 
     def node(self, node: Node) -> Any:
         """Write down one node of the program; its value."""
@@ -186,6 +187,10 @@ class Walk:
             plain_args = plain_args[1:]
         else:
             function = node.target
+        if node.target in _MOVING:
+            for tensor in _traced_in((args, kwargs)):
+                self._state.tensors.save_if_known(tensor.actual)
+                self._state.tensors.keep_place(tensor.actual)
         value = function(*plain_args, **plain_kwargs)
         if node.target is enter_context:
             self._contexts.append(value)
@@ -193,7 +198,8 @@ class Walk:
             self._contexts.pop()
         new = self._copied(node, args, kwargs)
         for tensor in _traced_in((args, kwargs)):
-            tensor.requires_grad_(tensor.actual.requires_grad)
+            if self.recorder.is_above_autograd:
+                tensor.requires_grad_(tensor.actual.requires_grad)
             if tensor.actual is value:  # it was written, or a flag of it was set
                 tensor.source = new
                 return tensor
@@ -296,6 +302,8 @@ _PLAIN_MODULES = frozenset({"builtins", "_operator", "operator", "math"})
 
 # Attributes of a tensor that are tensors computed from it, or its sizes; all others are asked of the real tensor.
 _COMPUTED = frozenset({"shape", "T", "mT", "H", "mH", "real", "imag"})
+# What may give a tensor another memory.
+_MOVING = frozenset({setattr, "set_", "resize_", "resize_as_"})
 # Methods that take memory out of torch or speak to autograd, which traced tensors know nothing of.
 _LEAVING = frozenset(
     {"tolist", "numpy", "data_ptr", "requires_grad_", "backward", "register_hook", "retain_grad", "set_"}
@@ -306,12 +314,12 @@ def _is_opaque(node: Node, args: Any, kwargs: Any) -> bool:
     """Whether a call is not torch's, computes no tensors, or does what only real tensors can: it stays the call it is."""
     target: Any = node.target
     if node.op == "call_method":
-        return target in _LEAVING or not _has_traced((args, kwargs))
+        return target in _LEAVING or not has_traced((args, kwargs))
     if target is getattr or target is setattr:
-        return target is setattr or args[1] not in _COMPUTED or not _has_traced(args)
+        return target is setattr or args[1] not in _COMPUTED or not has_traced(args)
     home = getattr(target, "__module__", None) or ""
     if home in _PLAIN_MODULES and isinstance(target, (types.BuiltinFunctionType, type)):
-        return not _has_traced((args, kwargs))
+        return not has_traced((args, kwargs))
     if isinstance(target, type) or isinstance(getattr(target, "__self__", None), type):
         return True  # a class, or a method of one: Parameter(...), Function.apply
     return not (home == "torch" or home.startswith("torch.") or not home) or home.startswith(_ABOUT_GRADIENTS)
@@ -320,7 +328,8 @@ def _is_opaque(node: Node, args: Any, kwargs: Any) -> bool:
 _ABOUT_GRADIENTS = ("torch.autograd", "torch.func", "torch._functorch", "torch.utils")
 
 
-def _has_traced(value: Any) -> bool:
+def has_traced(value: Any) -> bool:
+    """Whether there is a traced tensor in a tree of arguments."""
     return next(_traced_in(value), None) is not None
 
 

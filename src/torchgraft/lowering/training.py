@@ -19,6 +19,7 @@ from torchgraft.codegen.calling import example_inputs, placeholder_values
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import BridgeError, GuardError
 from torchgraft.ir.verify import find_attribute
+from torchgraft.lowering.input_checks import input_checks
 from torchgraft.lowering.joint import Joint, Name, lower_to_joint
 from torchgraft.lowering.partition import KINDS, partition
 
@@ -161,11 +162,14 @@ class _Call:
         self.kinds = [primal.kind for primal in joint.primals]
         self._needed = [primal.value.requires_grad for primal in joint.primals]
         self._results, self._structure, self._attributes = joint.results, joint.structure, joint.attributes
+        self._checks = input_checks(program)
         leaves, self._spec = _leaves(program, args, kwargs)
         self._plain = [None if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
 
     def row(self, program: GraphModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
         """The tensors of the program as they are now, and those among inputs that are like the ones at the capture."""
+        leaves, spec = _leaves(program, args, kwargs)
+        self._checks(*args, **kwargs)
         for target, expected in self._attributes.items():
             found, _ = find_attribute(program, target)
             if found != expected:
@@ -173,7 +177,6 @@ class _Call:
                     f"the programs were captured for {target} = {expected!r}, and now it is {found!r}\n"
                     "  switch it back, or capture the model again"
                 )
-        leaves, spec = _leaves(program, args, kwargs)
         plain = [None if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
         if (
             spec != self._spec

