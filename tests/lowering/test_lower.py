@@ -395,3 +395,19 @@ def test_threads():
         thread.join()
     assert not failures
     torch.manual_seed(0)
+
+
+def test_what_is_no_program_is_refused():
+    with pytest.raises(
+        TypeError, match="expected a captured program, got a Linear\n  capture\\(model, args, level='aten'\\)"
+    ):
+        lower(nn.Linear(6, 6), X)
+    with pytest.raises(TypeError, match="loss must be a function of what the model returns, not 3"):
+        torchgraft.capture_training(nn.Linear(6, 6), X, loss=3)
+
+
+def test_modules_that_a_program_calls_stay_calls():
+    lowered = lower(capture(nn.Sequential(nn.Linear(6, 6)), X), X)
+    assert lowered.meta["kept_calls"] == {
+        "_0": "the program calls a module; capture it at level 'function' to see inside"
+    }
