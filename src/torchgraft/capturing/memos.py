@@ -34,16 +34,19 @@ def forget(remembering: dict[int, Any]) -> None:
 
 def take_out(keys: list[Any]) -> bool:
     """Take numbers of a run that is over out of the tables that still have them as keys; whether there were any."""
+    # Most are held by nobody but this list and the loop; looking through all objects for the others takes its time.
+    held = [key for key in keys if sys.getrefcount(key) > 3]
     found = False
-    pending = [(key, 0) for key in keys]
-    while pending:
-        key, depth = pending.pop()
-        for holder in gc.get_referrers(key):
-            if holder is keys or holder is pending:
-                continue
-            if isinstance(holder, (dict, set)) and any(item is key for item in holder):
-                found = True
-                holder.pop(key) if isinstance(holder, dict) else holder.discard(key)
-            elif isinstance(holder, tuple) and depth < 3:
-                pending.append((holder, depth + 1))
+    for _ in range(4):  # a key may be part of a tuple that is the key
+        if not held:
+            break
+        identities, outer = {id(key) for key in held}, []
+        for holder in gc.get_referrers(*held):
+            if isinstance(holder, (dict, set)):
+                for key in [item for item in holder if id(item) in identities]:
+                    found = True
+                    holder.pop(key) if isinstance(holder, dict) else holder.discard(key)
+            elif isinstance(holder, tuple):
+                outer.append(holder)
+        held = outer
     return found
