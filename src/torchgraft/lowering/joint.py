@@ -82,11 +82,16 @@ def lower_to_joint(program: GraphModule, args: tuple[Any, ...], kwargs: dict[str
             except GraftError:
                 raise
             except Exception as error:  # the program itself ran when it was captured
-                node = walk.recorder.above
-                raise BridgeError(
-                    f"cannot write forward and backward as one program: {type(error).__name__}: {error}"
-                    f"{f'{chr(10)}  at {source_of(node)}' if node is not None else ''}"
-                ) from error
+                text = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}{_at(walk.recorder.above)}"
+                raise BridgeError(f"cannot write forward and backward as one program: {text}\n  {_INSTEAD}") from error
+
+
+_INSTEAD = "train the program at level 'function', whose gradients autograd computes"
+
+
+def _at(node: Node | None) -> str:
+    line = None if node is None else source_of(node)
+    return f"\n  at {line}" if line else ""
 
 
 class _JointWalk(Walk):
@@ -186,7 +191,11 @@ class _JointWalk(Walk):
     def node(self, node: Node) -> Any:
         """Write down one node; gradients that are computed for it later come from its line, too."""
         if node.op == "output":
-            self.result = plain_values(map_arg(node.args[0], self.env.__getitem__))
+            result = map_arg(node.args[0], self.env.__getitem__)
+            # An object of a class that torch has been told how to take apart stays what it is.
+            known = pytree.SUPPORTED_NODES.get(type(result)) if isinstance(node.args[0], Node) else None
+            is_known = known is not None and known.flatten_with_keys_fn is not None and isinstance(result, dict)
+            self.result = result if is_known else plain_values(result)
             return None
         if node.target is check_inputs:
             return None  # the inputs are in another form here; whoever flattens them checks that
@@ -234,7 +243,7 @@ class _JointWalk(Walk):
             )
         if node.target is setattr and type(args[0]) is TracedTensor:
             raise BridgeError(
-                f"cannot write forward and backward as one program: it writes {args[1]} of a tensor\n  at {source_of(node)}\n"
+                f"cannot write forward and backward as one program: it writes {args[1]} of a tensor{_at(node)}\n"
                 "  write it in place with copy_()"
             )
         if node.target not in _OF_EVERY_RUN and (not has_traced((args, kwargs)) or node.target in _FACTS):
@@ -259,11 +268,11 @@ class _JointWalk(Walk):
             self.attributes[f"{node.target}.training"] = module.training
             with recording(self.recorder):
                 return module(*plain_values(args), **plain_values(kwargs))
-        name, line = "the model" if "" in kept else f"'{node.target}'", source_of(node)
+        name = "the model" if "" in kept else f"'{node.target}'"
         raise BridgeError(
             f"cannot write forward and backward as one program: {name} is one call that runs Python"
-            f"{f', because {reason}' if reason else ''}{f'{chr(10)}  at {line}' if line else ''}\n"
-            "  capture the rest without it, or rewrite it with tensor operations"
+            f"{f'{chr(10)}  because {reason}' if reason else _at(node)}\n"
+            f"  rewrite it with tensor operations, or {_INSTEAD}"
         )
 
     # ---- results and gradients ----
@@ -300,6 +309,8 @@ class _JointWalk(Walk):
             )
         tangents = self._tangents(results)
         self.recorder.is_backward = True
+        # What autograd asks before its first step, it asks about the results.
+        self.recorder.above = self.program.graph.output_node().all_input_nodes[0]
         try:
             with recording(self.recorder):
                 found: Any = torch.autograd.grad(

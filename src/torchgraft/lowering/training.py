@@ -71,6 +71,8 @@ def _with_loss(model: Model, loss: Loss) -> Model:
     """The model with a loss behind it; its parameters keep their names."""
     if loss is None:
         return model
+    if not callable(loss):
+        raise TypeError(f"loss must be a function of what the model returns, not {loss!r}")
     original = model.forward if isinstance(model, torch.nn.Module) else model
 
     def forward(*args: Any, **kwargs: Any) -> Any:
