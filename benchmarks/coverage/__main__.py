@@ -48,8 +48,12 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--again", action="store_true", help="examine what the file has once more, unless all was well")
     parser.add_argument("--markdown", metavar="FILE", type=Path, help="write the summary and the tables as a page")
     parser.add_argument(
+        "--remark", metavar="TEXT", default="", help="a sentence for the page: what was left out, how busy"
+    )
+    parser.add_argument(
         "--without-export", action="store_true", help="leave torch.export out: it takes most of the time"
     )
+    parser.add_argument("--every", metavar="N", type=int, default=1, help="only every N-th model of each collection")
     parser.add_argument("--limit", metavar="S", type=float, default=180.0, help="seconds for one model (default 180)")
     options = parser.parse_args(arguments)
     unknown = set(options.collections) - set(COLLECTIONS)
@@ -63,11 +67,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     found = {(row.collection, row.name): row for row in (rows.read(options.rows) if options.rows else [])}
-    cases = chosen(options.collections or list(COLLECTIONS), options.only)
+    cases = chosen(options.collections or list(COLLECTIONS), options.only, options.every)
     if not cases:
         print(f"no model matches {options.only}", file=sys.stderr)
         return 2
-    due = [case for case in cases if is_due(found.get((case.collection, case.name)), options.again)]
+    due = [
+        case
+        for case in cases
+        if is_due(found.get((case.collection, case.name)), options.again, not options.without_export)
+    ]
     started = time.perf_counter()
     prepare(not options.without_export)
     for number, case in enumerate(due, 1):
@@ -81,16 +89,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         f"{CLEARED if sys.stdout.isatty() else ''}{report.summary(taken)}\nTook {time.perf_counter() - started:.0f} s."
     )
     if options.markdown:
-        options.markdown.write_text(report.markdown(taken, Environment.current(), command(options)))
+        options.markdown.write_text(report.markdown(taken, Environment.current(), command(options), options.remark))
     return 0
 
 
-def chosen(collections: Sequence[str], patterns: Sequence[str] | None) -> list[Case]:
-    """The cases of some collections whose name fits one of the patterns."""
+def chosen(collections: Sequence[str], patterns: Sequence[str] | None, every: int = 1) -> list[Case]:
+    """Every so many of the cases of some collections, where their names fit one of the patterns."""
     cases: list[Case] = []
     for collection in collections:
         module = importlib.import_module(f"benchmarks.coverage.{COLLECTIONS[collection]}")
-        cases += getattr(module, OTHER_LISTS.get(collection, "cases"))()
+        cases += list(getattr(module, OTHER_LISTS.get(collection, "cases"))())[::every]
     return [case for case in cases if not patterns or any(_fits(case.name, pattern) for pattern in patterns)]
 
 
@@ -98,9 +106,12 @@ def _fits(name: str, pattern: str) -> bool:
     return pattern in name or fnmatch.fnmatch(name, pattern)
 
 
-def is_due(known: Row | None, again: bool) -> bool:
-    """Whether a model is to be examined: it is new, or something about it was not well and it is to be tried again."""
-    return known is None or (again and not report.is_settled(known))
+def is_due(known: Row | None, again: bool, with_export: bool = False) -> bool:
+    """Whether a model is to be examined: it is new, or torch.export was left out of it, or something about it was not well and
+    it is to be tried again."""
+    if known is None or (again and not report.is_settled(known)):
+        return True
+    return with_export and not known.eager and known.collection != report.LARGE and rows.EXPORT not in known.attempts
 
 
 def prepare(with_export: bool) -> None:
@@ -108,11 +119,13 @@ def prepare(with_export: bool) -> None:
     import torchgraft
 
     model, value = torch.nn.Linear(1, 1), torch.ones(2, 1)
-    torchgraft.capture(model, (value,))(value)
+    program = torchgraft.capture(model, (value,), level="function")
+    torchgraft.lower(program, (value,), level="core_aten")(value)
+    torchgraft.capture_training(program, (value,)).run(value)
     if with_export:
         from torch.export import export
 
-        export(model, (value,)).module()
+        export(model, (value,)).run_decompositions().module()
     # What is loaded by now stays: left out of collections, which every measurement begins with.
     gc.collect()
     gc.freeze()
@@ -135,6 +148,7 @@ def show(row: Row, number: int, total: int) -> None:
 def command(options: argparse.Namespace) -> str:
     words = ["python -m benchmarks.coverage", *options.collections]
     words += [f"--only '{pattern}'" for pattern in options.only or ()]
+    words += [f"--every {options.every}"] if options.every > 1 else []
     words += ["--without-export"] if options.without_export else []
     return " ".join([*words, f"--markdown {options.markdown}"])
 

@@ -14,8 +14,8 @@ import torch
 RELATIVE = 1e-4
 
 
-def difference(expected: Any, found: Any) -> str:
-    """The first place where two results differ, in words; empty where there is none.
+def difference(expected: Any, found: Any, at_least: float = 0.0) -> str:
+    """The first place where two results differ, by more than `at_least`, in words; empty where there is none.
 
     >>> difference({"a": [torch.ones(2)]}, {"a": [torch.zeros(2)]})
     "['a'][0]: by 1 at most, where values reach 1"
@@ -24,7 +24,7 @@ def difference(expected: Any, found: Any) -> str:
     for (place, a), (other, b) in zip(left, right, strict=False):
         if place != other:
             return f"{place or 'result'} became {other or 'result'}"
-        text = _leaf_difference(a, b)
+        text = _leaf_difference(a, b, at_least)
         if text:
             return f"{place or 'result'}: {text}"
     return "" if len(left) == len(right) else f"{len(left)} parts became {len(right)}"
@@ -59,7 +59,7 @@ def leaves(value: Any, place: str = "", seen: tuple[int, ...] = ()) -> Iterator[
             yield from leaves(item, f"{place}.{name}", inner)
 
 
-def _leaf_difference(a: Any, b: Any) -> str:
+def _leaf_difference(a: Any, b: Any, at_least: float) -> str:
     if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
         if type(a) is type(b) and (a == b or (a != a and b != b)):
             return ""
@@ -72,10 +72,10 @@ def _leaf_difference(a: Any, b: Any) -> str:
         a, b = a.dequantize(), b.dequantize()
     if a.device.type == "meta" or a.numel() == 0 or torch.equal(a, b):
         return ""
-    return _distance(a, b)
+    return _distance(a, b, at_least)
 
 
-def _distance(a: torch.Tensor, b: torch.Tensor) -> str:
+def _distance(a: torch.Tensor, b: torch.Tensor, at_least: float) -> str:
     if not (a.is_floating_point() or a.is_complex()):
         return f"{int((a != b).sum())} of {a.numel()} values"
     if not torch.equal(a.isfinite(), b.isfinite()):
@@ -83,7 +83,7 @@ def _distance(a: torch.Tensor, b: torch.Tensor) -> str:
     known = a.isfinite()
     largest = float(a[known].abs().max()) if bool(known.any()) else 0.0
     distance = float((a[known] - b[known]).abs().max()) if bool(known.any()) else 0.0
-    if distance <= RELATIVE * largest:
+    if distance <= max(RELATIVE * largest, at_least):
         return ""
     return f"by {distance:.3g} at most, where values reach {largest:.3g}"
 

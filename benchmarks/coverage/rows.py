@@ -13,6 +13,11 @@ from typing import Any
 
 # The situations a program is tried in, in the order of the table.
 SITUATIONS = ("example", "values", "batch", "size", "training")
+# The ways a program is made: captured at two levels, lowered from the second to three more, and by the other libraries.
+MODULE, FUNCTION = "capture", "capture, functions"
+ATEN, CORE_ATEN, JOINT = LOWERINGS = ("aten", "core_aten", "joint")
+SYMBOLIC, EXPORT, EXPORT_CORE = "torch.fx", "torch.export", "torch.export, decomposed"
+OWN = (MODULE, FUNCTION, *LOWERINGS)
 EQUAL, REFUSED, WRONG, FAILS, UNDEFINED = "equal", "refused", "WRONG", "fails", "undefined"
 
 
@@ -67,10 +72,37 @@ class Row:
         return self.attempts.get(way, Attempt())
 
     def ratio(self, way: str, to: str = "eager") -> float | None:
-        """How many times longer one way took than another."""
-        longer = self.attempt(way).seconds
-        shorter = self.eager_seconds if to == "eager" else self.attempt(to).seconds
+        """How many times longer one way took than another, a lowering with the capture that it is made of."""
+        longer = self.whole_seconds(way)
+        shorter = self.eager_seconds if to == "eager" else self.whole_seconds(to)
         return longer / shorter if longer and shorter else None
+
+    def whole_seconds(self, way: str) -> float | None:
+        """The time from the model to the program."""
+        seconds = self.attempt(way).seconds
+        before = self.attempt(FUNCTION).seconds if way in LOWERINGS else 0.0
+        return None if seconds is None or before is None else before + seconds
+
+    def lowering_ratio(self, way: str) -> float | None:
+        """How many eager runs a lowering took, without the capture."""
+        seconds = self.attempt(way).seconds
+        return seconds / self.eager_seconds if seconds and self.eager_seconds else None
+
+    def shortfalls(self, way: str) -> dict[str, str]:
+        """The situations in which the program at the level of functions is right and that of a lower level is not, and why.
+
+        Training that is refused is none: operators such as those for dropout are other ones in the other mode.
+        """
+        attempt, right = self.attempt(way), self.attempt(FUNCTION).verdicts
+        if way not in self.attempts:
+            return {}
+        if not attempt.captured:
+            return {"captured": attempt.reasons.get("captured", "")}
+        return {
+            situation: f"{verdict}: {attempt.reasons.get(situation, '')}"
+            for situation, verdict in attempt.verdicts.items()
+            if verdict != EQUAL and right.get(situation) == EQUAL and (situation, verdict) != ("training", REFUSED)
+        }
 
     def first_ratio(self, way: str) -> float | None:
         """How many eager runs the very first capture took, in a process that has not seen such a model."""

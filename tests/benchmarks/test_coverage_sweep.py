@@ -15,7 +15,8 @@ import torchgraft
 from benchmarks.coverage import report, rows
 from benchmarks.coverage.__main__ import is_due, main, parse
 from benchmarks.coverage.cases import Case, Inputs, images
-from benchmarks.coverage.examination import examine, judge
+from benchmarks.coverage.examination import examine
+from benchmarks.coverage.judging import judge
 from benchmarks.coverage.rows import EQUAL, FAILS, REFUSED, UNDEFINED, WRONG, Attempt, Row
 from benchmarks.coverage.sweep import run_apart
 from benchmarks.report import Environment

@@ -25,7 +25,7 @@ class Color(enum.Enum):
 
 @pytest.mark.parametrize("convert", [from_fx, to_fx])
 def test_a_plain_module_is_refused(convert):
-    with pytest.raises(BridgeError, match="not a torch.nn.modules.activation.ReLU; capture it with symbolic_trace"):
+    with pytest.raises(BridgeError, match="not a torch.nn.modules.activation.ReLU\n  capture it with symbolic_trace"):
         convert(nn.ReLU())
 
 

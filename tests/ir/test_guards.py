@@ -220,3 +220,18 @@ def test_guards_of_constants_inside_another_model_are_left_out() -> None:
     outer = capture(lambda x: x + inner(3.0), (torch.ones(3),))
     assert [node for node in outer.graph.nodes if node.target is check_value] == []
     assert torch.equal(outer(torch.ones(3)), torch.full((3,), 4.0))
+
+
+def test_a_guard_on_a_value_compiles_to_code_in_which_quotes_and_lines_end() -> None:
+    """The default backend of torch.compile writes the text of an assertion into C++ as it is."""
+    program = capture(lambda x: x * 2 if x.max() > 0 else x, (torch.ones(3),))
+    texts = []
+
+    def backend(graph_module: Any, inputs: Any) -> Any:
+        for node in graph_module.graph.nodes:
+            texts.extend([value for value in node.args if isinstance(value, str)])
+        return graph_module
+
+    torch.compile(program, backend=backend, fullgraph=True)(torch.ones(3))
+    (text,) = [text for text in texts if "the program was captured for" in text]
+    assert "x.max() > 0" in text and not set(text) & set('"\n\\')

@@ -227,6 +227,19 @@ def test_dtypes_flow_at_aten_and_are_checked_in_core():
         copy.deepcopy(core).double()(X.double())
 
 
+def test_conditions_that_are_alike_are_one():
+    model = nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Dropout(0.5)).eval()
+    conditions = {guard.condition: guard.expected for guard in capture(model, (X,), level="core_aten").guards}
+    assert conditions["dtype of 'input_1', '0.weight', '0.bias' and 4 more"] == "torch.float32"
+    assert conditions["number of dimensions of 'input_1', '0.weight'"] == 2
+    assert conditions["torch.is_autocast_enabled()"] is False
+    assert conditions["1.training"] is False and conditions["2.training"] is False
+    text = capture(zoo.create("resnet18").eval(), (torch.randn(1, 3, 32, 32),), level="core_aten").explain()
+    assert "20 BatchNorm2d check that their input has 4 dimensions" in text
+    assert "20 BatchNorm2d are in evaluation mode" in text
+    assert len(text.splitlines()) < 25
+
+
 def test_ranks_are_checked():
     program = capture(Model(lambda self, x: self.linear(x)), (X,), level="aten")
     with pytest.raises(GuardError, match="lowered for 2 dimensions of 'x', and now it has 3"):
@@ -382,3 +395,34 @@ def test_threads():
         thread.join()
     assert not failures
     torch.manual_seed(0)
+
+
+@LEVELS
+def test_gradients_stop_where_the_model_stops_them(level):
+    def run(x, w):
+        copied = torch.zeros_like(x)
+        copied.copy_(x * w)
+        return copied * 2, (x * w).detach()
+
+    weight = torch.ones(X.shape[1], requires_grad=True)
+    program = capture(run, (X, weight), level=level)
+    copied, stopped = program(X, weight)
+    assert not stopped.requires_grad
+    copied.sum().backward()
+    assert torch.allclose(weight.grad, 2 * X.sum(0))
+
+
+def test_what_is_no_program_is_refused():
+    with pytest.raises(
+        TypeError, match="expected a captured program, got a Linear\n  capture\\(model, args, level='aten'\\)"
+    ):
+        lower(nn.Linear(6, 6), X)
+    with pytest.raises(TypeError, match="loss must be a function of what the model returns, not 3"):
+        torchgraft.capture_training(nn.Linear(6, 6), X, loss=3)
+
+
+def test_modules_that_a_program_calls_stay_calls():
+    lowered = lower(capture(nn.Sequential(nn.Linear(6, 6)), X), X)
+    assert lowered.meta["kept_calls"] == {
+        "_0": "the program calls a module; capture it at level 'function' to see inside"
+    }

@@ -4,6 +4,7 @@ import copy
 import dataclasses
 import pickle
 import threading
+from collections import OrderedDict
 
 import pytest
 import torch
@@ -428,15 +429,16 @@ def grow(self, x):
 @pytest.mark.parametrize(
     ("run", "message"),
     [
-        (count, "is one call that runs Python, because it writes self.count"),
-        (grow, "is one call that runs Python, because it writes self.total"),
+        (count, "is one call that runs Python\n  because it writes self.count"),
+        (grow, "is one call that runs Python\n  because it writes self.total"),
         (lambda self, x: self.linear(x).detach(), "no result depends on a parameter or input that requires a gradient"),
-        (hooked, "is one call that runs Python, because"),
-        (assign, "is one call that runs Python, because it writes self.total"),
-        (lambda self, x: torch.vmap(self.linear)(x), "is one call that runs Python, because"),
+        (hooked, "is one call that runs Python\n  because"),
+        (assign, "is one call that runs Python\n  because it writes self.total"),
+        (lambda self, x: torch.vmap(self.linear)(x), "is one call that runs Python\n  because"),
         (lambda self, x: object(), "the model is one call that runs Python"),
+        (lambda self, x: self.linear(x) * torch.tensor(x.tolist()).sum(), r"no memory of its own\n  at .*x.tolist\(\)"),
     ],
-    ids=["counter", "shape", "nothing", "hook", "assign", "vmap", "object"],
+    ids=["counter", "shape", "nothing", "hook", "assign", "vmap", "object", "tolist"],
 )
 def test_refusals(run, message):
     model = Model(run)
@@ -511,6 +513,84 @@ def test_other_inputs_are_refused():
         programs.run(X, options=options, text="c")
 
 
+@dataclasses.dataclass
+class Record(OrderedDict):
+    """A result as transformers has it: a dict that is a dataclass, which torch is told how to take apart."""
+
+    hidden: torch.Tensor
+    pooled: torch.Tensor
+
+    def __post_init__(self):
+        self.update(hidden=self.hidden, pooled=self.pooled)
+
+
+pytree.register_pytree_node(
+    Record,
+    lambda record: (list(record.values()), list(record)),
+    lambda values, names: Record(**dict(zip(names, values, strict=True))),
+    serialized_type_name="tests.lowering.Record",
+    flatten_with_keys_fn=lambda record: (
+        [(pytree.MappingKey(name), value) for name, value in record.items()],
+        list(record),
+    ),
+)
+
+
+def test_results_of_libraries():
+    model = Model(lambda self, x: Record(self.linear(x), self.linear(x).mean(1)))
+    assert capture_training(model, (X,)).joint.graph.output_node().meta["entries"][:2] == [
+        ("result", "result['hidden']"),
+        ("result", "result['pooled']"),
+    ]
+    step = capture_training(model, (X,)).run(X)
+    assert type(step.results) is Record
+    torch.testing.assert_close(step.results.pooled, model(X).pooled)
+    sum(value.sum() for value in model(X).values()).backward()
+    torch.testing.assert_close(step.gradients["linear.weight"], model.linear.weight.grad)
+
+
+def test_seeding_is_part_of_the_program():
+    def seeded(x):
+        torch.manual_seed(0)
+        return x * torch.rand(6)
+
+    def restored(x):
+        state = torch.get_rng_state()
+        y = x * torch.rand(6)
+        torch.set_rng_state(state)
+        return y
+
+    weight = torch.ones(6, requires_grad=True)
+    programs = capture_training(seeded, (weight,))
+    expected, state = seeded(weight), torch.get_rng_state()
+    torch.manual_seed(3)
+    torch.testing.assert_close(programs.run(weight).results, expected)
+    assert torch.equal(torch.get_rng_state(), state)
+    with pytest.raises(BridgeError, match=r"\n  at .*set_rng_state\(state\)"):
+        capture_training(restored, (weight,))
+
+
+def test_another_default_dtype_is_refused():
+    def run(x):
+        return x * (2 if torch.get_default_dtype() == torch.float32 else 3)
+
+    weight = torch.ones(6, requires_grad=True)
+    programs = capture_training(run, (weight,))
+    torch.testing.assert_close(programs.run(weight).results, 2 * weight)
+    try:
+        torch.set_default_dtype(torch.float64)
+        with pytest.raises(GuardError, match=r"get_default_dtype\(\) = torch.float32, and now it is torch.float64"):
+            programs.run(weight)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def test_every_guard_knows_its_line():
+    model = nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.ReLU())
+    guards = joint_program(model, (X,)).guards
+    assert guards and all("unknown" not in guard.where for guard in guards)
+
+
 def test_another_mode_is_refused():
     model = nn.Sequential(nn.Linear(6, 6), nn.Dropout())
     programs = capture_training(model, (X,))
@@ -571,3 +651,48 @@ def test_several_threads():
     for thread in threads:
         thread.join()
     assert results == {1: 2, 2: 4, 3: 6}
+
+
+class Cache:
+    """An object that torch's pytree does not know."""
+
+    def __init__(self, keys, length):
+        self.keys, self.length = keys, length
+
+
+@dataclasses.dataclass
+class Output:
+    cache: Cache
+    length: int
+
+
+class ReturnsObjects(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(6, 2)
+
+    def forward(self, x):
+        keys = x * 2
+        return self.linear(x), Output(Cache([keys], x.shape[0] + 1), x.shape[0])
+
+
+def test_results_that_are_objects_hold_the_values_of_each_run():
+    model = ReturnsObjects()
+    programs = capture_training(model, (X,))
+    for x in (torch.randn(4, 6), torch.randn(9, 6)):
+        (logits, found), (expected_logits, expected) = programs.run(x).results, model(x)
+        assert torch.equal(logits, expected_logits)
+        assert torch.equal(found.cache.keys[0], expected.cache.keys[0])
+        assert (found.cache.length, found.length) == (len(x) + 1, len(x))
+        assert (type(found), type(found.length)) == (Output, int)
+
+
+def test_what_an_object_holds_has_no_tangent():
+    programs = capture_training(ReturnsObjects(), (X,))
+    nodes = programs.joint.graph.find_nodes(op="placeholder")
+    assert len([node for node in nodes if node.meta["origin_kind"] == "tangent"]) == 1
+
+
+def test_sizes_among_the_results_are_those_of_each_run():
+    programs = capture_training(lambda x, w: (x @ w, x.shape[0] * 2), (X, torch.randn(6, 1, requires_grad=True)))
+    assert programs.run(torch.randn(7, 6), torch.randn(6, 1)).results[1] == 14

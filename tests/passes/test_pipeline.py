@@ -276,7 +276,7 @@ def test_check_with_random_draws_and_not_a_number():
 
 def test_every_pass_is_verified():
     program = torchgraft.symbolic_trace(lambda x: torch.relu(x))
-    with pytest.raises(PassError, match="break-order left a program that is not well formed; mend the pass"):
+    with pytest.raises(PassError, match="break-order left a program that is not well formed; fix the pass"):
         Pipeline([BreakOrder()])(program)
 
 

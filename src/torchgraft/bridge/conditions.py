@@ -1,6 +1,6 @@
 """Conditions on the inputs of a program: Python expressions over their names, which one function checks on every call.
-Which conditions a program has is found in `input_guards.py` and `program_calls.py`; what is said where one does not hold is
-the business of who checks.
+Which conditions an exported program has is found in `input_guards.py`; what is said where one does not hold is the
+business of who checks.
 """
 
 from __future__ import annotations

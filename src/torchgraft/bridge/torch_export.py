@@ -42,7 +42,7 @@ def from_export(program: ExportedProgram, *, check_inputs: bool = True) -> Graph
     """
     if not isinstance(program, ExportedProgram):
         raise BridgeError(
-            f"from_export takes a torch.export.ExportedProgram, not a {kind_of(program)}; make one with torch.export.export()"
+            f"from_export takes a torch.export.ExportedProgram, not a {kind_of(program)}\n  make one with torch.export.export()"
         )
     source = program.module(check_guards=False)
     _strip_checks(source)

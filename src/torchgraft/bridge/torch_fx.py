@@ -39,7 +39,7 @@ def from_fx(module: torch.fx.GraphModule, *, nested: bool = False) -> GraphModul
     """
     if not isinstance(module, torch.fx.GraphModule):
         raise BridgeError(
-            f"from_fx takes a torch.fx.GraphModule, not a {kind_of(module)}; capture it with symbolic_trace()"
+            f"from_fx takes a torch.fx.GraphModule, not a {kind_of(module)}\n  capture it with symbolic_trace()"
         )
     return _Crossing(nested).module_from_fx(module)
 
@@ -65,7 +65,7 @@ def to_fx(module: GraphModule, *, nested: bool = False) -> torch.fx.GraphModule:
     """
     if not isinstance(module, GraphModule):
         raise BridgeError(
-            f"to_fx takes a torchgraft.GraphModule, not a {kind_of(module)}; capture it with symbolic_trace()"
+            f"to_fx takes a torchgraft.GraphModule, not a {kind_of(module)}\n  capture it with symbolic_trace()"
         )
     return _Crossing(nested).module_to_fx(module)
 

@@ -71,7 +71,7 @@ class ExampleInputs:
             return
         found = dict(self.nodes.items())
         self._checked = watcher.create_node("call_function", check_inputs, (found, expected, self._where), {})
-        self._checked._origin = None  # it comes from no line of the model
+        self._checked._origin = None  # no line of the model, but the one that called capture
         for path, make, value in self._kept:
             arguments = (make(), watcher.constant("_input", value), f"the argument '{path}'", self._where)
             self._checked = watcher.create_node("call_function", check_value, arguments, {})

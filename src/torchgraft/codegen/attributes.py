@@ -19,7 +19,7 @@ class Adoption:
 
     def __init__(self, source: torch.nn.Module, destination: torch.nn.Module) -> None:
         self._source = source
-        # For each path the module there in the model, and the one that stands for it (None if it came along whole).
+        # For each path the module there in the model, and the one in its place (None if it came along whole).
         self._containers: dict[str, tuple[Any, torch.nn.Module | None]] = {"": (source, destination)}
 
     def adopt(self, path: str) -> bool:

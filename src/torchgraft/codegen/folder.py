@@ -333,7 +333,7 @@ class _Package:
         return True
 
     def _function(self, module: GraphModule) -> _Function | None:
-        """The function of a program; None if it needs a name that stands for something else in this package."""
+        """The function of a program; None if it needs a name that is something else in this package."""
         graph = module.graph
         code = graph.python_code(root_module="self")
         name = graph._codegen._func_name

@@ -426,8 +426,8 @@ def _copy_function(function: Any) -> FunctionType:
 
 @torch.compiler.assume_constant_result
 def _generate_code(own_class: Any, edits: int) -> int:
-    """Have the code of a program ready. torch.compile runs this, and does not trace it: it cannot trace how code is made. It takes
-    the class, which torch 2.11 can hand over too."""
+    """Have the code of a program ready. torch.compile runs this, and does not trace it: it cannot trace how code is made.
+    It takes the class, which torch 2.11 can hand over too."""
     module = own_class._instance()
     if module is not None:
         module._ready()

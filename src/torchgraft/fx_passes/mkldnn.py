@@ -58,7 +58,7 @@ class UnionFind:
         self.parent[v], self.size[v] = v, 1
 
     def find(self, v: int) -> int:
-        """The number that stands for the set of this one."""
+        """The number of the set of this one."""
         while (above := self.parent[v]) != v:
             if above is None:
                 raise ValueError(f"{v} is in no set; call make_set({v}) first")
@@ -67,7 +67,7 @@ class UnionFind:
         return v
 
     def join(self, a: int, b: int) -> int | None:
-        """Join two sets, and return the number that stands for both."""
+        """Join two sets, and return the number of the union."""
         a, b = self.find(a), self.find(b)
         if a != b:
             a, b = (b, a) if self.size[a] < self.size[b] else (a, b)

@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from torchgraft.ir.graph import Graph
 
 _NAME = re.compile(r"[A-Za-z_]\w*")
+# The name of a value in a condition; where the program was lowered, the node may have been taken apart since.
+_VALUE = re.compile(r"(?<=of ')\w+(?='$)")
+_MODE = re.compile(r".*\btraining")
 _ARGUMENT = re.compile(r"the argument '(.+)'")
 # How often one line names what it speaks of, before it says "and 3 more".
 _NAMED = 8
@@ -32,12 +35,15 @@ def explanation(graph: Graph) -> str:
 
 def _grouped(graph: Graph) -> list[list[Guard]]:
     """The guards that are alike but for the names of nodes: of the same line of the model, or of the same class of torch's."""
-    computed = {node._name for node in graph.nodes if node._op != "placeholder"}
+    inputs = {node._name for node in graph.nodes if node._op == "placeholder"}
+    computed = {node._name for node in graph.nodes} - inputs
     groups: dict[Any, list[Guard]] = {}
     for guard in find_guards(graph):
         is_argument = _ARGUMENT.fullmatch(guard.condition) is not None
         kind = _torch_module(guard)
         pattern = _NAME.sub(lambda found: "_" if found[0] in computed else found[0], guard.condition)
+        pattern = _VALUE.sub(lambda found: found[0] if found[0] in inputs else "_", pattern)
+        pattern = "training" if _MODE.fullmatch(pattern) else pattern
         key = (is_argument or pattern, repr(guard.expected), kind or guard.where)
         groups.setdefault(key, []).append(guard)
     return list(groups.values())
@@ -61,6 +67,8 @@ def _statement(group: list[Guard]) -> str:
         return f"the arguments {_listed([repr(name) for name in names])} are {first.expected!r}"
     if kind and first.condition.startswith("ndim of "):
         return f"{count} {kind} check that their input has {first.expected} dimensions"
+    if kind and _MODE.fullmatch(first.condition):
+        return f"{count} {kind} are in {'training' if first.expected else 'evaluation'} mode"
     if kind:
         return f"{count} {kind} check this, the first one that {first.condition} is {first.expected!r}"
     return f"{first.condition} is {first.expected!r}, and the same for {count - 1} more"

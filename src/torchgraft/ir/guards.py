@@ -148,7 +148,9 @@ def check_value(found: Any, expected: Any, condition: str, where: str) -> None:
     if isinstance(found, torch.Tensor):
         if torch.compiler.is_compiling():  # the value is not known yet: the compiled program checks it when it runs
             holds = torch.isnan(found) if expected != expected else found == expected
-            return torch._assert_async(holds, f"{_captured_for(condition, expected)}\n  at {where}\n  {_AGAIN}")
+            text = f"{_captured_for(condition, expected)}, at {where}; {_AGAIN}"
+            # Compilers write the text into C++ as it is.
+            return torch._assert_async(holds, text.replace('"', "'").replace("\\", "/").replace("\n", " "))
         found = found.item()
     if type(expected) is bool and torch.compiler.is_compiling():
         found = True if found else False  # noqa: SIM210 (a compiler can branch on a truth value, but not compare it)

@@ -206,7 +206,7 @@ def module_stack(scope: Scope | None) -> dict[str, tuple[str, type]]:
 
 
 def metadata(origin: Origin | None) -> dict[str, Any]:
-    """The metadata entries that an origin stands for."""
+    """The metadata entries of an origin."""
     result: dict[str, Any] = {}
     if origin is None:
         return result

@@ -66,7 +66,8 @@ def find_problems(graph: Graph) -> list[str]:
         for source in node._inputs:
             if source._order >= order or source._erased or source.graph is not graph or node not in source.users:
                 problems.append(_input_problem(graph, node, source))
-        if (node._args is not node._inputs or node._kwargs) and _has_proxy((node._args, node._kwargs)):
+        is_plain = node._args is node._inputs or _PLAIN.issuperset(map(type, node._args))
+        if (not is_plain and _has_proxy(node._args)) or (node._kwargs and _has_proxy(node._kwargs)):
             problems.append(
                 f"node '{node._name}' has a Proxy in its arguments; give it the node of the proxy (proxy.node)"
             )
@@ -107,6 +108,10 @@ def find_problems(graph: Graph) -> list[str]:
     if has_regions:
         problems.extend(_region_problems(graph))
     return problems
+
+
+# What arguments mostly are, and what is no proxy: looked for at once, because a graph may have a million nodes.
+_PLAIN = frozenset({Node, int, float, bool, str, type(None), torch.dtype, torch.device})
 
 
 def _has_proxy(value: Any) -> bool:

@@ -24,7 +24,9 @@ _aten = torch.ops.aten
 @functools.cache
 def core_decompositions() -> dict[Any, Callable[..., Any]]:
     """What to compute in the place of each operator that is not in core ATen."""
-    return {**core_aten_decompositions(), **_OWN}
+    table = {**core_aten_decompositions(), **_OWN}
+    del table[_aten.detach.default]  # torch's table drops it, and gradients would flow where the model stops them
+    return table
 
 
 def _product(sizes: Iterable[Any]) -> Any:

@@ -19,31 +19,49 @@ _AGAIN = "capture the model again with tensors like these, or run it at level 'f
 def _conditions(
     tensors: Any,
     ranks: Sequence[int],
-    dtypes: Sequence[str],
+    dtypes: str | Sequence[str],
     layouts: Sequence[str],
     names: Sequence[str],
     autocast: bool | None,
     where: str,
 ) -> Iterator[tuple[str, Any]]:
-    yield from [(f"number of dimensions of '{name}'", rank) for name, rank in zip(names, ranks, strict=True)]
-    yield from [(f"dtype of '{name}'", dtype) for name, dtype in zip(names, dtypes, strict=False)]
-    yield from [(f"layout of '{name}'", layout) for name, layout in zip(names, layouts, strict=False)]
+    yield from _grouped("number of dimensions", names, ranks)
+    yield from _grouped("dtype", names, _each(dtypes, names))
+    yield from _grouped("layout", names, layouts)
     if autocast is not None:
-        yield "autocast is on", autocast
+        yield "torch.is_autocast_enabled()", autocast
+
+
+def _grouped(what: str, names: Sequence[str], answers: Sequence[Any]) -> Iterator[tuple[str, Any]]:
+    """One condition for all tensors with the same answer: a model has hundreds of parameters."""
+    for answer in dict.fromkeys(answers):
+        found = [f"'{name}'" for name, other in zip(names, answers, strict=False) if other == answer]
+        more = f" and {len(found) - 3} more" if len(found) > 4 else ""
+        yield f"{what} of {', '.join(found[:3] if more else found)}{more}", answer
+
+
+def _shortened(dtypes: list[str]) -> str | tuple[str, ...]:
+    """Commonly all tensors have one dtype, which need not be said for each."""
+    return dtypes[0] if len(set(dtypes)) == 1 else tuple(dtypes)
+
+
+def _each(dtypes: str | Sequence[str], tensors: Sequence[Any]) -> Sequence[str]:
+    return [dtypes] * len(tensors) if isinstance(dtypes, str) else dtypes
 
 
 @guard(_conditions)
 def check_tensors(
     tensors: Sequence[Any],
     ranks: Sequence[int],
-    dtypes: Sequence[str],
+    dtypes: str | Sequence[str],
     layouts: Sequence[str],
     names: Sequence[str],
     autocast: bool | None,
     where: str,
 ) -> None:
     """Raise unless tensors have these numbers of dimensions, dtypes and layouts, and autocast is on or off as it was. There may
-    be fewer layouts than tensors, and no dtypes at all; None says that autocast does not matter."""
+    be fewer layouts than tensors, one dtype for all or none at all; None says that autocast does not matter."""
+    dtypes = _each(dtypes, tensors)
     for index, tensor in enumerate(tensors):
         if not isinstance(tensor, torch.Tensor):
             return  # the check of the inputs says so better
@@ -103,7 +121,7 @@ def guard_tensors(
     arguments: tuple[Any, ...] = (
         tuple([tensor.node for tensor in tensors.values()]),
         tuple([tensor.actual.dim() for tensor in tensors.values()]),
-        tuple([str(tensor.dtype) for tensor in tensors.values()]) if decided else (),
+        _shortened([str(tensor.dtype) for tensor in tensors.values()]) if decided else (),
         tuple([layout_of(tensor.actual) for tensor in inputs.values()]) if decided else (),
         tuple(tensors),
         is_autocast_enabled() if decided else None,

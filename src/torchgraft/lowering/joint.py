@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils import _pytree as pytree
 
+from torchgraft.capturing.sizes import unwrapped
 from torchgraft.capturing.watch import OTHER_MODE
 from torchgraft.codegen.calling import placeholder_values
 from torchgraft.codegen.graph_module import GraphModule
@@ -20,6 +21,7 @@ from torchgraft.ir.graph import Graph
 from torchgraft.ir.guards import are_different, check_inputs
 from torchgraft.ir.node import Node, map_arg
 from torchgraft.ir.origin import source_of
+from torchgraft.ir.structures import put_together, put_together_record, take_apart
 from torchgraft.ir.verify import find_attribute
 from torchgraft.lowering.guards import guard_tensors
 from torchgraft.lowering.lower import Walk, drop_unused, has_traced, inputs_text, plain_values
@@ -80,11 +82,16 @@ def lower_to_joint(program: GraphModule, args: tuple[Any, ...], kwargs: dict[str
             except GraftError:
                 raise
             except Exception as error:  # the program itself ran when it was captured
-                node = walk.recorder.above
-                raise BridgeError(
-                    f"cannot write forward and backward as one program: {type(error).__name__}: {error}"
-                    f"{f'{chr(10)}  at {source_of(node)}' if node is not None else ''}"
-                ) from error
+                text = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}{_at(walk.recorder.above)}"
+                raise BridgeError(f"cannot write forward and backward as one program: {text}\n  {_INSTEAD}") from error
+
+
+_INSTEAD = "train the program at level 'function', whose gradients autograd computes"
+
+
+def _at(node: Node | None) -> str:
+    line = None if node is None else source_of(node)
+    return f"\n  at {line}" if line else ""
 
 
 class _JointWalk(Walk):
@@ -184,7 +191,11 @@ class _JointWalk(Walk):
     def node(self, node: Node) -> Any:
         """Write down one node; gradients that are computed for it later come from its line, too."""
         if node.op == "output":
-            self.result = plain_values(map_arg(node.args[0], self.env.__getitem__))
+            result = map_arg(node.args[0], self.env.__getitem__)
+            # An object of a class that torch has been told how to take apart stays what it is.
+            known = pytree.SUPPORTED_NODES.get(type(result)) if isinstance(node.args[0], Node) else None
+            is_known = known is not None and known.flatten_with_keys_fn is not None and isinstance(result, dict)
+            self.result = result if is_known else plain_values(result)
             return None
         if node.target is check_inputs:
             return None  # the inputs are in another form here; whoever flattens them checks that
@@ -232,11 +243,10 @@ class _JointWalk(Walk):
             )
         if node.target is setattr and type(args[0]) is TracedTensor:
             raise BridgeError(
-                f"cannot write forward and backward as one program: it writes {args[1]} of a tensor\n  at {source_of(node)}\n"
+                f"cannot write forward and backward as one program: it writes {args[1]} of a tensor{_at(node)}\n"
                 "  write it in place with copy_()"
             )
-        is_region = node.target is enter_context or node.target is exit_context
-        if not is_region and (not has_traced((args, kwargs)) or node.target in _FACTS):
+        if node.target not in _OF_EVERY_RUN and (not has_traced((args, kwargs)) or node.target in _FACTS):
             return super()._kept(node, args, kwargs)
         function, args, kwargs = node.target, plain_values(args), plain_values(kwargs)
         if node.op == "call_method":
@@ -258,11 +268,11 @@ class _JointWalk(Walk):
             self.attributes[f"{node.target}.training"] = module.training
             with recording(self.recorder):
                 return module(*plain_values(args), **plain_values(kwargs))
-        name, line = "the model" if "" in kept else f"'{node.target}'", source_of(node)
+        name = "the model" if "" in kept else f"'{node.target}'"
         raise BridgeError(
             f"cannot write forward and backward as one program: {name} is one call that runs Python"
-            f"{f', because {reason}' if reason else ''}{f'{chr(10)}  at {line}' if line else ''}\n"
-            "  capture the rest without it, or rewrite it with tensor operations"
+            f"{f'{chr(10)}  because {reason}' if reason else _at(node)}\n"
+            f"  rewrite it with tensor operations, or {_INSTEAD}"
         )
 
     # ---- results and gradients ----
@@ -272,22 +282,23 @@ class _JointWalk(Walk):
         recorder = self.recorder
         pairs, structure = pytree.tree_flatten_with_path(self.result)
         named = [(result_name + pytree.keystr(path), leaf) for path, leaf in pairs]
-        results = {name: leaf for name, leaf in named if type(leaf) is TracedTensor}
-        if not results:
+        learning = {name: leaf for name, leaf in named if type(leaf) is TracedTensor and leaf.requires_grad}
+        results: dict[str, Any] = {}
+        places = [_named(name, leaf, results) for name, leaf in named]
+        if not any(type(value) is TracedTensor for value in results.values()):
             raise BridgeError(
                 f"cannot write the backward of {type(self.program).__name__}: it returns {type(self.result).__name__}, in which "
                 "there are no tensors\n  return tensors in a tuple, list or dict"
             )
-        outputs = [(OutputEntry("result", name), value.node) for name, value in results.items()]
+        outputs = [(OutputEntry("result", name), recorder.argument(value)) for name, value in results.items()]
         for index, (primal, now) in enumerate(zip(self.primals, self._current, strict=True)):
             if index in self._own:
                 outputs.append((OutputEntry("update", primal.name), now.node))
-        outputs += self._gradients({name: value for name, value in results.items() if value.requires_grad})
+        outputs += self._gradients(learning)
         recorder.note_numbers()
         finish(recorder.graph, outputs)
         module = GraphModule({}, recorder.graph, f"{type(self.program).__name__}Joint")
         drop_unused(module)
-        places = [Name(name) if type(leaf) is TracedTensor else leaf for name, leaf in named]
         return Joint(module, self.primals, places, structure, self.attributes)
 
     def _gradients(self, results: dict[str, TracedTensor]) -> list[tuple[OutputEntry, Any]]:
@@ -295,10 +306,12 @@ class _JointWalk(Walk):
         if not results:
             raise BridgeError(
                 f"cannot write the backward of {type(self.program).__name__}: no result depends on a parameter or input that "
-                "requires a gradient\n  switch it on with requires_grad_()"
+                "requires a gradient\n  switch it on with requires_grad_(), and return the result in a tuple, list or dict"
             )
         tangents = self._tangents(results)
         self.recorder.is_backward = True
+        # What autograd asks before its first step, it asks about the results.
+        self.recorder.above = self.program.graph.output_node().all_input_nodes[0]
         try:
             with recording(self.recorder):
                 found: Any = torch.autograd.grad(
@@ -345,6 +358,19 @@ class Name(str):
     """The name of a result, in the place of a tensor among results."""
 
 
+def _named(name: str, leaf: Any, results: dict[str, Any]) -> Any:
+    """A part of the result with names in the places of what every run computes: tensors and sizes, added to the results.
+
+    What is in an object of its own kind, as in a cache of keys and values, is returned; it is given no tangent.
+    """
+    template, parts = take_apart(leaf, lambda item: type(item) is TracedTensor or unwrapped(item) is not None)
+    names = [Name(name if part is leaf else f"{name}: part {index}") for index, part in enumerate(parts)]
+    results.update(zip(names, parts, strict=True))
+    return put_together(template, *names)
+
+
+# Regions, and results made of values that every run computes, which may be sizes or lie inside an object.
+_OF_EVERY_RUN = frozenset({enter_context, exit_context, put_together, put_together_record})
 # What takes a value apart or asks something about it: the program does so, too.
 _FACTS = frozenset({getattr, operator.getitem})
 # Questions about inputs that are asked when a step is run, before they become primals.

@@ -38,8 +38,9 @@ def lower(
     """The program in torch's operators, at level "aten" or "core_aten".
 
     It is run once, node by node, on copies of the inputs, which have to pass its guards; the operators that torch runs for a
-    node take its place. Guards, sizes, regions and calls that were kept whole stay the nodes they are, and each new node
-    has the name of the node it comes from in `meta["from_node"]`, with its source line and module path.
+    node take its place. It should be a program at level "function": modules that it calls stay calls. Guards, sizes, regions
+    and calls that were kept whole stay the nodes they are, and each new node has the name of the node it comes from in
+    `meta["from_node"]`, with its source line and module path.
 
     >>> import torchgraft
     >>> program = torchgraft.capture(torch.nn.Linear(2, 3), (torch.ones(4, 2),), level="function")
@@ -51,6 +52,10 @@ def lower(
     """
     if level not in ("aten", "core_aten"):
         raise ValueError(f'level must be "aten" or "core_aten", not "{level}"')
+    if not isinstance(program, GraphModule):
+        raise TypeError(
+            f"expected a captured program, got a {type(program).__name__}\n  capture(model, args, level={level!r}) takes a model"
+        )
     if "" in program.meta.get("kept_whole", {}):
         return program  # one call, at every level
     is_core = level == "core_aten"
@@ -125,13 +130,17 @@ class Walk:
             return self._attribute(str(node.target))
         args, kwargs = map_arg(node.args, self.env.__getitem__), map_arg(node.kwargs, self.env.__getitem__)
         if node.op == "output":
-            return self.recorder.create_node("output", "output", self.recorder.argument(args), {})
+            output = self.recorder.create_node("output", "output", self.recorder.argument(args), {})
+            output.meta["val"] = map_arg(output.args[0], lambda result: result.meta.get("val"))
+            return output
         if is_guard(node.target):
             # A guard on what turned out to be the same in every run says nothing.
             return None if not _has_nodes((args, kwargs)) else self._copied(node, args, kwargs)
         number = _arithmetic(self.recorder, node, args, kwargs)
         if number is not None:
             return number
+        if node.op == "call_module" and node.target not in self.program.meta.get("kept_whole", {}):
+            self.kept[node.name] = "the program calls a module; capture it at level 'function' to see inside"
         if node.op == "call_module" or _is_opaque(node, args, kwargs):
             return self._kept(node, args, kwargs)
         last = self.recorder.begin(node)

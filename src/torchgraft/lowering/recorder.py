@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 from torchgraft.capturing.sizes import SymbolicNumber, combine, factors, unwrapped, wrapped
 from torchgraft.ir.arguments import map_aggregate
 from torchgraft.ir.graph import Graph
-from torchgraft.ir.guards import check_length, check_value
+from torchgraft.ir.guards import check_length, check_training, check_value
 from torchgraft.ir.names import wish_of
 from torchgraft.ir.node import Node
 from torchgraft.ir.origin import source_line
@@ -183,7 +183,10 @@ class Recorder:
         """Something may have been decided by a value."""
         if flow.node not in self._guarded:
             self._guarded.add(flow.node)
-            self.guard(flow.node, flow.value, f"'{flow.node.name}'")
+            if flow.node.op == "get_attr" and str(flow.node.target).endswith("training"):
+                self.create_node("call_function", check_training, (flow.node, flow.value, self.line()), {})
+            else:
+                self.guard(flow.node, flow.value, f"'{flow.node.name}'")
 
     def guard_fact(self, tensor: TracedTensor, name: str, value: Any) -> None:
         """A property of a tensor was read."""
@@ -271,6 +274,8 @@ class Recorder:
         plain = _functional_form(function)
         if plain is None or tensor is not args[0]:
             return None
+        if self.is_above_autograd and plain is torch.ops.aten.copy.default:
+            return None  # it has no derivative, and `copy_` has one
         value = plain(*plain_args, **plain_kwargs)
         old = tensor.actual
         if not isinstance(value, torch.Tensor) or (value.dtype, value.shape) != (old.dtype, old.shape):
@@ -289,13 +294,15 @@ class Recorder:
             return self._one_result(function, args, kwargs, node, value, returns[0])
         if isinstance(value, (tuple, list)):
             parts = [
-                self._one_result(function, args, kwargs, self._part(node, index), item, returns[index])
+                self._one_result(function, args, kwargs, self._part(node, index), item, returns[index], index)
                 for index, item in enumerate(value)
             ]
             return type(value)(parts)
         return value
 
-    def _one_result(self, function: Any, args: Any, kwargs: Any, source: Any, value: Any, schema: Any) -> Any:
+    def _one_result(
+        self, function: Any, args: Any, kwargs: Any, source: Any, value: Any, schema: Any, number: int = 0
+    ) -> Any:
         if isinstance(value, torch.Tensor):
             if schema.alias_info is not None and schema.alias_info.is_write:
                 for tensor in _written(function, args, kwargs, schema.alias_info.before_set):
@@ -303,7 +310,7 @@ class Recorder:
                     tensor.source = source
                     return tensor
             result = self.traced(value, source, is_static=_gives_same_sizes(function, (args, kwargs)))
-            result.sizes = None if result.is_static else known_sizes(function, args, result)
+            result.sizes = None if result.is_static else known_sizes(function, args, result, number)
             return result
         if isinstance(value, (tuple, list)):
             node = source if isinstance(source, Node) else source()

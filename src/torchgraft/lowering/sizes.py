@@ -15,11 +15,15 @@ from torchgraft.lowering.tensors import TracedTensor
 Sizes = list[Any]
 
 
-def known_sizes(function: Any, args: tuple[Any, ...], result: TracedTensor) -> Sizes | None:
-    """The sizes of a result that are known; None for each that is not."""
-    rule = _RULES.get(function._schema.name.removeprefix("aten::").rstrip("_"))
+def known_sizes(function: Any, args: tuple[Any, ...], result: TracedTensor, number: int = 0) -> Sizes | None:
+    """The sizes of a result that are known, None for each that is not; of several results, the one with this number."""
+    name = function._schema.name.removeprefix("aten::").rstrip("_")
+    rule = _RULES.get(name)
     try:
-        if rule is not None:
+        if name in _GRADIENTS:
+            argument = args[_GRADIENTS[name][number]]
+            sizes = list(argument) if isinstance(argument, (tuple, list)) else _of(argument)
+        elif rule is not None:
             sizes = rule(result.actual.dim(), *args)
         elif torch.Tag.pointwise in function.tags:
             sizes = _broadcast(result.actual.dim(), [item for item in args if type(item) is TracedTensor])
@@ -189,7 +193,7 @@ _RULES: dict[str, Callable[..., Sizes]] = {
     "addmm": lambda rank, c, a, b, *rest: [_of(a)[0], _of(b)[1]],
     "linear": lambda rank, a, b, *rest: [*_of(a)[:-1], *_of(b)[:-1]],
     "embedding": lambda rank, a, b, *rest: [*_of(b), *_of(a)[1:]],
-    "convolution": lambda rank, a, b, *rest: [_of(a)[0], *[None] * (rank - 1)],
+    "convolution": lambda rank, a, b, *rest: [_of(a)[0], None if rest[4] else _of(b)[0], *[None] * (rank - 2)],
     "full": lambda rank, sizes, *rest: list(sizes),
     **dict.fromkeys(("zeros", "ones", "empty", "rand", "randn"), lambda rank, sizes, *rest: list(sizes)),
     "arange": lambda rank, end, *rest: [None] if rest else [end],
@@ -206,3 +210,13 @@ _RULES: dict[str, Callable[..., Sizes]] = {
         _same,
     ),
 }  # fmt: skip
+
+# Operators of the backward: for each result, the argument that it is the gradient of, or that has its sizes.
+_GRADIENTS: dict[str, tuple[int, ...]] = {
+    **dict.fromkeys(("_adaptive_avg_pool2d_backward", "avg_pool2d_backward", "max_pool2d_with_indices_backward"), (1,)),
+    **dict.fromkeys(("_softmax_backward_data", "_log_softmax_backward_data"), (1,)),
+    "convolution_backward": (1, 2, 3),
+    "native_batch_norm_backward": (1, 2, 2),
+    "native_layer_norm_backward": (1, 5, 6),
+    "_scaled_dot_product_flash_attention_for_cpu_backward": (1, 2, 3),
+}

@@ -18,6 +18,7 @@ from torchgraft.capturing.program import capture
 from torchgraft.codegen.calling import example_inputs, placeholder_values
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import BridgeError, GuardError
+from torchgraft.ir.structures import put_together, take_apart
 from torchgraft.ir.verify import find_attribute
 from torchgraft.lowering.input_checks import input_checks
 from torchgraft.lowering.joint import Joint, Name, lower_to_joint
@@ -77,6 +78,8 @@ def _with_loss(model: Model, loss: Loss) -> Model:
     """The model with a loss behind it; its parameters keep their names."""
     if loss is None:
         return model
+    if not callable(loss):
+        raise TypeError(f"loss must be a function of what the model returns, not {loss!r}")
     original = model.forward if isinstance(model, torch.nn.Module) else model
 
     def forward(*args: Any, **kwargs: Any) -> Any:
@@ -218,9 +221,10 @@ class _Call:
                         "  give a clone()"
                     )
 
-    def result(self, tensors: dict[str, torch.Tensor]) -> Any:
+    def result(self, tensors: dict[str, Any]) -> Any:
         """What the model returned, made of the tensors with these names."""
-        leaves = [tensors[leaf] if isinstance(leaf, Name) else leaf for leaf in self._results]
+        apart = [take_apart(leaf, lambda item: isinstance(item, Name)) for leaf in self._results]
+        leaves = [put_together(template, *[tensors[name] for name in names]) for template, names in apart]
         return pytree.tree_unflatten(leaves, self._structure)
 
 

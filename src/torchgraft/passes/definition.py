@@ -91,11 +91,11 @@ class Pass:
         changes = self.run(module)
         seconds = time.perf_counter() - started
         if type(changes) is not int or changes < 0:
-            raise PassError(f"{self.name} returned {changes!r} instead of the number of its changes; mend its run()")
+            raise PassError(f"{self.name} returned {changes!r} instead of the number of its changes; fix its run()")
         try:
             module.graph.lint()
         except Exception as error:
-            raise PassError(f"{self.name} left a program that is not well formed; mend the pass: {error}") from error
+            raise PassError(f"{self.name} left a program that is not well formed; fix the pass: {error}") from error
         return PassReport(self.name, changes, seconds, before, len(module.graph.nodes), tuple(self.notes(module)))
 
     def __str__(self) -> str:

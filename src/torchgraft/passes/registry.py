@@ -86,6 +86,6 @@ def _loaded(entry: Any) -> type[Pass]:
         raise PassError(f"cannot load the pass '{entry.name}' from {entry.value}: {error}") from error
     if not (isinstance(cls, type) and issubclass(cls, Pass)):
         raise PassError(
-            f"the entry point '{entry.name}' names {entry.value}, which is no subclass of Pass; mend it there"
+            f"the entry point '{entry.name}' names {entry.value}, which is no subclass of Pass; fix it there"
         )
     return cls

@@ -341,7 +341,7 @@ def _parents(path: str) -> list[str]:
 
 
 def _like(source: Node, new: Node) -> Node:
-    """The new node, with the metadata of the one that it stands for."""
+    """The new node, with the metadata of the one that it copies."""
     new._origin = source._origin
     new._meta = None if source._meta is None else dict(source._meta)
     return new

@@ -1,4 +1,4 @@
-"""Which memory a path of module state stands for, so that a weight known under two paths, or by a view, is known to be one.
+"""Which memory a path of module state is, so that a weight known under two paths, or by a view, is known to be one.
 Which paths a node reads and writes is said in `nodes.py`; what `Places` are joined for is the business of those who ask.
 """
 
@@ -33,7 +33,7 @@ class Places:
         return iter(self._parents)
 
     def find(self, place: Any) -> Any:
-        """What stands for all places that this one is joined with; the same until something else is joined."""
+        """One place for all that this one is joined with; the same until something else is joined."""
         parents = self._parents
         parent = parents.get(place, place)
         while parent is not place and parent != place:
@@ -51,7 +51,7 @@ class Places:
             self._parents[first] = second
 
     def state(self, path: str) -> str:
-        """The place of module state, joined with all memory that it stands for."""
+        """The place of module state, joined with all memory that it holds."""
         if path not in self._parents:
             self._parents[path] = path
             for piece in () if path in (OUTSIDE, INPUTS) else pieces_at(self._root, path):
@@ -60,9 +60,9 @@ class Places:
 
 
 def pieces_at(root: torch.nn.Module | None, path: str) -> list[Hashable]:
-    """Keys of everything that a path stands for: the storage of a tensor; of a module itself, all that it holds.
+    """Keys of everything that a path leads to: the storage of a tensor; of a module itself, all that it holds.
 
-    Any other attribute counts as a part of the module that holds it. A path that leads nowhere stands for nothing.
+    Any other attribute counts as a part of the module that holds it. A path that leads nowhere has none.
 
     >>> tied = torch.nn.Sequential(torch.nn.Linear(2, 2, bias=False), torch.nn.Linear(2, 2, bias=False))
     >>> tied[1].weight = tied[0].weight
