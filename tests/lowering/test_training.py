@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import operator
 import pickle
 import threading
 from collections import OrderedDict
@@ -696,3 +697,27 @@ def test_what_an_object_holds_has_no_tangent():
 def test_sizes_among_the_results_are_those_of_each_run():
     programs = capture_training(lambda x, w: (x @ w, x.shape[0] * 2), (X, torch.randn(6, 1, requires_grad=True)))
     assert programs.run(torch.randn(7, 6), torch.randn(6, 1)).results[1] == 14
+
+
+def test_parts_of_results_belong_to_what_computes_them() -> None:
+    """They are first needed in another module, in the backward, or behind it."""
+    model = nn.Sequential(nn.LayerNorm(4), nn.Linear(4, 4))
+    program = joint_program(model, (torch.ones(2, 4),))
+    parts = [node for node in program.graph.nodes if node.target is operator.getitem]
+    assert {(part.args[0].target, part.args[1]) for part in parts} >= {
+        *((torch.ops.aten.native_layer_norm.default, index) for index in (0, 1, 2)),
+        *((torch.ops.aten.native_layer_norm_backward.default, index) for index in (1, 2)),
+    }
+    for part in parts:
+        for key in ("nn_module_stack", "partitioner_tag", "from_node"):
+            assert part.meta.get(key) == part.args[0].meta.get(key), (part, key)
+
+
+def test_a_program_with_modules_is_taken_apart() -> None:
+    """Modules that are still whole can change their mode, so that a program captured for evaluation can be trained."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)).eval()
+    program = torchgraft.capture(model, (torch.ones(3, 4),)).train()
+    joint = joint_program(program, (torch.ones(3, 4),))
+    updates = [entry.name for entry in joint.graph.output_node().meta["entries"] if entry.kind == "update"]
+    assert updates == ["1.running_mean", "1.running_var", "1.num_batches_tracked"]
+    program.eval()

@@ -332,15 +332,20 @@ class Recorder:
         return value
 
     def _part(self, node: Any, index: int) -> Callable[[], Node]:
-        above = self.above
+        then = self.above, self.is_backward
 
         @functools.cache
         def make() -> Node:
             whole = node if isinstance(node, Node) else node()
-            # It is made when it is first needed, which may be in another module.
-            now, self.above = self.above, above
-            part = self.create_node("call_function", operator.getitem, (whole, index), {})
-            self.above = now
+            # It may be asked for in another module, or after the backward.
+            now = self.above, self.is_backward
+            self.above, self.is_backward = then
+            last = whole
+            while last.next.target is operator.getitem and last.next.args[0] is whole:
+                last = last.next
+            with self.graph.inserting_after(last):
+                part = self.create_node("call_function", operator.getitem, (whole, index), {})
+            self.above, self.is_backward = now
             value = whole.meta.get("val")
             if isinstance(value, (tuple, list)):
                 part.meta["val"] = value[index]
