@@ -11,13 +11,12 @@ import torchgraft
 SOURCE = Path(torchgraft.__file__).parent
 # Where setattr is called on something that is our own: a program, a node, a class of ours, a module that is being built.
 OWN = {
-    "bridge/run_watch.py": {"home"},  # goes with the second watcher of the ATen levels
-    "capturing/inputs.py": {"node"},
+    "analysis/effects/declared.py": {"function_or_class"},  # a mark on the function that it was given
     "capturing/leftovers.py": {"program"},
     "capturing/module_patches.py": {"TrainingFlag"},
-    "capturing/outside_state.py": {"cls"},  # puts back what the model itself wrote
     "capturing/proxy.py": {"Proxy"},
     "capturing/sizes.py": {"SymbolicNumber", "cls", "_class"},
+    "capturing/symbolic/inputs.py": {"node"},
     "cli/demo.py": {"parent"},
     "codegen/attributes.py": {"holder"},
     "codegen/graph_module.py": {"holder"},

@@ -77,3 +77,16 @@ def test_dimensions_that_there_are_none_of(dynamic: dict[str, list[int]], reason
 def test_a_leaf_that_there_is_none_of() -> None:
     with pytest.raises(ValueError, match="leaf names 'first', and the model has no module there"):
         capture(nn.Sequential(nn.Linear(4, 4)), (X,), leaf=["0", "first"])
+
+
+@pytest.mark.parametrize("level", ["module", "function", "aten"])
+def test_inputs_are_named_as_in_forward(level: str) -> None:
+    """The node of an input called `input` has another name."""
+    program = capture(torch.nn.Linear(4, 2), (torch.ones(3, 4),), level=level, dynamic={"input": [0]})
+    assert program(torch.ones(5, 4)).shape == (5, 2)
+
+    def fixed(input: torch.Tensor) -> torch.Tensor:
+        return input * 2 if input.shape[0] == 3 else input
+
+    with pytest.raises(TraceError, match="dimension 0 of 'input' was to stay free"):
+        capture(fixed, (torch.ones(3, 4),), level=level, dynamic={"input": [0]})

@@ -75,6 +75,7 @@ class ExampleInputs:
         for path, make, value in self._kept:
             arguments = (make(), watcher.constant("_input", value), f"the argument '{path}'", self._where)
             self._checked = watcher.create_node("call_function", check_value, arguments, {})
+            self._checked._origin = None
         for path, make_first, make_second in self._same:
             same = watcher.create_node("call_function", operator.is_, (make_first(), make_second()), {})
             watcher.guard(same, True, f"'{path}' is the same tensor as another input")

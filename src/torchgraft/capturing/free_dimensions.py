@@ -24,7 +24,7 @@ def check_free(
     """Refuse a program in which a dimension that must stay free was fixed to a number."""
     bound = bind(model, args, kwargs)
     free = dict(
-        _dimensions(bound.arguments, [node.name for node in program.graph.find_nodes(op="placeholder")], dynamic)
+        _dimensions(bound.arguments, [str(node.target) for node in program.graph.find_nodes(op="placeholder")], dynamic)
     )
     for name, dimensions in free.items():
         for dimension in dimensions:
@@ -64,15 +64,16 @@ def _size_of(node: Any) -> tuple[str, int] | None:
     is_size = isinstance(node, Node) and node.target in ("size", torch.ops.aten.sym_size.int) and len(node.args) == 2
     if not is_size or not isinstance(node.args[0], Node) or node.args[0].op != "placeholder":
         return None
-    return node.args[0].name, node.args[1]
+    return str(node.args[0].target), node.args[1]
 
 
 def _sources(value: Any) -> set[tuple[str, int] | None]:
     """The sizes of inputs that a number is computed from; None means anything else."""
     if not isinstance(value, Node):
         return set()
-    if value.op != "call_function" or value.target is getattr or not value.all_input_nodes:
-        return {_size_of(value)}
+    size = _size_of(value)
+    if size is not None or value.op != "call_function" or value.target is getattr or not value.all_input_nodes:
+        return {size}
     return {source for node in value.all_input_nodes for source in _sources(node)}
 
 

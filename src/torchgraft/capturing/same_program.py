@@ -59,6 +59,8 @@ class _Comparison:
         self._same: dict[Node, Node] = {}
         self._calls = frozenset(first.calls), frozenset(second.calls)
         self._is_made = False
+        # The objects that are being compared.
+        self._open: set[tuple[int, int]] = set()
 
     def difference(self) -> Difference | None:
         ours = deque([node for node in self._first.calls if not node._erased and not self._does_nothing(node)])
@@ -174,7 +176,14 @@ class _Comparison:
         if isinstance(a, (tuple, list, deque)):
             return len(a) == len(b) and all(self._is_same_value(x, y, depth + 1) for x, y in zip(a, b, strict=True))
         if has_attributes(a) and not callable(a):
-            return self._is_same_value(attributes_of(a), attributes_of(b), depth + 1)
+            pair = (id(a), id(b))
+            if pair in self._open:  # an object that holds itself
+                return True
+            self._open.add(pair)
+            try:
+                return self._is_same_value(attributes_of(a), attributes_of(b), depth + 1)
+            finally:
+                self._open.remove(pair)
         return repr(a) == repr(b) and bool(a == b or a != a)  # 0.0 is not -0.0, and NaN is NaN
 
 

@@ -295,6 +295,7 @@ class _JointWalk(Walk):
             if index in self._own:
                 outputs.append((OutputEntry("update", primal.name), now.node))
         outputs += self._gradients(learning)
+        recorder.note_numbers()
         finish(recorder.graph, outputs)
         module = GraphModule({}, recorder.graph, f"{type(self.program).__name__}Joint")
         drop_unused(module)

@@ -61,6 +61,7 @@ def lower(
     recorder = Recorder(is_above_autograd=True, decompositions=core_decompositions() if is_core else None)
     walk = Walk(program, recorder, placeholder_values(program, *copied_inputs(*example_inputs(args, kwargs))))
     walk.run()
+    recorder.note_numbers()
     recorder.graph.set_codegen(program.graph._codegen)
     result = GraphModule(program, recorder.graph, type(program).__name__)
     result._adopt_state(program)

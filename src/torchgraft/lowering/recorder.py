@@ -157,6 +157,11 @@ class Recorder:
         """Note shapes and types of a value in the metadata of its node."""
         node.meta["val"] = pytree.tree_map(_without_data, value)
 
+    def note_numbers(self) -> None:
+        """Note the numbers of this run in the metadata of their nodes, where everybody looks for values."""
+        for node, value in self.plain.items():
+            node.meta.setdefault("val", value)
+
     # ---- numbers and guards; the interface that `SymbolicNumber` asks for ----
 
     def number(self, value: int, make: Callable[[], Node], text: str | Callable[[], str], is_size: bool = True) -> Any:
@@ -347,10 +352,15 @@ class Recorder:
         return value
 
     def _part(self, node: Any, index: int) -> Callable[[], Node]:
+        above = self.above
+
         @functools.cache
         def make() -> Node:
             whole = node if isinstance(node, Node) else node()
+            # It is made when it is first needed, which may be in another module.
+            now, self.above = self.above, above
             part = self.create_node("call_function", operator.getitem, (whole, index), {})
+            self.above = now
             value = whole.meta.get("val")
             if isinstance(value, (tuple, list)):
                 part.meta["val"] = value[index]

@@ -59,12 +59,19 @@ def _joint(
 ) -> tuple[GraphModule, Joint, tuple[tuple[Any, ...], dict[str, Any]]]:
     values, keywords = example_inputs(args, kwargs)
     with torch.inference_mode(False), torch.enable_grad():
-        if isinstance(model, GraphModule) and loss is None and "kept_whole" in model.meta:
+        if isinstance(model, GraphModule) and loss is None and _is_at_level_function(model):
             program = model
         else:
             program = capture(_with_loss(model, loss), values, keywords, level="function")
     result = lower_to_joint(program, values, keywords, "result" if loss is None else "loss")
     return program, result, (values, keywords)
+
+
+def _is_at_level_function(program: GraphModule) -> bool:
+    """Whether a program was captured, and calls no modules but those that could not be taken apart."""
+    kept = program.meta.get("kept_whole")
+    calls = program.graph.find_nodes(op="call_module")
+    return kept is not None and ("" in kept or all(str(node.target) in kept for node in calls))
 
 
 def _with_loss(model: Model, loss: Loss) -> Model:

@@ -108,7 +108,9 @@ def as_program(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], level:
     if isinstance(model, GraphModule):
         return model
     if hasattr(model, "graph_signature") and callable(getattr(model, "module", None)):
-        return capture(model.module(), args, kwargs, level="aten")
+        from torchgraft.bridge import from_export
+
+        return from_export(model)
     if not callable(model):
         raise TypeError(f"there is nothing to run in a {type(model).__name__}\ngive a program, a model or a function")
     return capture(model, args, kwargs, level=level)

@@ -21,6 +21,7 @@ from torchgraft.ir.guards import is_guard
 from torchgraft.ir.node import Node
 from torchgraft.ir.origin import source_of
 from torchgraft.ir.printing import argument_text, known_value, target_text, value_text
+from torchgraft.lowering.lower import lower
 from torchgraft.passes.propagate_shapes import note_shapes
 from torchgraft.view.node_facts import module_path_of
 
@@ -28,11 +29,11 @@ from torchgraft.view.node_facts import module_path_of
 LEVELS = {
     "module": ("Modules", "One call for every layer of torch.nn: the shortest program, closest to the source."),
     "function": ("Functions", "What the layers call: functions of torch, with parameters fetched where they are used."),
-    "aten": ("ATen", "The operators of torch below Python, from torch.export."),
+    "aten": ("ATen", "The operators of torch below Python."),
     "core_aten": ("Core ATen", "The same in the smaller set of operators that backends have to implement."),
     "joint": (
         "Training",
-        "Forward and backward of one training step as one program, from AOTAutograd, in training mode.",
+        "Forward and backward of one training step as one program, in training mode.",
     ),
 }
 
@@ -119,7 +120,7 @@ def _program(
     if source.program is None:
         raise GraftError(f"it is made from level {source.name}, which is unavailable")
     if name != "joint":
-        return capture(source.program, args, kwargs, level=name)
+        return lower(source.program, args, kwargs, level=name)
     try:
         with in_training_mode(source.program):
             return capture(source.program, args, kwargs, level=name)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from torchgraft.errors import GraftError
+from torchgraft.ir import guards
 from torchgraft.ir.origin import source_of
 from torchgraft.ir.printing import DTYPE_LETTERS, target_text
 
@@ -35,7 +36,6 @@ LEAVING = frozenset({"update", "gradient"})
 SOURCES = frozenset({"parameter", "constant"})
 
 _ORIGIN_KINDS = {"parameter": "parameter", "buffer": "constant", "constant": "constant", "tangent": "tangent"}
-_GUARD_HOMES = ("torchgraft.ir.guards", "torchgraft.bridge.input_guards", "torchgraft.bridge.checked_calls")
 _CALLS = {"call_module": "module", "call_function": "function", "call_method": "method"}
 _LONGEST_ARGUMENTS = 400
 _PATH = re.compile(r"(?:[A-Za-z]:)?[\w./\\~@+-]*[/\\]([\w.@+-]+[/\\][\w.@+-]+\.py)")
@@ -49,8 +49,8 @@ def is_node(value: Any) -> bool:
 def is_guard(node: Any, root: Any) -> bool:
     """Whether a node checks something instead of computing it."""
     if node.op == "call_module":
-        return type(attribute_of(root, node.target)).__module__ in _GUARD_HOMES
-    return node.op == "call_function" and getattr(node.target, "__module__", None) in _GUARD_HOMES
+        return type(attribute_of(root, node.target)).__module__ == "torchgraft.bridge.input_guards"
+    return guards.is_guard(node.target)
 
 
 def is_backward(node: Any) -> bool:
@@ -282,6 +282,7 @@ def known_value(node: Any, observed: Mapping[str, Any]) -> Any:
 
 
 _SIZES = frozenset({"size", "dim", "numel", "item", "ndimension", "stride", "nelement"})
+_SIZE_OPERATORS = frozenset({torch.ops.aten.sym_size.int, torch.ops.aten.sym_stride.int, torch.ops.aten.sym_numel.default})
 _SIZE_ATTRIBUTES = frozenset({"shape", "ndim", "dtype", "device", "is_cuda", "requires_grad"})
 
 
@@ -293,6 +294,8 @@ def is_number(node: Any, value: Any, is_scalar: Callable[[Any], bool]) -> bool:
         return True
     if node.op == "call_function" and node.target is getattr:
         return len(node.args) > 1 and node.args[1] in _SIZE_ATTRIBUTES
+    if node.target in _SIZE_OPERATORS:
+        return True
     inputs = node.all_input_nodes
     home = getattr(node.target, "__module__", None)
     plain = home in ("_operator", "builtins", "math") and node.op == "call_function"
@@ -345,12 +348,10 @@ def short_path(path: str) -> str:
 
 def _guard_condition(node: Any, root: Any) -> tuple[str, str]:
     """What a guard asks for, and the user's line that made it necessary."""
-    from torchgraft.ir.guards import guards_of
-
-    guards = guards_of(node)
-    if guards:
-        wanted = [f"{guard.condition} is {argument_text(guard.expected, 60)}" for guard in guards]
-        return shorten("; ".join(wanted), 200), _PATH.sub(r"\1", guards[0].where)
+    asked = guards.guards_of(node)
+    if asked:
+        wanted = [f"{guard.condition} is {argument_text(guard.expected, 60)}" for guard in asked]
+        return shorten("; ".join(wanted), 200), _PATH.sub(r"\1", asked[0].where)
     guard = attribute_of(root, node.target) if node.op == "call_module" else node.target
     conditions = getattr(guard, "conditions", None)
     return (shorten("; ".join(map(str, conditions)), 200) if conditions else "types of inputs"), ""

@@ -94,6 +94,7 @@ def _affine_order(scene: Scene) -> list[int]:
                     users[source].append(index)
     # Gradients and new state stand at the end of a program, and belong to the step that makes them.
     rank = [box.inputs[0] + 0.5 if box.kind in LEAVING else float(index) for index, box in enumerate(boxes)]
+    rank = [place - len(boxes) if box.is_early else place for place, box in zip(rank, boxes, strict=True)]
     top = _Place(None)
     places = [_place(top, box.path) for box in boxes]
     done = [box.removed or _floats(box) for box in boxes]

@@ -4,9 +4,12 @@ Which groups there are is decided in `nesting.py`; sizes and places come later, 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+import torch
 
 from torchgraft.view.drawing import labels
 
@@ -32,6 +35,7 @@ class Box:
     removed: bool = False
     holds: int = 1  # how many nodes of the program it shows
     scalar: bool = False  # its value is a number, not a tensor
+    is_early: bool = False  # computed from inputs, and shared by modules: it stands before them
     is_collapsed: bool = False  # a whole module as one box
     link: int = -1  # the box that a reference leads to
 
@@ -91,8 +95,10 @@ class SceneBuilder:
         self.types: dict[str, str] = {}  # class names by module path
         self.module_paths: dict[str, str] = {}  # module paths by key of the call
         self.parameters = _parameters_of_export(root)
+        self.is_joint = any(map(labels.is_backward, graph.nodes))
         self.scene = Scene(title, [])
         self.index_of: dict[Any, int] = {}
+        self.copies: set[int] = set()  # boxes of a training program that come from no line of the model
 
     def build(self) -> Scene:
         nodes = list(self.graph.nodes)
@@ -104,6 +110,7 @@ class SceneBuilder:
             else:
                 self._node(node)
         self._absorb_into_guards()
+        self._lift_sizes()
         self._place_sums_of_gradients()
         self._join_parameters()
         self._gather_unused()
@@ -126,6 +133,8 @@ class SceneBuilder:
         box.scalar = labels.is_number(node, labels.known_value(node, self.observed), self._is_scalar)
         box.inputs = [self.index_of[source] for source in node.all_input_nodes]
         self.index_of[node] = len(self.scene.boxes)
+        if self.is_joint and node.target is torch.ops.aten.clone.default and "from_node" not in node.meta:
+            self.copies.add(len(self.scene.boxes))
         self.scene.boxes.append(box)
 
     def _is_scalar(self, node: Any) -> bool:
@@ -135,7 +144,7 @@ class SceneBuilder:
         stack = node.meta.get("nn_module_stack")
         if box.kind in ("input", "tangent", "output"):
             return
-        path = ["backward" if labels.is_backward(node) else "forward"] if "partitioner_tag" in node.meta else []
+        path = ["backward" if labels.is_backward(node) else "forward"] if self.is_joint else []
         if isinstance(stack, Mapping):
             for key, (module_path, kind) in stack.items():
                 if node.op == "call_module" and module_path == node.target:
@@ -160,25 +169,45 @@ class SceneBuilder:
             source = self.index_of[value]
             tooltip = f"%{node.name}\n{entry.kind} {entry.name}\nis %{value.name}"
             box = Box(f"{node.name}.{entry.kind}.{entry.name}", kind, title, detail, tooltip, inputs=[source])
-            if kind in labels.LEAVING:
-                box.path = self.scene.boxes[source].path
             self.scene.boxes.append(box)
 
     def _absorb_into_guards(self) -> None:
         """What is only fetched to be checked (a size, a mode) is not drawn by itself: the guard says it."""
         boxes = self.scene.boxes
         users = self.scene.users()
+        only_checked: set[int] = set()
         for index in reversed(range(len(boxes))):
             box = boxes[index]
-            if box.removed or box.kind not in ("constant", "method", "function") or not users[index]:
+            if not users[index] or any(boxes[user].kind != "guard" and user not in only_checked for user in users[index]):
                 continue
-            if len(box.inputs) > 1 or any(boxes[user].kind != "guard" for user in users[index]):
-                continue
-            box.removed = True
-            for user in users[index]:
-                guard = boxes[user]
-                kept = [source for source in guard.inputs if source != index]
-                guard.inputs = list(dict.fromkeys(kept + box.inputs))
+            if box.scalar or (box.kind in ("constant", "method", "function") and len(box.inputs) < 2):
+                only_checked.add(index)
+                box.removed = True
+        for index, box in enumerate(boxes):
+            if box.kind == "guard" or index in only_checked:
+                sources = [inner for source in box.inputs for inner in (boxes[source].inputs if source in only_checked else [source])]
+                # Of the tensors that the model holds every check speaks, and a line from each would hide what is computed.
+                box.inputs = [source for source in dict.fromkeys(sources) if boxes[source].kind not in labels.SOURCES]
+
+    def _lift_sizes(self) -> None:
+        """Numbers that are computed from inputs stand around all of their users: layers that repeat share them."""
+        boxes = self.scene.boxes
+        users = self.scene.users()
+        for index in reversed(range(len(boxes))):
+            box = boxes[index]
+            if box.scalar and not box.removed and users[index] and self._is_from_inputs(index):
+                paths = [boxes[user].path for user in users[index] if boxes[user].kind != "guard"]
+                common = functools.reduce(common_start, [box.path, *paths])
+                box.is_early, box.path = common != box.path, common
+                box.module_path = self.module_paths.get(box.path[-1], "") if box.path else ""
+
+    def _is_from_inputs(self, index: int) -> bool:
+        boxes = self.scene.boxes
+        return all(
+            boxes[source].kind in ("input", "tangent", *labels.SOURCES)
+            or (boxes[source].scalar and self._is_from_inputs(source))
+            for source in boxes[index].inputs
+        )
 
     def _place_sums_of_gradients(self) -> None:
         """Where a value is used twice its gradients are added, by nobody's code: the sum stands where its terms meet.
@@ -198,11 +227,17 @@ class SceneBuilder:
             box.module_path = self.module_paths.get(box.path[-1], "")
 
     def _join_parameters(self) -> None:
-        """Parameters and buffers stand where they are first used, whatever the order of the program."""
-        users = self.scene.users()
-        for index, box in enumerate(self.scene.boxes):
-            if box.kind in labels.SOURCES and not box.inputs and users[index]:
-                box.path = self.scene.boxes[users[index][0]].path
+        """Parameters and buffers stand where they are first used, whatever the order of the program; so do copies of buffers
+        that a training program writes to, and what is written."""
+        boxes, users = self.scene.boxes, self.scene.users()
+        for index in reversed(range(len(boxes))):
+            box = boxes[index]
+            near = [user for user in users[index] if boxes[user].kind not in labels.LEAVING] or users[index]
+            if near and (index in self.copies or (box.kind in labels.SOURCES and not box.inputs)):
+                box.path = boxes[near[0]].path
+        for box in boxes:
+            if box.kind in labels.LEAVING:
+                box.path = boxes[box.inputs[0]].path
 
     def _gather_unused(self) -> None:
         """Parameters and buffers that nothing uses, as one box where they are many."""
