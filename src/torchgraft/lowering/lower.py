@@ -377,7 +377,9 @@ def _flows(node: Node, args: Any, kwargs: Any) -> dict[int | str, Flow]:
     found: dict[int | str, Flow] = {name: value for name, value in kwargs.items() if type(value) is Flow}
     names = _parameters(node.target) if node.op == "call_function" else []
     for index, value in enumerate(args):
-        if type(value) is Flow:
+        if type(value) is Flow and node.target == "to" and type(value.value) in _MOVED_BY:
+            found[_MOVED_BY[type(value.value)]] = value
+        elif type(value) is Flow:
             found[names[index] if index < len(names) else index] = value
     return found
 
@@ -387,11 +389,29 @@ def _parameters(function: Any) -> list[str]:
     return list(inspect.signature(function).parameters) if isinstance(function, types.FunctionType) else []
 
 
+_MOVED_BY = {torch.device: "device", torch.dtype: "dtype"}
+
+
+def _moved(method: str, args: Any, kwargs: Any) -> Any:
+    """`x.to(...)`, `x.cpu()`: torch's methods read the dtype of the tensor, and the dtype and device of another, before any
+    operator is asked."""
+    tensor, *rest = args
+    if method == "to" and rest and type(rest[0]) is TracedTensor:
+        return torch.ops.aten.to.other(*args, **kwargs)
+    is_alone = len(rest) == 1 and not kwargs and isinstance(rest[0], (str, int, torch.device))
+    device = rest[0] if is_alone else kwargs["device"] if not rest and kwargs.keys() == {"device"} else None
+    if method != "to" and not rest and not kwargs:
+        device = method
+    if device is None:
+        return getattr(tensor, method)(*rest, **kwargs)
+    return torch.ops.aten.to.dtype_layout(tensor, device=torch.device(device))
+
+
 def _call(node: Node, args: Any, kwargs: Any) -> Any:
     if node.target is operator.getitem and is_simple_index(*args):
         return indexed(*args)
-    if node.target == "to" and len(args) > 1 and type(args[1]) is TracedTensor:  # torch's method reads dtype and device of it
-        return torch.ops.aten.to.other(*args, **kwargs)
+    if node.target in ("to", "cpu", "cuda"):
+        return _moved(str(node.target), args, kwargs)
     if node.target == "contiguous":  # torch's method gives a contiguous tensor back before any operator is asked
         layout = args[1] if len(args) > 1 else kwargs.get("memory_format", torch.contiguous_format)
         return torch.ops.aten.contiguous.default(args[0], memory_format=layout)
