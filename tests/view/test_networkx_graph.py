@@ -128,7 +128,9 @@ def test_without_examples_and_notes_shapes_are_none() -> None:
 
 
 def test_symbolic_sizes_keep_their_names() -> None:
-    exported = torch.export.export(nn.Linear(4, 2), (torch.ones(3, 4),), dynamic_shapes=({0: torch.export.Dim("batch")},))
+    exported = torch.export.export(
+        nn.Linear(4, 2), (torch.ones(3, 4),), dynamic_shapes=({0: torch.export.Dim("batch")},)
+    )
     program = torchgraft.from_export(exported)
     shapes = [data["shape"] for _, data in torchgraft.to_networkx(program).nodes(data=True) if data["role"] == "input"]
     assert isinstance(shapes[0][0], str) and shapes[0][1] == 4

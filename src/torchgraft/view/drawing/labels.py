@@ -282,7 +282,9 @@ def known_value(node: Any, observed: Mapping[str, Any]) -> Any:
 
 
 _SIZES = frozenset({"size", "dim", "numel", "item", "ndimension", "stride", "nelement"})
-_SIZE_OPERATORS = frozenset({torch.ops.aten.sym_size.int, torch.ops.aten.sym_stride.int, torch.ops.aten.sym_numel.default})
+_SIZE_OPERATORS = frozenset(
+    {torch.ops.aten.sym_size.int, torch.ops.aten.sym_stride.int, torch.ops.aten.sym_numel.default}
+)
 _SIZE_ATTRIBUTES = frozenset({"shape", "ndim", "dtype", "device", "is_cuda", "requires_grad"})
 
 

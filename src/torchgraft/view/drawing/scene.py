@@ -178,14 +178,17 @@ class SceneBuilder:
         only_checked: set[int] = set()
         for index in reversed(range(len(boxes))):
             box = boxes[index]
-            if not users[index] or any(boxes[user].kind != "guard" and user not in only_checked for user in users[index]):
+            if not users[index] or any(
+                boxes[user].kind != "guard" and user not in only_checked for user in users[index]
+            ):
                 continue
             if box.scalar or (box.kind in ("constant", "method", "function") and len(box.inputs) < 2):
                 only_checked.add(index)
                 box.removed = True
         for index, box in enumerate(boxes):
             if box.kind == "guard" or index in only_checked:
-                sources = [inner for source in box.inputs for inner in (boxes[source].inputs if source in only_checked else [source])]
+                reads = [boxes[source].inputs if source in only_checked else [source] for source in box.inputs]
+                sources = [source for group in reads for source in group]
                 # Of the tensors that the model holds every check speaks, and a line from each would hide what is computed.
                 box.inputs = [source for source in dict.fromkeys(sources) if boxes[source].kind not in labels.SOURCES]
 
