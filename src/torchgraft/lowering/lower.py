@@ -425,15 +425,15 @@ def _call(node: Node, args: Any, kwargs: Any) -> Any:
 def drop_unused(program: GraphModule) -> None:
     """Drop what was fetched and never used, and sizes that nobody needed after all."""
     for node in reversed(program.graph.nodes):
-        is_read = node.op == "get_attr" or (node.op == "call_function" and node.target in _READS)
+        is_read = node.op == "get_attr" or node.target in _READS
         if is_read and not node.users:
             program.graph.erase_node(node)
 
 
 _READS = frozenset(
     {
-        torch.ops.aten.sym_size.int,
-        torch.ops.aten.sym_stride.int,
+        "size",
+        "stride",
         torch.ops.aten.detach.default,
         getattr,
         operator.getitem,

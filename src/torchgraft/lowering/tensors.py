@@ -88,7 +88,7 @@ class TracedTensor(torch.Tensor):
         return known
 
     def _size_node(self, index: int) -> Node:
-        return self.recorder.create_node("call_function", _aten.sym_size.int, (self.node, index), {}, "sym_size")
+        return self.recorder.create_node("call_method", "size", (self.node, index), {})
 
     def _size_text(self, index: int) -> str:
         return f"{self.node.name}.size({index})"
@@ -97,9 +97,7 @@ class TracedTensor(torch.Tensor):
         value = self.actual.stride(index)
         if self.is_static:
             return value
-        make = functools.partial(
-            self.recorder.create_node, "call_function", _aten.sym_stride.int, (self.node, index), {}, "sym_stride"
-        )
+        make = functools.partial(self.recorder.create_node, "call_method", "stride", (self.node, index), {})
         # How memory is laid out decides between a view and a copy, never a value; the layout of the inputs is checked.
         return wrapped(SymbolicNumber(self.recorder, value, make, f"{self.node.name}.stride({index})", decides=False))
 
