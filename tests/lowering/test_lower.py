@@ -24,7 +24,7 @@ LEVELS = pytest.mark.parametrize("level", ["aten", "core_aten"])
 
 def operators(program):
     names = [str(node.target) for node in program.graph.nodes]
-    return [name for name in names if name.startswith("aten.") and "sym_size" not in name]
+    return [name for name in names if name.startswith("aten.")]
 
 
 def assert_like(model, args, kwargs=None, level="aten"):
@@ -92,7 +92,7 @@ def test_core_programs_have_core_operators_only(name):
     model, args = small(name)
     program = capture(model.eval(), args, level="core_aten")
     found = {node.target for node in program.graph.nodes if str(node.target).startswith("aten.")}
-    assert {str(item) for item in found if CORE_TAG not in item.tags} <= {"aten.sym_size.int"}
+    assert {str(item) for item in found if CORE_TAG not in item.tags} == set()
 
 
 @LEVELS

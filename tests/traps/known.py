@@ -18,14 +18,6 @@ _WRONG: dict[str, dict[str, str]] = {
         "nested tensors": "s",
         "decorated forward with keywords": "s",
     },
-    "an attribute that a hook of torch.nn.utils computes anew on every call is not written by the program": {
-        "old weight norm": "a",
-        "old spectral norm": "a",
-        "pruned weights": "a",
-    },
-    "while an error of torch.export is alive, so is what it knew of the parameters, and those cannot be swapped": {
-        "tensors made of one another": "a",
-    },
     "torch has no derivative for randint_like as an operator": {
         "draws of every kind": "a",
     },
@@ -44,7 +36,7 @@ LEAST_SHARE_OF_RIGHT = {
     "asked": {"symbolic": 0.565, "module": 0.9, "function": 0.9, "aten": 0.39},
     "hostile": {"symbolic": 0.43, "module": 0.93, "function": 0.925, "aten": 0.35},
     "afterwards": {"symbolic": 0.27, "module": 0.98, "function": 0.98, "aten": 0.22},
-    "exported": {"symbolic": 0.58, "module": 0.92, "function": 0.92, "aten": 0.37},
+    "exported": {"symbolic": 0.54, "module": 0.92, "function": 0.92, "aten": 0.37},
     # At the ATen levels all of them are refused, which is what counts there.
     "hidden": {"symbolic": 0.32, "module": 0.79, "function": 0.79, "aten": 0.0},
 }

@@ -61,7 +61,7 @@ def _dimensions(
 
 def _size_of(node: Any) -> tuple[str, int] | None:
     """The input and its dimension that a node reads the size of."""
-    is_size = isinstance(node, Node) and node.target in ("size", torch.ops.aten.sym_size.int) and len(node.args) == 2
+    is_size = isinstance(node, Node) and node.target == "size" and len(node.args) == 2
     if not is_size or not isinstance(node.args[0], Node) or node.args[0].op != "placeholder":
         return None
     return str(node.args[0].target), node.args[1]

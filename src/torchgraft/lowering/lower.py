@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch.overrides import TorchFunctionMode
 
 from torchgraft.capturing.model_state import ModelState
 from torchgraft.capturing.sizes import SymbolicNumber, combine, unwrapped, wrapped
@@ -29,7 +28,7 @@ from torchgraft.lowering.guards import guard_tensors
 from torchgraft.lowering.indexing import indexed, is_simple_index
 from torchgraft.lowering.modes import recording
 from torchgraft.lowering.recorder import Flow, Recorder, concrete
-from torchgraft.lowering.tensors import TracedTensor
+from torchgraft.lowering.tensors import TracedTensor, can_be_traced
 
 
 def lower(
@@ -161,7 +160,7 @@ class Walk:
             value, problem = find_attribute(self.program, target)
             assert problem is None, problem
             node = self.recorder.create_node("get_attr", target, (), {})
-            if isinstance(value, torch.Tensor):
+            if isinstance(value, torch.Tensor) and can_be_traced(value):
                 actual = value if self.recorder.is_above_autograd else value.detach()
                 self._attributes[target] = self.recorder.traced(actual, node, is_static=True, is_outside=True)
             else:
@@ -170,7 +169,7 @@ class Walk:
 
     def _known(self, value: Any, node: Node, is_outside: bool = False) -> Any:
         """A value of this run that is the value of a node."""
-        if isinstance(value, torch.Tensor):
+        if isinstance(value, torch.Tensor) and can_be_traced(value):
             actual = value if self.recorder.is_above_autograd else value.detach()
             return self.recorder.traced(actual, node, is_outside=is_outside)
         if type(value) is int:
@@ -222,7 +221,7 @@ class Walk:
         recorder.flows = flows = _flows(node, args, kwargs)
         before = recorder.graph._root._prev
         try:
-            with recording(recorder), _Facts(recorder):
+            with recording(recorder), recorder.asking():
                 value = _call(node, plain_values(args), plain_values(kwargs))
         finally:
             recorder.flows = {}
@@ -232,7 +231,7 @@ class Walk:
         if not _is_traced(value) and not (value is None and is_written):
             recorder.take_back(before)
             return self._kept(node, args, kwargs)
-        for flow in flows.values():
+        for flow in (*flows.values(), *_nested_flows(args), *_nested_flows(tuple(kwargs.values()))):
             if not flow.used:
                 recorder.guard_flow(flow)
             flow.used = False
@@ -252,26 +251,20 @@ def _constant(recorder: Recorder, node: Node, args: Any, kwargs: Any) -> tuple[N
     return node, args, kwargs
 
 
-class _Facts(TorchFunctionMode):
-    """Has the program check what torch's own Python asks about tensors while it runs: their types, ranks and devices."""
-
-    def __init__(self, recorder: Recorder) -> None:
-        super().__init__()
-        self._recorder = recorder
-
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        value = function(*args, **(kwargs or {}))
-        name = getattr(function, "__name__", "")
-        if name == "__get__":
-            name = getattr(function.__self__, "__name__", "")
-        if name in _FACTS and self._recorder.is_above_autograd and args and type(args[0]) is TracedTensor:
-            if isinstance(value, (bool, int, torch.dtype, torch.device, torch.layout)):
-                self._recorder.guard_fact(args[0], _FACTS[name], value)
-        return value
+def _flows_in(values: Any) -> list[Flow]:
+    args, kwargs = values
+    given = (*args, *kwargs.values())
+    return [*[item for item in given if type(item) is Flow], *_nested_flows(given)]
 
 
-_FACTS = {"dtype": "dtype", "device": "device", "ndim": "ndim", "dim": "ndim", "requires_grad": "requires_grad"}
-_FACTS |= {"layout": "layout", "is_cuda": "is_cuda", "is_nested": "is_nested"}
+def _nested_flows(values: tuple[Any, ...]) -> Iterator[Flow]:
+    """Values that flow inside of containers, where no operator takes them as they are."""
+    for value in values:
+        if isinstance(value, (tuple, list)):
+            yield from [item for item in value if type(item) is Flow]
+            yield from _nested_flows(tuple(value))
+        elif isinstance(value, dict):
+            yield from _nested_flows((tuple(value.values()),))
 
 
 def _is_constant_size(node: Node, value: Any) -> bool:
@@ -321,6 +314,10 @@ _LEAVING = frozenset(
 def _is_opaque(node: Node, args: Any, kwargs: Any) -> bool:
     """Whether a call is not torch's, computes no tensors, or does what only real tensors can: it stays the call it is."""
     target: Any = node.target
+    if target is torch.tensor and _has_nodes(args[0]) and not isinstance(concrete(args[0]), (int, float)):
+        return True
+    if any(isinstance(item.value, torch.Tensor) for item in _flows_in((args, kwargs))):
+        return True  # a tensor of a kind that is not traced
     if node.op == "call_method":
         return target in _LEAVING or not has_traced((args, kwargs))
     if target is getattr or target is setattr:
@@ -380,7 +377,9 @@ def _flows(node: Node, args: Any, kwargs: Any) -> dict[int | str, Flow]:
     found: dict[int | str, Flow] = {name: value for name, value in kwargs.items() if type(value) is Flow}
     names = _parameters(node.target) if node.op == "call_function" else []
     for index, value in enumerate(args):
-        if type(value) is Flow:
+        if type(value) is Flow and node.target == "to" and type(value.value) in _MOVED_BY:
+            found[_MOVED_BY[type(value.value)]] = value
+        elif type(value) is Flow:
             found[names[index] if index < len(names) else index] = value
     return found
 
@@ -390,9 +389,34 @@ def _parameters(function: Any) -> list[str]:
     return list(inspect.signature(function).parameters) if isinstance(function, types.FunctionType) else []
 
 
+_MOVED_BY = {torch.device: "device", torch.dtype: "dtype"}
+
+
+def _moved(method: str, args: Any, kwargs: Any) -> Any:
+    """`x.to(...)`, `x.cpu()`: torch's methods read the dtype of the tensor, and the dtype and device of another, before any
+    operator is asked."""
+    tensor, *rest = args
+    if method == "to" and rest and type(rest[0]) is TracedTensor:
+        return torch.ops.aten.to.other(*args, **kwargs)
+    is_alone = len(rest) == 1 and not kwargs and isinstance(rest[0], (str, int, torch.device))
+    device = rest[0] if is_alone else kwargs["device"] if not rest and kwargs.keys() == {"device"} else None
+    if method != "to" and not rest and not kwargs:
+        device = method
+    if device is None:
+        return getattr(tensor, method)(*rest, **kwargs)
+    return torch.ops.aten.to.dtype_layout(tensor, device=torch.device(device))
+
+
 def _call(node: Node, args: Any, kwargs: Any) -> Any:
     if node.target is operator.getitem and is_simple_index(*args):
         return indexed(*args)
+    if node.target in ("to", "cpu", "cuda"):
+        return _moved(str(node.target), args, kwargs)
+    if node.target == "contiguous":  # torch's method gives a contiguous tensor back before any operator is asked
+        layout = args[1] if len(args) > 1 else kwargs.get("memory_format", torch.contiguous_format)
+        return torch.ops.aten.contiguous.default(args[0], memory_format=layout)
+    if node.target is operator.setitem and not isinstance(args[2], torch.Tensor):
+        args[0].recorder.note_fact(args[0], "dtype")  # torch makes a tensor of the value, with this dtype
     if node.op == "call_method":
         return getattr(args[0], str(node.target))(*args[1:], **kwargs)
     return node.target(*args, **kwargs)
@@ -401,15 +425,15 @@ def _call(node: Node, args: Any, kwargs: Any) -> Any:
 def drop_unused(program: GraphModule) -> None:
     """Drop what was fetched and never used, and sizes that nobody needed after all."""
     for node in reversed(program.graph.nodes):
-        is_read = node.op == "get_attr" or (node.op == "call_function" and node.target in _READS)
+        is_read = node.op == "get_attr" or node.target in _READS
         if is_read and not node.users:
             program.graph.erase_node(node)
 
 
 _READS = frozenset(
     {
-        torch.ops.aten.sym_size.int,
-        torch.ops.aten.sym_stride.int,
+        "size",
+        "stride",
         torch.ops.aten.detach.default,
         getattr,
         operator.getitem,

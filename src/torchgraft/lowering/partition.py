@@ -50,7 +50,7 @@ def _nodes_of_gradients(graph: Graph) -> set[Node]:
     return found
 
 
-_PARTS = frozenset({operator.getitem, torch.ops.aten.sym_size.int, torch.ops.aten.sym_stride.int})
+_PARTS = frozenset({operator.getitem, "size", "stride"})
 
 
 def _forward_nodes(graph: Graph, late: set[Node], outputs: Iterable[Any]) -> set[Node]:

@@ -4,10 +4,12 @@ stay symbolic. Which node of the program above is being run, and how, is decided
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import operator
 import weakref
 from collections.abc import Callable, Iterator
+from types import BuiltinFunctionType
 from typing import Any
 
 import torch
@@ -21,7 +23,7 @@ from torchgraft.ir.names import wish_of
 from torchgraft.ir.node import Node
 from torchgraft.ir.origin import source_line
 from torchgraft.lowering.sizes import known_sizes
-from torchgraft.lowering.tensors import QUESTIONS, TracedTensor
+from torchgraft.lowering.tensors import QUESTIONS, TracedTensor, can_be_traced
 
 
 class Flow:
@@ -49,7 +51,7 @@ class Recorder:
         self.above: Node | None = None
         # Values handed to the call that is being run, by the position and by the name of the parameter.
         self.flows: dict[int | str, Flow] = {}
-        self.is_over = False
+        self.is_over = self._is_asking = False
         # The values of numbers, by their nodes.
         self.plain: dict[Node, Any] = {}
         # Whether gradients are being computed.
@@ -112,6 +114,8 @@ class Recorder:
         self, actual: torch.Tensor, source: Any, is_static: bool = False, is_outside: bool = False
     ) -> TracedTensor:
         """A tensor of the run; one from outside (an input, a parameter) is looked at by others, too."""
+        if not can_be_traced(actual):
+            raise TypeError(f"a {type(actual).__name__} with layout {actual.layout} cannot be traced")
         result = TracedTensor(self, actual, source, is_static)
         self._note_memory(result, is_outside)
         if isinstance(source, Node):
@@ -188,10 +192,20 @@ class Recorder:
             else:
                 self.guard(flow.node, flow.value, f"'{flow.node.name}'")
 
-    def guard_fact(self, tensor: TracedTensor, name: str, value: Any) -> None:
-        """A property of a tensor was read."""
-        if not tensor.is_static and (tensor.node, name) not in self._guarded:
+    @contextlib.contextmanager
+    def asking(self) -> Iterator[None]:
+        """While active, what is read of tensors is checked by the program, unless its first guard speaks of all types."""
+        self._is_asking = self.decompositions is None
+        try:
+            yield
+        finally:
+            self._is_asking = False
+
+    def note_fact(self, tensor: TracedTensor, name: str) -> None:
+        """A property of a tensor is read."""
+        if self._is_asking and not tensor.is_static and (tensor.node, name) not in self._guarded:
             self._guarded.add((tensor.node, name))
+            value = getattr(tensor.actual, name)
             fact = self.create_node("call_function", getattr, (tensor.node, name), {})
             self.guard(fact, value, f"{name} of '{tensor.node.name}'")
 
@@ -230,7 +244,11 @@ class Recorder:
                 return result
         for tensor in written:
             self.before_write(tensor.actual)
-        value = function(*plain_args, **plain_kwargs)
+        was_asking, self._is_asking = self._is_asking, False
+        try:
+            value = function(*plain_args, **plain_kwargs)
+        finally:
+            self._is_asking = was_asking
         node = self.create_node("call_function", function, *self._arguments(function, args, kwargs), _name(function))
         return self._result(function, args, kwargs, node, value)
 
@@ -243,6 +261,8 @@ class Recorder:
         return function.decompose if is_composite else known
 
     def _arguments(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+        if "pin_memory" in kwargs and self.above is not None:
+            kwargs = _as_written(self.above, kwargs)
         if not self.flows:
             return tuple([self.argument(value) for value in args]), {k: self.argument(v) for k, v in kwargs.items()}
         parameters = function._schema.arguments
@@ -352,6 +372,14 @@ class Recorder:
             return part
 
         return make
+
+
+def _as_written(above: Node, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The options of a factory without those that torch has filled in: the program runs where the default device is another."""
+    filled = {"pin_memory": False, "layout": torch.strided}
+    if isinstance(above.target, BuiltinFunctionType) and "device" not in above.kwargs:
+        filled["device"] = torch.get_default_device()
+    return {name: value for name, value in kwargs.items() if name not in filled or value != filled[name]}
 
 
 def _questions(number: SymbolicNumber) -> list[SymbolicNumber]:

@@ -67,6 +67,10 @@ class TracedTensor(torch.Tensor):
     def _unavailable(self, *args: Any, **kwargs: Any) -> Any:
         raise RuntimeError("a tensor that a program is lowered with has no memory of its own")
 
+    def dim(self) -> int:
+        """The number of dimensions."""
+        return int(self.ndim)
+
     # What torch takes out of memory without asking its dispatcher.
     tolist = numpy = __array__ = data_ptr = untyped_storage = _unavailable
 
@@ -84,7 +88,7 @@ class TracedTensor(torch.Tensor):
         return known
 
     def _size_node(self, index: int) -> Node:
-        return self.recorder.create_node("call_function", _aten.sym_size.int, (self.node, index), {}, "sym_size")
+        return self.recorder.create_node("call_method", "size", (self.node, index), {})
 
     def _size_text(self, index: int) -> str:
         return f"{self.node.name}.size({index})"
@@ -93,9 +97,7 @@ class TracedTensor(torch.Tensor):
         value = self.actual.stride(index)
         if self.is_static:
             return value
-        make = functools.partial(
-            self.recorder.create_node, "call_function", _aten.sym_stride.int, (self.node, index), {}, "sym_stride"
-        )
+        make = functools.partial(self.recorder.create_node, "call_method", "stride", (self.node, index), {})
         # How memory is laid out decides between a view and a copy, never a value; the layout of the inputs is checked.
         return wrapped(SymbolicNumber(self.recorder, value, make, f"{self.node.name}.stride({index})", decides=False))
 
@@ -110,6 +112,31 @@ class TracedTensor(torch.Tensor):
             # Reached where no mode of ours is at work, as in a hook of somebody else's.
             raise NotImplementedError(f"{function} of a tensor that a program is lowered with, where nobody records it")
         return answer(*args, **(kwargs or {}))
+
+
+def can_be_traced(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is one of torch's own with plain memory: no class of somebody's own, not sparse, not quantized."""
+    return (
+        type(tensor) in _PLAIN and tensor.layout is torch.strided and not tensor.is_quantized and not tensor.is_nested
+    )
+
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+
+
+def _fact(name: str) -> property:
+    """A property that the program checks, if torch's own Python reads it while a call is taken apart."""
+    original: Any = getattr(torch.Tensor, name)
+
+    def read(self: TracedTensor) -> Any:
+        self.recorder.note_fact(self, name)
+        return original.__get__(self)
+
+    return property(read, original.__set__ if name == "requires_grad" else None)
+
+
+for _name in ("dtype", "device", "ndim", "layout", "is_cuda", "requires_grad"):
+    setattr(TracedTensor, _name, _fact(_name))
 
 
 def _count(tensor: TracedTensor) -> Any:

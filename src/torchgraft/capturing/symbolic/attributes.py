@@ -117,6 +117,7 @@ class ModelAttributes(TracerBase):
         """What was there before the trace, as far as it can be found: attributes of the model, and variables around the traced
         functions, and what is in those. The rest was made by the trace."""
         pending: list[Any] = [value for module in self.root.modules() for value in vars(module).values()]
+        of_model = set(map(id, pending))
         pending += [value for cls in map(type, self.root.modules()) for value in vars(cls).values()]
         for function in self._functions():
             pending += function.__globals__.values()
@@ -128,6 +129,10 @@ class ModelAttributes(TracerBase):
             if isinstance(value, (dict, list, tuple)) and id(value) not in seen:
                 seen.add(id(value))
                 pending += list(value.values() if isinstance(value, dict) else value)
+            elif (
+                id(value) in of_model and hasattr(value, "__dict__") and not isinstance(value, (torch.nn.Module, type))
+            ):
+                pending.append(vars(value))  # an object that the model keeps
 
     def _ids_of_tensors_outside(self) -> frozenset[int]:
         return frozenset([id(value) for value in self._kept_outside() if isinstance(value, torch.Tensor)])

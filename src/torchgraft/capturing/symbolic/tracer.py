@@ -204,6 +204,7 @@ class Tracer(ModelAttributes):
         function, is_module = self._prepare(root)
         self._function = inspect.unwrap(function)
         self._state.watch(self.root)
+        self._state.refuse_generators()
         previous, previous_scope = active.tracer, self._scope_chain
         records_gradients = _is_grad_enabled()
         self._hold([*MODULE_PATCHES, *wrapped_patches(), *self._autowrap.library_patches()])

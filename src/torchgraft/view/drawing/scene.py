@@ -187,11 +187,8 @@ class SceneBuilder:
                 box.removed = True
         for index, box in enumerate(boxes):
             if box.kind == "guard" or index in only_checked:
-                sources = [
-                    inner
-                    for source in box.inputs
-                    for inner in (boxes[source].inputs if source in only_checked else [source])
-                ]
+                reads = [boxes[source].inputs if source in only_checked else [source] for source in box.inputs]
+                sources = [source for group in reads for source in group]
                 # Of the tensors that the model holds every check speaks, and a line from each would hide what is computed.
                 box.inputs = [source for source in dict.fromkeys(sources) if boxes[source].kind not in labels.SOURCES]
 
