@@ -23,6 +23,7 @@ OWN = {
     "fx_passes/const_fold.py": {"self", "main"},
     "fx_passes/mkldnn.py": {"modules[parent]"},
     "fx_passes/pass_manager.py": {"self"},
+    "lowering/tensors.py": {"TracedTensor"},
     "passes/attributes.py": {"holder"},
     "fx_passes/split_utils.py": {"getattr_recursive(obj, path) if path else obj"},
 }

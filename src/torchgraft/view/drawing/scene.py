@@ -5,7 +5,7 @@ Which groups there are is decided in `nesting.py`; sizes and places come later, 
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,7 +35,7 @@ class Box:
     removed: bool = False
     holds: int = 1  # how many nodes of the program it shows
     scalar: bool = False  # its value is a number, not a tensor
-    is_early: bool = False  # computed from inputs, and shared by modules: it stands before them
+    is_early: bool = False  # a number that modules share: it stands before them
     is_collapsed: bool = False  # a whole module as one box
     link: int = -1  # the box that a reference leads to
 
@@ -193,24 +193,31 @@ class SceneBuilder:
                 box.inputs = [source for source in dict.fromkeys(sources) if boxes[source].kind not in labels.SOURCES]
 
     def _lift_sizes(self) -> None:
-        """Numbers that are computed from inputs stand around all of their users: layers that repeat share them."""
+        """Numbers stand around all of their users, unless what they are read from stands with one: repeated layers share them."""
         boxes = self.scene.boxes
         users = self.scene.users()
         for index in reversed(range(len(boxes))):
             box = boxes[index]
-            if box.scalar and not box.removed and users[index] and self._is_from_inputs(index):
-                paths = [boxes[user].path for user in users[index] if boxes[user].kind != "guard"]
-                common = functools.reduce(common_start, [box.path, *paths])
-                box.is_early, box.path = common != box.path, common
-                box.module_path = self.module_paths.get(box.path[-1], "") if box.path else ""
+            if not box.scalar or box.removed:
+                continue
+            paths = [boxes[user].path for user in users[index] if boxes[user].kind != "guard"]
+            if self.is_joint:
+                paths = [path for path in paths if path[:1] == box.path[:1]]
+            common = functools.reduce(common_start, [box.path, *paths])
+            inside = {path[: len(common) + 1] for path in (box.path, *paths) if path != common}
+            if common != box.path and inside.isdisjoint(
+                [path[: len(common) + 1] for path in self._paths_of_origins(index)]
+            ):
+                box.is_early, box.path = True, common
+                box.module_path = self.module_paths.get(common[-1], "") if common else ""
 
-    def _is_from_inputs(self, index: int) -> bool:
-        boxes = self.scene.boxes
-        return all(
-            boxes[source].kind in ("input", "tangent", *labels.SOURCES)
-            or (boxes[source].scalar and self._is_from_inputs(source))
-            for source in boxes[index].inputs
-        )
+    def _paths_of_origins(self, index: int) -> Iterator[tuple[str, ...]]:
+        """Where the values are that a number is computed from."""
+        for source in self.scene.boxes[index].inputs:
+            if self.scene.boxes[source].scalar:
+                yield from self._paths_of_origins(source)
+            elif self.scene.boxes[source].kind not in labels.SOURCES:
+                yield self.scene.boxes[source].path
 
     def _place_sums_of_gradients(self) -> None:
         """Where a value is used twice its gradients are added, by nobody's code: the sum stands where its terms meet.
