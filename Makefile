@@ -13,7 +13,7 @@ COVERAGE := .venv-coverage
 COVERAGE_PIP := $(COVERAGE)/bin/python -m pip --disable-pip-version-check --quiet --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help test test-slow test-all lint format types layers check demo bench coverage test-newest clean
+.PHONY: help test test-slow test-models test-all lint format types layers check demo bench coverage test-newest clean
 
 help: ## list the targets
 	@echo "Targets (PYTHON=$(PYTHON) makes the environment $(VENV) with torch $(TORCH)):"
@@ -39,7 +39,10 @@ test: $(INSTALLED) ## run the tests of every day and the examples in docstrings
 test-slow: $(INSTALLED) ## run the thorough tests that `make test` leaves out
 	$(BIN)/python -m pytest -n auto --dist loadfile -m slow $(ARGS)
 
-test-all: test test-slow ## run all tests
+test-all: test test-slow test-models ## run all tests
+
+test-models: $(COVERAGE)/.installed ## try models of transformers, timm and torchvision at every level (a download)
+	$(COVERAGE)/bin/python -m pytest -q -p no:cacheprovider tests/models $(ARGS)
 
 lint: $(INSTALLED) ## check style, unused code and the ban on torch.fx outside bridge/
 	$(BIN)/ruff check .
@@ -80,7 +83,7 @@ $(COVERAGE)/.installed: constraints.txt benchmarks/coverage/constraints.txt
 	@$(COVERAGE_PIP) install -c $(COVERAGE)/constraints.txt setuptools numpy
 	@$(COVERAGE_PIP) install -c $(COVERAGE)/constraints.txt --no-build-isolation -e .
 	@$(COVERAGE_PIP) install -c $(COVERAGE)/constraints.txt --no-deps torchvision
-	@$(COVERAGE_PIP) install -c $(COVERAGE)/constraints.txt timm transformers pillow
+	@$(COVERAGE_PIP) install -c $(COVERAGE)/constraints.txt timm transformers pillow pytest hypothesis
 	@touch $@
 
 test-newest: ## run the tests on the newest torch, in an environment of its own (a large download)

@@ -1,5 +1,6 @@
 """Every trap, captured symbolically and by watching it, is right or refused in every variation, and mostly right.
-`python -m tests.traps WORD` shows in detail what becomes of a trap; level "aten" is in `test_aten_traps.py`.
+`python -m tests.traps WORD` shows in detail what becomes of a trap; level "function" is in `test_function_traps.py`, "aten" in
+`test_aten_traps.py`.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from tests.traps.contract import DETECTED, OUTSIDE
 from tests.traps.known import KNOWN
 from tests.traps.trap import Trap
 
-WAYS = ("symbolic", "module", "function")
+WAYS = ("symbolic", "module")
 
 
 @pytest.mark.parametrize(("trap", "way"), cases(*WAYS))

@@ -424,7 +424,6 @@ def _copy_function(function: Any) -> FunctionType:
     )
 
 
-@torch.compiler.assume_constant_result
 def _generate_code(own_class: Any, edits: int) -> int:
     """Have the code of a program ready. torch.compile runs this, and does not trace it: it cannot trace how code is made.
     It takes the class, which torch 2.11 can hand over too."""
@@ -432,6 +431,10 @@ def _generate_code(own_class: Any, edits: int) -> int:
     if module is not None:
         module._ready()
     return edits
+
+
+# What torch.compiler.assume_constant_result sets; calling that would import Dynamo, which takes longer than torchgraft itself.
+_generate_code._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _refuse_own_names(paths: list[str]) -> None:

@@ -185,6 +185,7 @@ def test_rows_json_and_text_have_a_place_for_workspaces() -> None:
     assert "workspace" not in str(memory(Two(), torch.ones(1, 3, 16, 16)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("training", [False, True])
 def test_small_images_are_predicted_when_the_buffers_of_kernels_are_measured(training: bool) -> None:
     """On four images of 64 x 64 most of the memory of ResNet-18 is oneDNN's own."""
