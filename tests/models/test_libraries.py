@@ -93,7 +93,9 @@ def test_training(case):
     result = model(*example.args, **example.kwargs)
     tensors = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
     torch.stack([tensor.sum() for tensor in tensors]).sum().backward()
-    gradients = torchgraft.capture_training(model, example.args, example.kwargs).run(*example.args, **example.kwargs).gradients
+    gradients = (
+        torchgraft.capture_training(model, example.args, example.kwargs).run(*example.args, **example.kwargs).gradients
+    )
     for name, parameter in model.named_parameters():
         if parameter.grad is not None:
             scale = max(1.0, float(parameter.grad.abs().max()))
