@@ -21,7 +21,6 @@ from torchgraft.ir.guards import (
     check_inputs,
     check_kind,
     check_length,
-    check_modes,
     check_result,
     check_training,
     check_value,
@@ -40,12 +39,6 @@ CASES: dict[Callable[..., None], tuple[tuple[Any, ...], tuple[Any, ...], str]] =
         "the program was captured in evaluation mode and the module is now in training mode, but the model branched on "
         f"self.training\n  at {LINE}\n"
         "  capture the model again in training mode, or switch this module back with .eval()",
-    ),
-    check_modes: (
-        ((True, False), (True, False), LINE),
-        ((True, True), (True, False), LINE),
-        "the program was switched to another mode, but the model has a train() of its own, which does more than that\n"
-        f"  at {LINE}\n  switch the model before, and capture it again in that mode",
     ),
     check_given: (
         (1, "mask", LINE),

@@ -49,25 +49,6 @@ class _PausedCollection:
 paused_collection = _PausedCollection()
 
 
-class Beginning:
-    """A moment while the collector is paused: it keeps new objects in the order in which they are made, this one among them."""
-
-    def is_before(self, value: Any) -> bool:
-        """Whether an object was made since."""
-        for item in reversed(gc.get_objects(generation=0)):
-            if item is value:
-                return True
-            if item is self:
-                break
-        return False
-
-    def ids_since(self) -> frozenset[int]:
-        """The identities of the objects that were made since and are still there."""
-        objects = gc.get_objects(generation=0)
-        start = next((place for place, item in enumerate(objects) if item is self), -1)
-        return frozenset(map(id, objects[start + 1 :]))
-
-
 class Patch:
     """One replaced attribute or dictionary entry, in place while at least one tracer needs it."""
 

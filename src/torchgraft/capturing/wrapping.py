@@ -72,15 +72,11 @@ def recorded_method(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _recorded_always(function: Callable[..., Any]) -> Callable[..., Any]:
     """A function whose result differs from call to call: recorded whatever its arguments are."""
-
-    is_seeding = function.__module__ == "torch.random"
     is_numpy = id(function) not in _PYTHON_RANDOM and getattr(function, "__module__", "") == "numpy.random"
 
     @functools.wraps(function, updated=())
     def replacement(*args: Any, **kwargs: Any) -> Any:
         tracer = active.tracer
-        if is_seeding and tracer is None and (listener := getattr(active, "listener", None)) is not None:
-            listener.note_seeding(function.__name__, sys._getframe(1))
         if tracer is None or (is_numpy and tracer._runs_for_real):
             return fallback[0](*args, **kwargs)
         if tracer._runs_for_real:

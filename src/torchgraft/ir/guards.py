@@ -105,18 +105,6 @@ def check_training(found: bool, expected: bool, where: str) -> None:
         )
 
 
-@guard(lambda found, expected, where: [("the modes of the modules inside", expected)])
-def check_modes(found: tuple[bool, ...], expected: tuple[bool, ...], where: str) -> None:
-    """Raise unless modules are in the modes in which the program was captured, where a model has a `train` of its own: what
-    that does, such as freezing some modules, switching the program does not do."""
-    if tuple(found) != tuple(expected):
-        refuse(
-            "the program was switched to another mode, but the model has a train() of its own, which does more than that",
-            where,
-            "switch the model before, and capture it again in that mode",
-        )
-
-
 @guard(lambda found, name, where: [(f"'{name}' is given", True)])
 def check_given(found: Any, name: str, where: str) -> None:
     """Raise if an argument is None although the program was captured with a value for it."""
