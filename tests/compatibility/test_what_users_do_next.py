@@ -18,13 +18,20 @@ import torchgraft
 from tests.compatibility.small_models import MODELS, AttentionBlock, Given
 from tests.compatibility.uses import OF_PROGRAMS, SLOW, USES
 
-LEVELS = ("symbolic", "module", "function")
+LEVELS = ("symbolic", "module", "function", "aten", "core_aten")
 # Models that a symbolic trace refuses: one branches on a size, one asks for the names of its inputs, one counts its calls.
 NOT_TRACED = {"convolutions", "keywords", "kept whole"}
 # A part that no graph can say is kept whole by capture alone; torch.fx cannot assign to an item of a proxy.
 NOT_TRACED_AGAIN = {"kept whole": "symbolic_trace", "in place": "torch.fx.symbolic_trace"}
 # For the test of every day each model is put to the slow uses at one level, and each level with a third of the models.
 _FAST = {(name, LEVELS[1 + number % 2]) for number, name in enumerate(MODELS)}
+
+
+# What operators were chosen by is checked, as docs/capture.md says: types and modes at core_aten, the type of a tensor that a
+# number is put into at aten.
+REFUSED = {"core_aten": {"double", "autocast", "other mode"}, "aten": {"double", "autocast"}}
+# torch.func.grad of an LSTM in core ATen: a decomposition of torch's squeezes what it must not.
+NOT_LOWERED = {("core_aten", "recurrent", "grad")}
 
 
 def captured(model: nn.Module, given: Given, level: str) -> torchgraft.GraphModule:
@@ -40,9 +47,11 @@ def cases() -> Iterator[Any]:
             if level == "symbolic" and model in NOT_TRACED:
                 continue
             for use in USES:
-                if NOT_TRACED_AGAIN.get(model, "-") in use:
+                if NOT_TRACED_AGAIN.get(model, "-") in use or (level, model, use) in NOT_LOWERED:
                     continue
                 is_slow = use in SLOW and (model, level) not in _FAST
+                if is_slow and level in REFUSED:
+                    continue  # compilers are tried on these levels with real models, in tests/models
                 yield pytest.param(level, model, use, marks=[pytest.mark.slow] if is_slow else [])
 
 
@@ -109,7 +118,10 @@ def check(make: Callable[[], nn.Module], inputs: Callable[[int], Given], level: 
 @pytest.mark.parametrize(("level", "model", "use"), list(cases()))
 def test_what_works_on_the_model_works_on_the_program(level: str, model: str, use: str) -> None:
     make, inputs = MODELS[model]
-    check(make, inputs, level, use)
+    try:
+        check(make, inputs, level, use)
+    except torchgraft.GuardError:
+        assert use in REFUSED.get(level, ()) and (level != "aten" or model == "in place")
 
 
 @pytest.mark.parametrize("model", sorted(NOT_TRACED))

@@ -176,6 +176,11 @@ def _batch_norm(
     return _aten._native_batch_norm_legit_no_training.default(tensor, weight, bias, mean, variance, momentum, eps)[0]
 
 
+def _stays(*args: Any, **kwargs: Any) -> Any:
+    """torch would take these apart into `copy`, which has no derivative."""
+    return NotImplemented
+
+
 _OWN: dict[Any, Callable[..., Any]] = {
     _aten.reshape.default: _reshape,
     _aten.contiguous.default: _contiguous,
@@ -183,5 +188,7 @@ _OWN: dict[Any, Callable[..., Any]] = {
     _aten.linear.default: _linear,
     _aten.matmul.default: _matmul,
     _aten.batch_norm.default: _batch_norm,
+    _aten.fill.Tensor: _stays,
+    _aten.fill_.Tensor: _stays,
     _aten.scaled_dot_product_attention.default: _attention,
 }
