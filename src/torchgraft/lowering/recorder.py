@@ -361,7 +361,7 @@ class Recorder:
             now = self.above, self.is_backward
             self.above, self.is_backward = then
             last = whole
-            while last.next.target is operator.getitem and last.next.args[0] is whole:
+            while last.next.target in (operator.getitem, check_length) and last.next.args[0] is whole:
                 last = last.next
             with self.graph.inserting_after(last):
                 part = self.create_node("call_function", operator.getitem, (whole, index), {})
