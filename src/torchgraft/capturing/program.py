@@ -1,5 +1,5 @@
 """`capture`: from a model and example inputs to a GraphModule, by a watched run.
-What is written down during the run is decided in `watch.py`; capture without inputs is `symbolic_trace` in `tracer.py`.
+What is written down during the run is decided in `watcher.py`; capture without inputs is `symbolic_trace` in `tracer.py`.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from typing import Any
 import torch
 from torch.nn.parameter import is_lazy
 
-from torchgraft.capturing.active import paused_collection
-from torchgraft.capturing.example import refuse_iterators
+from torchgraft.capturing.flowing.memos import forget
 from torchgraft.capturing.free_dimensions import check_free
-from torchgraft.capturing.hooks import RunHooks
-from torchgraft.capturing.leftovers import Left, have_program_leave, sees_only_itself
-from torchgraft.capturing.memos import forget
-from torchgraft.capturing.mode_statements import choice_patches, methods_of_torch
-from torchgraft.capturing.model_state import ModelState, is_from_torch
-from torchgraft.capturing.reads import KeepWhole, RunAgain
+from torchgraft.capturing.patching.active import paused_collection
 from torchgraft.capturing.refusals import UnsupportedArgument
-from torchgraft.capturing.run import Run, watched_run
-from torchgraft.capturing.same_program import Difference, first_difference, has_checks_of
-from torchgraft.capturing.watch import Watcher
+from torchgraft.capturing.state.leftovers import Left, have_program_leave, sees_only_itself
+from torchgraft.capturing.state.model_state import ModelState, is_from_torch
+from torchgraft.capturing.user_code.mode_statements import choice_patches, methods_of_torch
+from torchgraft.capturing.watching.example import refuse_iterators
+from torchgraft.capturing.watching.hooks import RunHooks
+from torchgraft.capturing.watching.reads import KeepWhole, RunAgain
+from torchgraft.capturing.watching.run import Run, watched_run
+from torchgraft.capturing.watching.same_program import Difference, first_difference, has_checks_of
+from torchgraft.capturing.watching.watcher import Watcher
 from torchgraft.capturing.whole import eager_error, modules_of, program_name, whole_program
 from torchgraft.codegen.calling import example_inputs
 from torchgraft.codegen.graph_module import GraphModule
