@@ -12,7 +12,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from torchgraft.capturing.flowing.sizes import unwrapped
-from torchgraft.capturing.watching.watcher import OTHER_MODE
+from torchgraft.capturing.watching.modules import OTHER_MODE
 from torchgraft.codegen.calling import placeholder_values
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import BridgeError, GraftError

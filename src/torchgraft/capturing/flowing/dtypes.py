@@ -14,7 +14,7 @@ from torchgraft.capturing.patching.active import Patch
 from torchgraft.ir.node import Node
 
 if TYPE_CHECKING:
-    from torchgraft.capturing.watching.reads import Reads
+    from torchgraft.capturing.watching.flow import Flow
 
 # Questions that dtypes have in common: the program has to give the same answer, not to have the same dtype.
 _KINDS = frozenset({"is_floating_point", "is_complex", "is_signed"})
@@ -25,18 +25,18 @@ _INFORMATION: dict[str, Any] = {"finfo": torch.finfo, "iinfo": torch.iinfo}
 class FlowingDtype:
     """A dtype as the model sees it. torch takes it for one, because it has `__torch_function__`."""
 
-    __slots__ = ("__weakref__", "_watcher", "node", "value")
+    __slots__ = ("__weakref__", "_flow", "node", "value")
 
-    def __init__(self, watcher: Reads, value: torch.dtype, node: Node) -> None:
-        self._watcher = watcher
+    def __init__(self, flow: Flow, value: torch.dtype, node: Node) -> None:
+        self._flow = flow
         self.value = value
         self.node = node
-        watcher.plain[node] = value
+        flow.plain[node] = value
 
     def decide(self) -> torch.dtype:
         """The plain dtype: from here on the program is right only for this one."""
-        if not self._watcher.is_over:
-            self._watcher.guard_dtype(self)
+        if not self._flow.is_over:
+            self._flow.guards.dtype(self)
         return self.value
 
     def __fx_create_arg__(self, tracer: Any) -> Node:
@@ -49,25 +49,25 @@ class FlowingDtype:
         return function(*map(plain_dtype, args), **plain)
 
     def __getattr__(self, name: str) -> Any:
-        if name in _KINDS and not self._watcher.is_over:
-            return self._watcher.guarded_part(self.node, name, getattr(self.value, name))
+        if name in _KINDS and not self._flow.is_over:
+            return self._flow.guards.fact(self.node, name, getattr(self.value, name))
         return getattr(self.decide(), name)
 
     def __eq__(self, other: object) -> bool:
         # What is no dtype is never equal to one. Of two that differ, the program has to find that they differ, no more.
-        if self._watcher.is_over:
+        if self._flow.is_over:
             return self.value is plain_dtype(other)
-        return isinstance(other, torch.dtype) and self._watcher.guarded_comparison(self, other)
+        return isinstance(other, torch.dtype) and self._flow.guards.same_dtype(self, other)
 
     def described(self) -> str:
         """What it is the dtype of."""
         return f"dtype of '{self.node._args[0].name}'" if self.node._target is getattr else f"'{self.node.name}'"
 
     def __hash__(self) -> int:
-        if not self._watcher.is_over and is_remembered(self._watcher.remembering):
+        if not self._flow.is_over and is_remembered(self._flow.remembering):
             return id(self)
-        if not self._watcher.is_over:
-            self._watcher.before_key(self)
+        if not self._flow.is_over:
+            self._flow.before_key(self)
         return hash(self.decide())
 
     def __repr__(self) -> str:
@@ -95,19 +95,19 @@ def plain_dtype(value: Any) -> Any:
 class _Information:
     """`torch.finfo` of a dtype that flows: its numbers do, too."""
 
-    def __init__(self, watcher: Reads, dtype: FlowingDtype, name: str) -> None:
-        self._watcher, self._dtype, self._kind = watcher, dtype, name
+    def __init__(self, flow: Flow, dtype: FlowingDtype, name: str) -> None:
+        self._flow, self._dtype, self._kind = flow, dtype, name
         self._plain = _INFORMATION[name](dtype.value)
-        self._node = watcher.create_node("call_function", _INFORMATION[name], (dtype.node,), {})
+        self._node = flow.create_node("call_function", _INFORMATION[name], (dtype.node,), {})
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(self._plain, name)
         if name not in _NUMBERS or type(value) not in (int, float):
             self._dtype.decide()
             return value
-        fact = self._watcher.create_node("call_function", getattr, (self._node, name), {})
+        fact = self._flow.create_node("call_function", getattr, (self._node, name), {})
         text = f"torch.{self._kind}({self._dtype.node.name}).{name}"
-        return self._watcher.number(fact, name, value, lambda: fact, text)
+        return self._flow.number(fact, name, value, lambda: fact, text)
 
     def __repr__(self) -> str:
         self._dtype.decide()
@@ -120,7 +120,7 @@ def _information_patch(name: str) -> Patch:
     def information(*args: Any, **kwargs: Any) -> Any:
         dtype = kwargs.get("type", args[0] if args else None)
         if type(dtype) is FlowingDtype:
-            return _Information(dtype._watcher, dtype, name)
+            return _Information(dtype._flow, dtype, name)
         return original(*args, **kwargs)
 
     return Patch(torch, name, information)

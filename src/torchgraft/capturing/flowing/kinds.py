@@ -60,7 +60,7 @@ class _Type(type, metaclass=_Asked):
 def _ask_class(tensor: torch.Tensor) -> None:
     tracer = active.tracer
     if tracer is not None and tracer._runs_for_real and not tracer._switching:
-        tracer.guard_class(tensor)
+        tracer.values.guard_class(tensor)
 
 
 _ParameterClass: Any = type(torch.nn.Parameter)

@@ -25,7 +25,7 @@ def _record_apply(cls: Any, run: Callable[..., Any], args: Any, kwargs: Any) -> 
     target = _original_apply.__get__(None, cls)
     name = snake_case(cls.__name__)
     if tracer is not None and tracer._runs_for_real:
-        return tracer.call_leaf(target, run, args, kwargs, name)
+        return tracer.calls.leaf(target, run, args, kwargs, name)
     proxy = find_proxy((args, kwargs)) if tracer is not None else None
     if proxy is None:
         return run(*args, **kwargs)

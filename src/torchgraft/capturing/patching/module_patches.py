@@ -119,7 +119,7 @@ class TrainingFlag:
             return not mode
         node = tracer.create_node("call_function", operator.not_, (mode,), {})
         if tracer._runs_for_real:
-            tracer.plain[node] = plain_mode(self)
+            tracer.flow.plain[node] = plain_mode(self)
         return node
 
     @classmethod
@@ -204,7 +204,7 @@ def _write_tensor_attribute(tensor: torch.Tensor, name: str, value: Any) -> None
     tracer = active.tracer
     if tracer is not None and not tracer._switching:
         if name in ("real", "imag") and tracer._runs_for_real:
-            tracer.call_unseen(setattr, (tensor, name, value), {})
+            tracer.calls.unseen(setattr, (tensor, name, value), {})
             return
         if not hasattr(torch.Tensor, name):
             tracer._before_tensor_write(tensor, name, value)
@@ -219,7 +219,7 @@ def _share_memory_with(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch
     tracer = active.tracer
     if tracer is None or tracer._switching or not tracer._runs_for_real:
         return _set_memory(tensor, *args, **kwargs)
-    return tracer.call_unseen(_set_memory, (tensor, *args), kwargs)
+    return tracer.calls.unseen(_set_memory, (tensor, *args), kwargs)
 
 
 # Writes that torch's override protocol is not asked about, except for attributes of somebody's own.

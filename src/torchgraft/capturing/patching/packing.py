@@ -19,8 +19,9 @@ _has_torch_function = torch.overrides.has_torch_function
 def _asked_for_functions(relevant_args: Any) -> bool:
     """Whether something overrides torch's functions; the encoder asks when all else speaks for packing."""
     # Its code may have been changed for the time of the run, and has the same variables then.
-    if hasattr(active.tracer, "before_packing") and _VARIABLES.issubset(sys._getframe(1).f_code.co_varnames):
-        active.tracer.before_packing()
+    tracer = active.tracer
+    if tracer is not None and tracer._runs_for_real and _VARIABLES.issubset(sys._getframe(1).f_code.co_varnames):
+        raise tracer.refusal("it packs what is not padded where no gradients are needed")
     return bool(_has_torch_function(relevant_args))
 
 

@@ -80,7 +80,7 @@ def _recorded_always(function: Callable[..., Any]) -> Callable[..., Any]:
         if tracer is None or (is_numpy and tracer._runs_for_real):
             return fallback[0](*args, **kwargs)
         if tracer._runs_for_real:
-            return tracer.call_random(function, args, kwargs)
+            return tracer.calls.random(function, args, kwargs)
         if function.__name__ == "shuffle":
             raise tracer._remembered(_shuffle_error())
         return tracer.create_proxy("call_function", function, args, kwargs)
@@ -111,7 +111,7 @@ def _replacement(function: Callable[..., Any], record: Callable[..., Any], is_le
     def replacement(*args: Any, **kwargs: Any) -> Any:
         tracer = active.tracer
         if is_leaf and tracer is not None and tracer._runs_for_real:
-            return tracer.call_leaf(function, function, args, kwargs)
+            return tracer.calls.leaf(function, function, args, kwargs)
         proxy = find_proxy((args, kwargs))
         return fallback[0](*args, **kwargs) if proxy is None else record(proxy.tracer, args, kwargs)
 
@@ -142,7 +142,7 @@ def _call_script(function: Any, *args: Any, **kwargs: Any) -> Any:
     if tracer is None or not tracer._runs_for_real:
         return _script_call(function, *args, **kwargs)
     run = functools.partial(_script_call, function)
-    return tracer.call_leaf(function, run, args, kwargs, function.name)
+    return tracer.calls.leaf(function, run, args, kwargs, function.name)
 
 
 _script_call = torch.jit.ScriptFunction.__call__

@@ -6,13 +6,14 @@ those who ask.
 from __future__ import annotations
 
 import dis
+import os
 from collections.abc import Callable, Iterator
 from types import CodeType, FrameType, FunctionType
 from typing import Any, NamedTuple
 
 import torch
 
-from torchgraft.ir.bytecode import instructions
+from torchgraft.ir.bytecode import instructions, may_contain
 from torchgraft.ir.origin import asked_once, is_user_code
 
 _NO_LOADS = frozenset({"PUSH_NULL", "PRECALL", "NOT_TAKEN"})
@@ -24,6 +25,8 @@ _TYPE_TESTS = frozenset({"IS_OP", "COMPARE_OP", "CONTAINS_OP"})
 _TYPE_NAMES = frozenset(
     name for name in dir(torch) if isinstance(getattr(torch, name), (torch.dtype, torch.layout, torch.memory_format))
 )
+_SYMBOLIC_CLASSES = frozenset({"SymInt", "SymFloat", "SymBool"})
+_LAYERS = os.path.dirname(torch.nn.__file__) + os.sep
 
 
 class Operand(NamedTuple):
@@ -124,12 +127,18 @@ def compared_with_none(code: CodeType, variable: str) -> int | None:
 
 
 @asked_once
+def compared_variables(code: CodeType) -> int | None:
+    """The instruction of a function that asks if two of its variables are the same object: tensors that it was given, perhaps."""
+    if not may_contain(code, "IS_OP"):
+        return None
+    return next((offset for _, offset, *sides in _own_comparisons(code) if all(map(_is_variable, sides))), None)
+
+
+@asked_once
 def compares_variables(code: CodeType) -> bool:
-    """Whether a function asks if two of its variables are the same object: tensors that it was given, perhaps."""
-    return any(
-        side.kind == other.kind == "variable" and len(side.names) == len(other.names) == 1
-        for _, _, side, other in identity_comparisons(code)
-    )
+    """Whether a function, or one inside it, asks that."""
+    inside = [constant for constant in code.co_consts if isinstance(constant, CodeType)]
+    return compared_variables(code) is not None or any(map(compares_variables, inside))
 
 
 @asked_once
@@ -166,8 +175,53 @@ def compared_types(code: CodeType) -> dict[str, int]:
     return found
 
 
+@asked_once
+def asks_types(code: CodeType | None) -> bool:
+    """Whether a function compares the type of something, which for a symbolic number is not what it is for a plain one."""
+    if code is None:
+        return False
+    return is_user_code(code) if not _SYMBOLIC_CLASSES.isdisjoint(code.co_names) else bool(compared_types(code))
+
+
+@asked_once
+def may_be_given_dtypes(code: CodeType) -> bool:
+    """Whether a function that reads a dtype may be given one that flows: the rest of torch compares by identity."""
+    return is_user_code(code) or code.co_filename.startswith(_LAYERS)
+
+
+@asked_once
+def is_taken_apart(code: CodeType | None, instruction: int) -> bool:
+    """Whether the instruction reads a device that is then compared or asked for its type, as far as one function shows."""
+    listing = [] if code is None else list(_loads(code))
+    place = next((place for place, item in enumerate(listing) if item.offset == instruction), None)
+    if place is None or place + 1 >= len(listing):
+        return False
+    if _decides(listing, place):
+        return True
+    following = listing[place + 1]
+    if not following.opname.startswith("STORE_"):
+        return False
+    loads = [
+        index
+        for index, item in enumerate(listing)
+        if item.opname.startswith("LOAD_") and item.argval == following.argval
+    ]
+    return any(_decides(listing, index) for index in loads)
+
+
+def _decides(listing: list[dis.Instruction], place: int) -> bool:
+    following = listing[place + 1 : place + 3]
+    if following and following[0].opname in ("LOAD_ATTR", "LOAD_METHOD") and following[0].argval in ("type", "index"):
+        return True
+    return any(item.opname in _TYPE_TESTS for item in following)
+
+
 def _is_constant(operand: Operand, value: Any) -> bool:
     return operand.kind == "constant" and operand.value is value
+
+
+def _is_variable(operand: Operand) -> bool:
+    return operand.kind == "variable" and len(operand.names) == 1
 
 
 def asks_nearby(question: Callable[[CodeType], bool], frame: FrameType) -> bool:

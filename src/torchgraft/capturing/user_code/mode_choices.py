@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from torchgraft.capturing.flowing.sizes import SymbolicNumber, unwrapped, wrapped
+from torchgraft.capturing.flowing.sizes import unwrapped
 from torchgraft.capturing.patching.module_patches import TrainingFlag, plain_mode
 from torchgraft.capturing.tracer_base import UNCHANGED_TYPES
 from torchgraft.ir.choices import add_if
@@ -41,7 +41,7 @@ def choose(flag: Any, chosen: Any, otherwise: Any) -> Any:
     def make() -> Any:
         return tracer.create_node("call_function", operator.getitem, (values, tracer._training_node(module)), {})
 
-    return wrapped(SymbolicNumber(tracer, values[bool(module.__dict__["training"])], make, "a choice by the mode"))
+    return tracer.flow.symbol(values[bool(module.__dict__["training"])], make, "a choice by the mode")
 
 
 def _settled(value: Any, flag: TrainingFlag, is_set: bool) -> Any:
@@ -80,7 +80,7 @@ def asked(flag: Any, value: Any) -> Any:
 def is_added(flag: Any, tensor: Any, amount: Any) -> bool:
     """Have the program add to a buffer of the model where the flag is set; whether that is what is to be added to. (`self.a += 1`
     where `a` is computed is no addition in place.)"""
-    is_buffer = type(tensor) is torch.Tensor and id(tensor) in flag._tracer._names
+    is_buffer = type(tensor) is torch.Tensor and id(tensor) in flag._tracer.values.names
     if not is_buffer or type(amount) not in (int, float):
         return False
     flag._tracer.unwatched(_add, flag._tracer, flag, tensor, amount)
@@ -88,8 +88,8 @@ def is_added(flag: Any, tensor: Any, amount: Any) -> bool:
 
 
 def _add(tracer: Any, flag: TrainingFlag, tensor: torch.Tensor, amount: float) -> None:
-    arguments = (flag.__fx_create_arg__(tracer), tracer.node_of(tensor), amount)
+    arguments = (flag.__fx_create_arg__(tracer), tracer.values.node_of(tensor), amount)
     node = tracer.create_call("call_function", add_if, arguments, {})
     if plain_mode(flag):
-        tracer._before_writing("add_", (tensor,))
-        tracer.register(tensor.add_(amount), node, {})
+        tracer.writes.before_call("add_", (tensor,))
+        tracer.values.register(tensor.add_(amount), node, {})

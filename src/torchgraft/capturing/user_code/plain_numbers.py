@@ -23,7 +23,7 @@ from torchgraft.ir.origin import is_user_code
 
 def _watching() -> bool:
     tracer = active.tracer
-    return tracer is not None and tracer._runs_for_real and not tracer._switching and tracer.sizes_are_symbolic
+    return tracer is not None and tracer._runs_for_real and not tracer._switching and tracer.flow.sizes_are_symbolic
 
 
 def _converted(kind: Callable[[Any], Any], value: Any) -> Any:

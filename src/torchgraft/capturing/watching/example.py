@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from torchgraft.capturing.flowing.sizes import SymbolicNumber, wrapped
 from torchgraft.capturing.tracer_base import UNCHANGED_TYPES
-from torchgraft.capturing.watching.reads import KeepWhole
+from torchgraft.capturing.watching.reruns import KeepWhole
 from torchgraft.errors import TraceError
 from torchgraft.ir.arguments import rebuild_tuple
 from torchgraft.ir.guards import are_different, check_inputs, check_value
@@ -73,12 +72,12 @@ class ExampleInputs:
         self._checked = watcher.create_node("call_function", check_inputs, (found, expected, self._where), {})
         self._checked._origin = None  # no line of the model, but the one that called capture
         for path, make, value in self._kept:
-            arguments = (make(), watcher.constant("_input", value), f"the argument '{path}'", self._where)
+            arguments = (make(), watcher.values.constant("_input", value), f"the argument '{path}'", self._where)
             self._checked = watcher.create_node("call_function", check_value, arguments, {})
             self._checked._origin = None
         for path, make_first, make_second in self._same:
             same = watcher.create_node("call_function", operator.is_, (make_first(), make_second()), {})
-            watcher.guard(same, True, f"'{path}' is the same tensor as another input")
+            watcher.guards.value(same, True, f"'{path}' is the same tensor as another input")
 
     def call(self, function: Callable[..., Any]) -> Any:
         """Call the model as it was called: decorators may tell what is given by name from what is not."""
@@ -136,12 +135,14 @@ class ExampleInputs:
             return value
         if type(value) in (tuple, list):
             parts = [
-                self._fixed(part, self._watcher.part(make, key), f"{path}[{key}]") for key, part in enumerate(value)
+                self._fixed(part, self._watcher.values.part(make, key), f"{path}[{key}]")
+                for key, part in enumerate(value)
             ]
             return type(value).__name__, *parts
         if type(value) is dict and all(isinstance(key, str) for key in value):
             return {
-                key: self._fixed(part, self._watcher.part(make, key), f"{path}[{key!r}]") for key, part in value.items()
+                key: self._fixed(part, self._watcher.values.part(make, key), f"{path}[{key!r}]")
+                for key, part in value.items()
             }
         self._kept.append((path, make, value))
         return "any"
@@ -154,18 +155,18 @@ class ExampleInputs:
         copied = _copied(value)
         self._copies[id(value)] = (value, copied, make)
         self._tensors.append(make)
-        self._watcher.add_input(copied, make)
+        self._watcher.values.add_input(copied, make)
         expected: dict[str, Any] = {}
         for name, part in tensor_attributes(value).items():
-            make_part = self._watcher.part(make, name, by_attribute=True)
+            make_part = self._watcher.values.part(make, name, by_attribute=True)
             copied.__dict__[name], expected[name] = self._take_in(part, make_part, f"{path}.{name}")
         is_usual = type(value) is torch.Tensor or stands_in(type(value))
         return copied, "tensor" if is_usual and not expected else object_kind(type(value), expected)
 
     def _number(self, value: Any, make: MakeNode, path: str) -> tuple[Any, Any]:
-        if not self._watcher.sizes_are_symbolic:
+        if not self._watcher.flow.sizes_are_symbolic:
             return value, value
-        return wrapped(SymbolicNumber(self._watcher, value, make, path)), type(value).__name__
+        return self._watcher.flow.symbol(value, make, path), type(value).__name__
 
     def _parts(self, value: Any, make: MakeNode, path: str) -> tuple[Any, Any]:
         by_attribute = not isinstance(value, (tuple, list, dict))
@@ -184,12 +185,12 @@ class ExampleInputs:
         new: dict[Any, Any] = {}
         expected: dict[Any, Any] = {}
         for key, part in parts_of(value).items():
-            make_part = self._watcher.part(make, key, by_attribute)
+            make_part = self._watcher.values.part(make, key, by_attribute)
             new[key], expected[key] = self._take_in(
                 part, make_part, f"{path}.{key}" if by_attribute else f"{path}[{key!r}]"
             )
         result = rebuilt(value, new)
-        self._watcher.add_object(result, make)
+        self._watcher.values.add_object(result, make)
         template: Any = (type(value).__name__, *expected.values())
         if type(value) is dict and all(isinstance(key, str) for key in expected):
             template = expected

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from torchgraft.capturing.watching.parts import closed_over
-from torchgraft.capturing.watching.reads import KeepWhole, at_line
+from torchgraft.capturing.watching.reruns import KeepWhole, at_line
 from torchgraft.ir.leftovers import is_plain
 
 # What torch calls around a forward. The others are called while gradients are computed, where nobody watches.
@@ -36,13 +36,13 @@ class RunHooks:
         # Hooks by identity, and themselves, so that the identity stays their own, that came while a module ran as one call.
         self._set_within: dict[int, Any] = {}
 
-    def make_whole(self, watcher: Any, module: torch.nn.Module, is_leaf: bool) -> bool:
+    def make_whole(self, state: Any, module: torch.nn.Module, is_leaf: bool) -> bool:
         """Whether a module with hooks is one call."""
-        old = watcher.state.ids_in_tables()
+        old = state.ids_in_tables()
         own = [hook for hook in _hooks_of(module) if id(hook) in old]
         is_closed = module in self._closed or any(module.__dict__.get(name) for name in BACKWARD_TABLES)
         if is_closed or (is_leaf and (own or not _is_of_torch(module)) and module not in self.opened):
-            self._refuse_set(watcher, [module])
+            self._refuse_set(state, [module])
             return True
         if is_leaf:
             self.opened.add(module)
@@ -53,9 +53,9 @@ class RunHooks:
 
     # ---- modules that are one call ----
 
-    def around(self, watcher: Any, module: torch.nn.Module, forward: Callable[..., Any]) -> Callable[..., Any]:
+    def around(self, state: Any, module: torch.nn.Module, forward: Callable[..., Any]) -> Callable[..., Any]:
         """The forward of a module that is one call; the hooks that it sets itself, every run sets."""
-        self._refuse_set(watcher, module.modules())
+        self._refuse_set(state, module.modules())
 
         def run(*args: Any, **kwargs: Any) -> Any:
             try:
@@ -65,9 +65,9 @@ class RunHooks:
 
         return run
 
-    def _refuse_set(self, watcher: Any, modules: Iterable[torch.nn.Module]) -> None:
+    def _refuse_set(self, state: Any, modules: Iterable[torch.nn.Module]) -> None:
         """Refuse hooks that were set from outside: a call would run them only where another run had left them."""
-        old = watcher.state.ids_in_tables()
+        old = state.ids_in_tables()
         for module in modules:
             if any(id(hook) not in old and id(hook) not in self._set_within for hook in _hooks_of(module)):
                 raise _set_from_outside(module)

@@ -17,15 +17,16 @@ from torchgraft.capturing.patching.module_patches import MODULE_GETATTR, MODULE_
 from torchgraft.capturing.patching.packing import PACKING_PATCH
 from torchgraft.capturing.patching.regions import remove_empty_regions
 from torchgraft.capturing.patching.wrapping import SCRIPT_PATCH, Autowrap, wrapped_patches
-from torchgraft.capturing.user_code.identities import compares_variables, line_of_comparison
+from torchgraft.capturing.user_code.comparisons import compared_variables
 from torchgraft.capturing.user_code.plain_numbers import call_ours, number_patches
 from torchgraft.capturing.watching.example import ExampleInputs
-from torchgraft.capturing.watching.reads import KeepWhole, RunAgain
+from torchgraft.capturing.watching.reruns import KeepWhole, RunAgain
 from torchgraft.capturing.watching.results import result_argument, write_objects
 from torchgraft.capturing.watching.same_program import Record
 from torchgraft.capturing.watching.watcher import Watcher, WatchingMode
 from torchgraft.ir.contexts import exit_context
 from torchgraft.ir.graph import Graph
+from torchgraft.ir.origin import source_line
 
 
 class Run(NamedTuple):
@@ -64,14 +65,14 @@ def watched_run(
     finally:
         active.tracer = previous
         release_all(patches)
-    if watcher.asking and call_ours(watcher.asking.values()):
+    if watcher.flow.asking and call_ours(watcher.flow.asking.values()):
         raise RunAgain(lambda: None)
-    if watcher.recovered is not None:
-        raise KeepWhole(*watcher.recovered)
+    if watcher.calls.recovered is not None:
+        raise KeepWhole(*watcher.calls.recovered)
     if not watcher.is_plain:
         _guard_identities(watcher, inputs)
     watcher.create_node("output", "output", (output,), {})
-    record = Record(watcher.graph, watcher.calls, output, watcher.plain)
+    record = Record(watcher.graph, watcher.calls.nodes, output, watcher.flow.plain)
     if not watcher.is_plain:
         _tidy(watcher.graph)
     return Run(watcher, record)
@@ -79,10 +80,10 @@ def watched_run(
 
 def _guard_identities(watcher: Watcher, inputs: ExampleInputs) -> None:
     """Have the program check that its inputs are different tensors if a function that ran asks that (`query is key`)."""
-    codes = {id(node._origin[0]): node._origin[0] for node in watcher.calls if node._origin and node._origin[0]}
-    asking = next((code for code in codes.values() if compares_variables(code)), None)
+    codes = {id(node._origin[0]): node._origin[0] for node in watcher.calls.nodes if node._origin and node._origin[0]}
+    asking = next((code for code in codes.values() if compared_variables(code) is not None), None)
     if asking is not None:
-        inputs.guard_identities(str(line_of_comparison(asking) or "an unknown line"))
+        inputs.guard_identities(str(source_line(asking, compared_variables(asking)) or "an unknown line"))
 
 
 def _tidy(graph: Graph) -> None:
