@@ -166,8 +166,6 @@ class _Capture:
                 self._check_second(first, left, hooks)
         finally:
             self.state.restore_all()
-        if self._take_out_keys(first.watcher):
-            raise RunAgain(lambda: None)
         program = GraphModule(self.root, first.record.graph, program_name(self.model))
         program._adopt_state(self.root)
         if left:
@@ -177,7 +175,7 @@ class _Capture:
     def _watched(self, hooks: RunHooks, like: Run | None = None) -> Run:
         """Run the model; with `like`, only to compare it with that run, and so with plain numbers, dtypes and modes."""
         watcher = Watcher(self.root, self.state, self._is_leaf, self.symbolic, self.plain_flags, hooks)
-        watcher.flow.dtypes_flow, watcher.writes.ask_plainly = not self.plain_dtypes, self._ask_plainly
+        watcher.flow.dtypes_flow, watcher.flow.ask_plainly = not self.plain_dtypes, self._ask_plainly
         if like is not None:
             watcher.be_plain(like.watcher)
         self._watchers.append(watcher)
@@ -187,16 +185,8 @@ class _Capture:
         """The numbers of a run and its watcher refer to one another; they are not left to the garbage collector."""
         for watcher in self._watchers:
             forget(watcher.flow.remembering)
-            self._take_out_keys(watcher)
             watcher.end()
         self._watchers.clear()
-
-    def _take_out_keys(self, watcher: Watcher) -> bool:
-        """Whether tables that are not the model's had symbolic numbers as keys; then the next run is given plain ones."""
-        if not watcher.flow.take_out_keys():
-            return False
-        self.symbolic, self.plain_dtypes, self._is_repeated = False, True, False
-        return True
 
     # ---- what a run leaves, and whether the next ones do the same ----
 
@@ -267,7 +257,7 @@ class _Capture:
             self._is_repeated = True
             raise RunAgain(lambda: None)
         if not difference.is_made and not self.plain_flags and first.watcher._has_stand_ins:
-            raise RunAgain(functools.partial(self._ask_plainly, True))
+            raise RunAgain(functools.partial(self._ask_plainly, "modes"))
         if not difference.is_made and self.symbolic and first.record.plain:
             self.symbolic = False
             raise RunAgain(lambda: None)
@@ -331,9 +321,12 @@ class _Capture:
         path = self.paths.get(module)
         return self.root.get_submodule(path.rpartition(".")[0]) if path else None
 
-    def _ask_plainly(self, flags: bool) -> None:
-        """Hand out plain dtypes in the next run, and plain flags, if those are not good either."""
-        self.plain_dtypes, self.plain_flags = True, self.plain_flags or flags
+    def _ask_plainly(self, kind: str) -> None:
+        """Hand out plain numbers or dtypes in the next run, or plain modes, too, if those are not good either."""
+        if kind == "numbers":
+            self.symbolic = self._is_repeated = False
+        else:
+            self.plain_dtypes, self.plain_flags = True, self.plain_flags or kind == "modes"
 
     def _ask_less(self, error: Exception, hooks: RunHooks) -> str | None:
         """Hand out plain numbers and flags in the next run; a reason, if that is what was done already."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-import gc
+import random
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -64,7 +64,6 @@ class Handled(nn.Module):
 
 @pytest.mark.parametrize("kind", [Remembering, Method, Handled])
 def test_sizes_stay_free_and_nothing_is_remembered(kind: type[nn.Module]) -> None:
-    gc.unfreeze()  # what another test has hidden from the collector is not found in closures
     for function in (doubled, table, Method.ramp):
         function.cache_clear()  # type: ignore[attr-defined]
     model = kind()
@@ -127,3 +126,32 @@ def test_tables_elsewhere_keep_no_number_of_the_run(elsewhere: ModuleType, name:
     assert model(y).shape[-1] == 6
     with pytest.raises(torchgraft.GuardError):
         program(y)
+
+
+def test_a_number_that_is_drawn_and_made_a_key_keeps_the_model_whole() -> None:
+    drawn: dict[float, int] = {}
+
+    class Model(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            number = random.random()
+            drawn[number] = len(drawn)
+            return x * number
+
+    program = torchgraft.capture(Model(), (torch.ones(3),))
+    assert "key of a table" in program.meta["kept_whole"][""]
+    assert all(type(key) is float for key in drawn)
+    assert not torch.equal(program(torch.ones(3)), program(torch.ones(3)))
+
+
+def test_a_dtype_that_is_a_key_is_plain_and_sizes_stay_free() -> None:
+    names: dict[torch.dtype, float] = {}
+
+    class Model(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.reshape(x.shape[1], -1) * names.setdefault(x.dtype, 2.0)
+
+    program = torchgraft.capture(Model(), (torch.ones(3, 4),))
+    assert [type(key) for key in names] == [torch.dtype]
+    assert program(torch.ones(5, 6)).shape == (6, 5)
+    with pytest.raises(torchgraft.GuardError):
+        program(torch.ones(3, 4, dtype=torch.float64))

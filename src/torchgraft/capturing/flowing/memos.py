@@ -1,10 +1,9 @@
-"""What remembers symbolic numbers and dtypes beyond a watched run. A function that does (`functools.lru_cache`) answers anew, so
-that sizes stay free: what it is asked about is a key that no table has. Other tables lose such keys when the run is over.
+"""Functions that remember results (`functools.lru_cache`) during a watched run: they answer anew about symbolic numbers and
+dtypes, so that sizes stay free; what they are asked about is a key that no table has. Other tables are given plain keys.
 """
 
 from __future__ import annotations
 
-import gc
 import sys
 from types import FrameType, MethodType
 from typing import Any
@@ -30,23 +29,3 @@ def forget(remembering: dict[int, Any]) -> None:
     """Have functions forget what they remember: a run has put results of its own there, and the next would find them."""
     for function in remembering.values():
         function.cache_clear()
-
-
-def take_out(keys: list[Any]) -> bool:
-    """Take numbers of a run that is over out of the tables that still have them as keys; whether there were any."""
-    # Most are held by nobody but this list and the loop; looking through all objects for the others takes its time.
-    held = [key for key in keys if sys.getrefcount(key) > 3]
-    found = False
-    for _ in range(4):  # a key may be part of a tuple that is the key
-        if not held:
-            break
-        identities, outer = {id(key) for key in held}, []
-        for holder in gc.get_referrers(*held):
-            if isinstance(holder, (dict, set)):
-                for key in [item for item in holder if id(item) in identities]:
-                    found = True
-                    holder.pop(key) if isinstance(holder, dict) else holder.discard(key)
-            elif isinstance(holder, tuple):
-                outer.append(holder)
-        held = outer
-    return found

@@ -6,7 +6,6 @@ any other way (`range`, an index, a branch) becomes a guard.
 from __future__ import annotations
 
 import ast
-import gc
 import sys
 from collections.abc import Callable, Iterable
 from types import CodeType, FrameType, FunctionType, SimpleNamespace
@@ -107,21 +106,13 @@ def call_ours(codes: Iterable[tuple[CodeType, dict[str, Any]]]) -> bool:
     found = False
     for code, names in codes:
         _known[id(code)] = code, []
-        for function in _functions(code, names):
-            patch = changed_patch(function, _Calls)
-            if patch is not None:
-                found = True
-                _known.setdefault(id(function.__code__), (function.__code__, []))[1].append(patch)
-                _known[id(patch.lent)] = patch.lent, []  # what still asks there, asks in another way
+        function = _named(code, names)
+        patch = None if function is None else changed_patch(function, _Calls)
+        if function is not None and patch is not None:
+            found = True
+            _known.setdefault(id(function.__code__), (function.__code__, []))[1].append(patch)
+            _known[id(patch.lent)] = patch.lent, []  # what still asks there, asks in another way
     return found
-
-
-def _functions(code: CodeType, names: dict[str, Any]) -> list[FunctionType]:
-    """The functions with a code, or to which it was lent during the run: by their names, or else whatever holds it."""
-    named = _named(code, names)
-    if named is not None:
-        return [named]
-    return [holder for holder in gc.get_referrers(code) if isinstance(holder, FunctionType) and holder.__code__ is code]
 
 
 def _named(code: CodeType, names: dict[str, Any]) -> FunctionType | None:

@@ -5,7 +5,6 @@ Where they are read is in `reads.py`; the objects themselves are in `flowing/`.
 from __future__ import annotations
 
 import functools
-import weakref
 from collections.abc import Callable
 from types import CodeType
 from typing import TYPE_CHECKING, Any
@@ -13,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from torchgraft.capturing.flowing.dtypes import FlowingDtype
-from torchgraft.capturing.flowing.memos import take_out
 from torchgraft.capturing.flowing.sizes import SymbolicNumber, wrapped
 from torchgraft.capturing.patching.active import active
 from torchgraft.capturing.user_code.comparisons import asks_types
 from torchgraft.capturing.user_code.plain_numbers import asking_code
 from torchgraft.capturing.watching.guards import Guards
+from torchgraft.capturing.watching.reruns import RunAgain
 from torchgraft.ir.node import Node
 
 if TYPE_CHECKING:
@@ -45,8 +44,8 @@ class Flow:
         self.dtypes: dict[Node, FlowingDtype] = {}
         # Devices that were read: the device itself (so that its identity stays its own), its node, and the guard on it.
         self._devices: dict[int, tuple[torch.device, Node, Node]] = {}
-        # Numbers and dtypes that were keys of tables.
-        self._keys: list[weakref.ref[Any]] = []
+        # What prepares the next run to hand out plain values of a kind.
+        self.ask_plainly: Callable[[str], None] = lambda kind: None
         # Functions that remember results, and were asked about symbolic numbers.
         self.remembering: dict[int, Any] = {}
         # Code in which a symbolic number became a plain one, and the names of its file.
@@ -151,16 +150,16 @@ class Flow:
                 self.asking[id(asking[0])] = asking
 
     def before_key(self, value: Any) -> None:
-        """A number or a dtype is about to be the key of a table, which may outlive the run."""
-        self._keys.append(weakref.ref(value))
+        """A number or a dtype is about to be the key of a table, which may outlive the run: plain ones may be."""
+        if type(value) is FlowingDtype:
+            raise self.plainly("dtypes")
+        if not self.sizes_are_symbolic:  # a random number, or a choice by the mode
+            raise self._watcher.refusal("a number that each run computes anew is the key of a table")
+        raise self.plainly("numbers")
 
-    def take_out_keys(self) -> bool:
-        """Take the numbers of this run out of tables that outlive it; whether there were any."""
-        if not self._keys:
-            return False
-        keys, self._keys = [key() for key in self._keys], []
-        self._sizes.clear()
-        return take_out([key for key in keys if key is not None])
+    def plainly(self, kind: str) -> RunAgain:
+        """What to raise where "numbers", "dtypes" or "modes" that flow will not do: the run is made again with plain ones."""
+        return RunAgain(functools.partial(self.ask_plainly, kind))
 
     def end(self) -> None:
         """Forget the run; numbers and this refer to one another, which is not left to the garbage collector."""

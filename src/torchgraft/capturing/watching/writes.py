@@ -4,15 +4,13 @@ What is kept so that it can be put back is in `state/`; whether a program can le
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from torchgraft.capturing.flowing.dtypes import FlowingDtype
 from torchgraft.capturing.watching.flow import Flow
-from torchgraft.capturing.watching.reruns import KeepWhole, RunAgain, at_line
+from torchgraft.capturing.watching.reruns import KeepWhole, at_line
 from torchgraft.capturing.watching.tensors import tensors_in
 from torchgraft.capturing.watching.values import Values
 
@@ -35,8 +33,6 @@ class Writes:
         self.written: dict[torch.nn.Module, str] = {}
         # Tensors made by this run onto which somebody wrote an attribute, by identity.
         self.with_attributes: dict[int, torch.Tensor] = {}
-        # Called where symbolic dtypes, and modes (if true), will not do, before the run is made again.
-        self.ask_plainly: Callable[[bool], None] = lambda flags: None
 
     def before_call(self, name: str, values: Any) -> None:
         """A call is about to write into what it is given."""
@@ -54,7 +50,7 @@ class Writes:
         """An attribute of a module is about to be written."""
         state = self._watcher.state
         if type(value) is FlowingDtype:  # it may be read where nobody watches
-            raise RunAgain(functools.partial(self.ask_plainly, False))
+            raise self._flow.plainly("dtypes")
         if module not in self._watcher.paths or not state.is_change(module, name, value):
             return
         reason = f"it writes self.{name}{at_line()}"
