@@ -20,11 +20,11 @@ from torchgraft.capturing.refusals import UnsupportedArgument
 from torchgraft.capturing.state.leftovers import Left, have_program_leave, sees_only_itself
 from torchgraft.capturing.state.model_state import ModelState, is_from_torch
 from torchgraft.capturing.user_code.mode_statements import choice_patches, methods_of_torch
-from torchgraft.capturing.watching.example import refuse_iterators
 from torchgraft.capturing.watching.hooks import RunHooks
 from torchgraft.capturing.watching.reruns import KeepWhole, RunAgain
 from torchgraft.capturing.watching.run import Run, watched_run
 from torchgraft.capturing.watching.same_program import Difference, first_difference, has_checks_of
+from torchgraft.capturing.watching.signatures import refuse_iterators
 from torchgraft.capturing.watching.watcher import Watcher
 from torchgraft.capturing.whole import eager_error, modules_of, program_name, whole_program
 from torchgraft.codegen.calling import example_inputs

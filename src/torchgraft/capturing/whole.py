@@ -12,8 +12,9 @@ from typing import Any
 import torch
 
 from torchgraft.capturing.state.model_state import ModelState
-from torchgraft.capturing.watching.example import bind, copied_input, placeholders
+from torchgraft.capturing.watching.example import copied_input
 from torchgraft.capturing.watching.parts import closed_over
+from torchgraft.capturing.watching.signatures import bind, placeholders
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.ir.graph import Graph
 from torchgraft.ir.modules import paths_of_modules

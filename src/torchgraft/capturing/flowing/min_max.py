@@ -13,26 +13,12 @@ from torchgraft.capturing.flowing.sizes import combine, unwrapped, wrapped
 from torchgraft.capturing.patching.active import NamespacePatch, Patch, active
 
 
-def _symbolic_choice(original: Callable[..., Any]) -> Callable[..., Any]:
-    """`min` or `max` that does not force its arguments to be plain numbers when two of them are given."""
-
-    def choice(*args: Any, **kwargs: Any) -> Any:
-        if active.tracer is not None and len(args) == 2 and not kwargs:
-            numbers = [unwrapped(value) for value in args]
-            known = numbers[0] or numbers[1]
-            if known is not None and all(isinstance(value, (int, float)) for value in args):
-                pair = [number or known.wrap_int(value) for number, value in zip(numbers, args, strict=True)]
-                return wrapped(combine(original, original.__name__, *pair))
-        return original(*args, **kwargs)
-
-    return choice
-
-
-def _symbolic_mathematics(original: Callable[..., Any]) -> Callable[..., Any]:
-    """A function of `math` that does not force its arguments to be plain numbers; what it says yes or no to decides something."""
+def _symbolic(original: Callable[..., Any], count: int | None = None) -> Callable[..., Any]:
+    """A function that does not force its arguments, if that many numbers are given, to be plain; what it says yes or no to
+    decides something."""
 
     def function(*args: Any, **kwargs: Any) -> Any:
-        if active.tracer is not None and not kwargs:
+        if active.tracer is not None and not kwargs and (count is None or len(args) == count):
             numbers = [unwrapped(value) for value in args]
             known = next((number for number in numbers if number is not None), None)
             if known is not None and all(isinstance(value, (int, float)) for value in args):
@@ -54,7 +40,7 @@ _MATHEMATICS = [
     and name not in ("ceil", "floor", "trunc", "prod", "fsum", "dist", "sumprod")
 ]
 BUILTIN_PATCHES = [
-    NamespacePatch(vars(math), {name: _symbolic_mathematics(getattr(math, name)) for name in _MATHEMATICS}),
-    Patch(builtins, "min", _symbolic_choice(min)),
-    Patch(builtins, "max", _symbolic_choice(max)),
+    NamespacePatch(vars(math), {name: _symbolic(getattr(math, name)) for name in _MATHEMATICS}),
+    Patch(builtins, "min", _symbolic(min, 2)),
+    Patch(builtins, "max", _symbolic(max, 2)),
 ]

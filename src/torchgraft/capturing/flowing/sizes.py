@@ -269,44 +269,38 @@ def _text(symbol: str, operands: tuple[SymbolicNumber, ...]) -> str:
     return f"({texts[0]} {symbol} {texts[1]})" if is_infix else f"{symbol}({', '.join(texts)})"
 
 
-_BINARY: dict[str, tuple[Callable[..., Any], str]] = {
-    "add": (operator.add, "+"),
-    "sub": (operator.sub, "-"),
-    "mul": (operator.mul, "*"),
-    "floordiv": (operator.floordiv, "//"),
-    "int_floordiv": (operator.floordiv, "//"),
-    "mod": (operator.mod, "%"),
-    "pow": (operator.pow, "**"),
-    "pow_by_natural": (operator.pow, "**"),
-    "float_pow": (operator.pow, "**"),
-    "truediv": (operator.truediv, "/"),
-    "int_truediv": (operator.truediv, "/"),
-    "float_truediv": (operator.truediv, "/"),
-    "sym_min": (min, "min"),
-    "sym_max": (max, "max"),
-    "lshift": (operator.lshift, "<<"),
-    "rshift": (operator.rshift, ">>"),
-    "bitwise_and": (operator.and_, "&"),
-    "bitwise_or": (operator.or_, "|"),
-    "bitwise_xor": (operator.xor, "^"),
-    "and_": (operator.and_, "&"),
-    "or_": (operator.or_, "|"),
-    "sym_and": (operator.and_, "&"),
-    "sym_or": (operator.or_, "|"),
-    "eq": (operator.eq, "=="),
-    "ne": (operator.ne, "!="),
-    "lt": (operator.lt, "<"),
-    "le": (operator.le, "<="),
-    "gt": (operator.gt, ">"),
-    "ge": (operator.ge, ">="),
+# Python's operators by the names of the module `operator`, and how they read. torch has further names for some of them.
+_ARITHMETIC = {
+    "add": "+",
+    "sub": "-",
+    "mul": "*",
+    "floordiv": "//",
+    "truediv": "/",
+    "mod": "%",
+    "pow": "**",
+    "and_": "&",
+    "or_": "|",
+    "xor": "^",
+    "lshift": "<<",
+    "rshift": ">>",
 }
-_UNARY: dict[str, tuple[Callable[..., Any], str]] = {
+_COMPARED = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
+_FURTHER_NAMES = {
+    "floordiv": ("int_floordiv",),
+    "truediv": ("int_truediv", "float_truediv"),
+    "pow": ("pow_by_natural", "float_pow"),
+    "xor": ("bitwise_xor",),
+    "and_": ("bitwise_and", "sym_and"),
+    "or_": ("bitwise_or", "sym_or"),
+}
+_ONE_SIDED: dict[str, tuple[Callable[..., Any], str]] = {
     "neg": (operator.neg, "-"),
     "pos": (operator.pos, "+"),
     "abs": (operator.abs, "abs"),
-    "ceil": (math.ceil, "ceil"),
-    "floor": (math.floor, "floor"),
-    "trunc": (math.trunc, "trunc"),
+    **{function.__name__: (function, function.__name__) for function in (math.ceil, math.floor, math.trunc)},
+}
+# What only torch asks for.
+_UNARY: dict[str, tuple[Callable[..., Any], str]] = {
     "round": (round, "round"),
     "sym_float": (float, "float"),
     "sym_int": (int, "int"),
@@ -324,16 +318,9 @@ def _add_unary(name: str, function: Callable[..., Any], symbol: str) -> None:
     setattr(SymbolicNumber, name, lambda self, *ignored: combine(function, symbol, self))
 
 
-for _name, (_function, _symbol) in _BINARY.items():
-    _add_binary(_name, _function, _symbol)
-for _name, (_function, _symbol) in _UNARY.items():
-    _add_unary(_name, _function, _symbol)
+def _add_operator(name: str, function: Callable[..., Any], symbol: str, is_swapped: bool = False) -> None:
+    """Python's operator; torch's own would go a long way round, and lose what the classes above are for."""
 
-
-# ---- Python's operators; torch's own would go a long way round, and lose what the classes above are for ----
-
-
-def _add_operator(name: str, function: Callable[..., Any], symbol: str, is_swapped: bool) -> None:
     def apply(self: Any, other: Any) -> Any:
         mine = self.node
         theirs = unwrapped(other)
@@ -354,34 +341,25 @@ def _add_one_sided(name: str, function: Callable[..., Any], symbol: str) -> None
         setattr(cls, name, lambda self, *ignored: wrapped(combine(function, symbol, self.node)))
 
 
-for _name, _symbol in (
-    *zip(
-        ("add", "sub", "mul", "floordiv", "truediv", "mod", "pow"), ("+", "-", "*", "//", "/", "%", "**"), strict=True
-    ),
-    *zip(("and_", "or_", "xor", "lshift", "rshift"), ("&", "|", "^", "<<", ">>"), strict=True),
-):
-    _add_operator(f"__{_name.strip('_')}__", getattr(operator, _name), _symbol, is_swapped=False)
-    _add_operator(f"__r{_name.strip('_')}__", getattr(operator, _name), _symbol, is_swapped=True)
-for _name, _symbol in zip(("eq", "ne", "lt", "le", "gt", "ge"), ("==", "!=", "<", "<=", ">", ">="), strict=True):
-    _add_operator(f"__{_name}__", getattr(operator, _name), _symbol, is_swapped=False)
-_ONE_SIDED: dict[str, tuple[Callable[..., Any], str]] = {
-    "neg": (operator.neg, "-"),
-    "pos": (operator.pos, "+"),
-    "abs": (operator.abs, "abs"),
-    "ceil": (math.ceil, "ceil"),
-    "floor": (math.floor, "floor"),
-    "trunc": (math.trunc, "trunc"),
-}
-for _name, (_function, _symbol) in _ONE_SIDED.items():
-    _add_one_sided(f"__{_name}__", _function, _symbol)
+for _name, _symbol in {**_ARITHMETIC, **_COMPARED}.items():
+    for _torch_name in (_name, *_FURTHER_NAMES.get(_name, ())):
+        _add_binary(_torch_name, getattr(operator, _name), _symbol)
+    _add_operator(f"__{_name.strip('_')}__", getattr(operator, _name), _symbol)
+    if _name in _ARITHMETIC:
+        _add_operator(f"__r{_name.strip('_')}__", getattr(operator, _name), _symbol, is_swapped=True)
+for _function in (min, max):
+    _add_binary(f"sym_{_function.__name__}", _function, _function.__name__)
+for _name, (_function, _symbol) in {**_ONE_SIDED, **_UNARY}.items():
+    _add_unary(_name, _function, _symbol)
+    if _name in _ONE_SIDED:
+        _add_one_sided(f"__{_name}__", _function, _symbol)
 
 
 def _hash(self: Any) -> int:
     number = self.node
     if not number.watcher.is_over and is_remembered(number.watcher.remembering):
-        return id(
-            self
-        )  # a key like no other: the function answers anew, and nothing of the run is taken for a number's answer
+        # A key like no other: the function answers anew, and nothing of the run is taken for a number's answer.
+        return id(self)
     if not number.watcher.is_over:
         number.watcher.before_key(self)
     return hash(number._decide())

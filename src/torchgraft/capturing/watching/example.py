@@ -4,20 +4,18 @@ what the program has to check of its inputs. What happens to the copies during t
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import enum
 import inspect
 import operator
 from collections.abc import Callable, Iterable, Mapping
-from types import BuiltinFunctionType, FunctionType
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from torchgraft.capturing.tracer_base import UNCHANGED_TYPES
 from torchgraft.capturing.watching.reruns import KeepWhole
-from torchgraft.errors import TraceError
+from torchgraft.capturing.watching.signatures import bind, default_of, is_spelled, placeholders
 from torchgraft.ir.arguments import rebuild_tuple
 from torchgraft.ir.guards import are_different, check_inputs, check_value
 from torchgraft.ir.input_kinds import object_kind, parts_of, stands_in, tensor_attributes
@@ -29,7 +27,6 @@ if TYPE_CHECKING:
 
 MakeNode = Callable[[], Node]
 _Parameter = torch.nn.Parameter
-_STARS: dict[Any, str] = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
 _MISSING = object()
 # Objects that are handed to the model as they are.
 _OPAQUE = (torch.nn.Module, type, torch.Generator, enum.Enum)
@@ -60,7 +57,7 @@ class ExampleInputs:
                 value, expected[name] = self._take_in(self.bound.arguments[name], lambda node=node: node, name)  # type: ignore[misc]
                 self.bound.arguments[name] = value
             else:
-                default = _default(self.bound.signature.parameters[name])
+                default = default_of(self.bound.signature.parameters[name])
                 expected[name] = self._fixed(default, lambda node=node: node, name)  # type: ignore[misc]
         self._check(expected)
 
@@ -123,7 +120,7 @@ class ExampleInputs:
         if isinstance(value, (tuple, list, dict)) or (has_attributes(value) and not callable(value)):
             return self._parts(value, make, path)
         is_open = type(value).__hash__ is None or isinstance(value, Mapping)
-        if is_open and not (isinstance(value, set) and all(map(_is_spelled, value))):
+        if is_open and not (isinstance(value, set) and all(map(is_spelled, value))):
             raise KeepWhole(None, f"the input {path} is a {type(value).__name__}, which cannot be looked into")
         return value, self._fixed(value, make, path)
 
@@ -195,7 +192,7 @@ class ExampleInputs:
         if type(value) is dict and all(isinstance(key, str) for key in expected):
             template = expected
         elif type(value) not in (tuple, list):
-            if not all(map(_is_spelled, expected)):
+            if not all(map(is_spelled, expected)):
                 raise KeepWhole(None, f"the input {path} has keys that code cannot spell")
             template = object_kind(type(value), expected)
         if not isinstance(value, tuple):
@@ -213,92 +210,6 @@ def _made_of(nodes: Iterable[Node]) -> set[Node]:
             found.add(node)
             pending += [source for source in node.all_input_nodes if source.op != "placeholder"]
     return found
-
-
-def bind(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> inspect.BoundArguments:
-    """The arguments of a call by the names of the model's parameters."""
-    target = function.forward if isinstance(function, torch.nn.Module) and not _has_own_call(function) else function
-    try:
-        signature = inspect.signature(target)
-    except ValueError:  # a function written in C
-        names = [
-            inspect.Parameter(f"input_{index + 1}", inspect.Parameter.POSITIONAL_ONLY) for index in range(len(args))
-        ]
-        names += [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in kwargs]
-        signature = inspect.Signature(names)
-    try:
-        bound = signature.bind(*args, **kwargs)
-    except TypeError as error:
-        raise TypeError(
-            f"the example inputs do not fit {getattr(target, '__qualname__', target)}{signature}: {error}"
-        ) from None
-    return bound
-
-
-def _default(parameter: inspect.Parameter) -> Any:
-    """What a parameter is that was not given. The run does not get it either: decorators may tell the difference."""
-    empty: dict[Any, Any] = {inspect.Parameter.VAR_POSITIONAL: (), inspect.Parameter.VAR_KEYWORD: {}}
-    return empty.get(parameter.kind, parameter.default)
-
-
-def _has_own_call(module: torch.nn.Module) -> bool:
-    """Whether a module's class says by a `__call__` of its own what it takes."""
-    call = type(module).__call__
-    if call is torch.nn.Module.__call__:
-        return False
-    return any(item.kind not in _STARS for item in list(inspect.signature(call).parameters.values())[1:])
-
-
-def refuse_iterators(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Raise if an input can be read only once: then capturing would take it away."""
-    if not any(map(_has_iterator, (*args, *kwargs.values()))):
-        return
-    with contextlib.suppress(TypeError):  # inputs that do not fit; the model itself will say so
-        for name, value in bind(function, args, kwargs).arguments.items():
-            _refuse_iterators(value, name)
-
-
-def _has_iterator(value: Any) -> bool:
-    if isinstance(value, (tuple, list, dict)):
-        return any(map(_has_iterator, parts_of(value).values()))
-    return hasattr(type(value), "__next__")
-
-
-def _refuse_iterators(value: Any, path: str) -> None:
-    if isinstance(value, (tuple, list, dict)):
-        for key, part in parts_of(value).items():
-            _refuse_iterators(part, f"{path}[{key!r}]")
-    elif hasattr(type(value), "__next__"):
-        raise TraceError(
-            f"cannot capture with a {type(value).__name__} as the input '{path}': running the model would take from it, and that "
-            "cannot be undone; give a list"
-        )
-
-
-def placeholders(graph: Any, bound: inspect.BoundArguments) -> dict[str, Node]:
-    """A placeholder for each parameter; one with a default that code cannot spell is left to the model."""
-    nodes = {}
-    for name, parameter in bound.signature.parameters.items():
-        stars = _STARS.get(parameter.kind, "")
-        if stars or parameter.default is inspect.Parameter.empty:
-            nodes[name] = graph.placeholder(stars + name)
-        elif _is_spelled(parameter.default):
-            nodes[name] = graph.placeholder(name, default_value=parameter.default)
-        elif name in bound.arguments:
-            raise TraceError(
-                f"cannot capture a model whose parameter '{name}' has the default {parameter.default!r}, which code cannot "
-                "spell, and a value; wrap the model in a function that gives the value"
-            )
-    return nodes
-
-
-def _is_spelled(value: Any) -> bool:
-    """Whether a default in the code of a program, its copies and its pickles included, is what it was in the model."""
-    if type(value) in (tuple, list, dict):
-        return all(map(_is_spelled, parts_of(value).values()))
-    if isinstance(value, (FunctionType, BuiltinFunctionType)):
-        return value.__name__ != "<lambda>"
-    return type(value) in UNCHANGED_TYPES or isinstance(value, (enum.Enum, type, range, slice, frozenset))
 
 
 def _copied(tensor: torch.Tensor) -> torch.Tensor:
