@@ -18,7 +18,7 @@ from torchgraft.capturing.free_dimensions import check_free
 from torchgraft.capturing.patching.active import paused_collection
 from torchgraft.capturing.refusals import UnsupportedArgument
 from torchgraft.capturing.state.leftovers import Left, have_program_leave, sees_only_itself
-from torchgraft.capturing.state.model_state import ModelState, is_from_torch
+from torchgraft.capturing.state.model_state import ModelState
 from torchgraft.capturing.user_code.mode_statements import choice_patches, methods_of_torch
 from torchgraft.capturing.watching.hooks import RunHooks
 from torchgraft.capturing.watching.reruns import KeepWhole, RunAgain
@@ -30,7 +30,7 @@ from torchgraft.capturing.whole import eager_error, modules_of, program_name, wh
 from torchgraft.codegen.calling import example_inputs
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import TraceError
-from torchgraft.ir.modules import has_hooks, hooks_for_all, inner_modules, no_model, paths_of_modules
+from torchgraft.ir.modules import has_hooks, hooks_for_all, inner_modules, is_from_torch, no_model, paths_of_modules
 from torchgraft.ir.origin import at, source_of
 
 LeafRule = Callable[[torch.nn.Module, str], bool] | Iterable[Any] | type | str | None
@@ -136,7 +136,7 @@ class _Capture:
             self.state.refuse_generators()
             self.state.tensors  # noqa: B018 (as they are before the first run)
             for module in self.paths:
-                if not is_from_torch(type(module)):  # type: ignore[arg-type]
+                if not is_from_torch(module):
                     self.state.watch(module)  # also those that are only called where nobody watches
         while reason is None:
             hooks = RunHooks(self.closed)

@@ -12,6 +12,7 @@ import torch
 from torchgraft.capturing.watching.hooks import FORWARD_TABLES, OPTION_TABLES
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.ir.leftovers import MISSING, Entry, Leftovers, is_plain, leave
+from torchgraft.ir.modules import is_from_torch
 
 _HOOKS = frozenset({*FORWARD_TABLES, *OPTION_TABLES})
 _STATE = frozenset({"_parameters", "_buffers", "_modules"})
@@ -38,7 +39,7 @@ def sees_only_itself(module: torch.nn.Module) -> bool:
     """Whether a module, which runs where nobody watches, has nothing by which it could read what others leave: numbers of its own
     and layers of torch's (a stochastic depth)."""
     for inner in module.modules():
-        if not type(inner).__module__.startswith("torch.nn."):
+        if not is_from_torch(inner):
             if not all(is_plain(value) for name, value in vars(inner).items() if name not in _STANDARD):
                 return False
     return True

@@ -22,6 +22,7 @@ from torchgraft.capturing.state.leftovers import Left, is_equal, left_in
 from torchgraft.capturing.state.tensor_state import TensorState
 from torchgraft.errors import TraceError
 from torchgraft.ir.graph import Graph
+from torchgraft.ir.modules import is_from_torch
 from torchgraft.ir.origin import SourceLine, current_source_line, is_user_code
 from torchgraft.ir.origin import source_line as line_of
 from torchgraft.ir.structures import slots_of
@@ -75,7 +76,7 @@ class ModelState:
         seen: set[int] = set()
         for module in paths:
             # Modules of torch.nn keep no notes of their own, and there are many of them.
-            if not is_from_torch(type(module)):  # type: ignore[arg-type]
+            if not is_from_torch(module):
                 for name, value in module.__dict__.items():
                     if name not in _STANDARD and type(value) not in _PLAIN:
                         self._keep(module, name, value, seen, 0)
@@ -310,12 +311,6 @@ def _only_memos_added(container: Any, content: Any, is_memo: Callable[[Any], boo
 def _put_content_back(container: Any, content: Any) -> None:
     container.clear()
     container.extend(content) if isinstance(container, (list, deque)) else container.update(content)
-
-
-@functools.cache
-def is_from_torch(cls: Any) -> bool:
-    """Whether a class of modules is one of torch.nn's."""
-    return cls.__module__.startswith("torch.nn.")
 
 
 @functools.cache

@@ -13,6 +13,7 @@ import torch
 from torchgraft.capturing.watching.parts import closed_over
 from torchgraft.capturing.watching.reruns import KeepWhole, at_line
 from torchgraft.ir.leftovers import is_plain
+from torchgraft.ir.modules import is_from_torch
 
 # What torch calls around a forward. The others are called while gradients are computed, where nobody watches.
 FORWARD_TABLES = ("_forward_hooks", "_forward_pre_hooks")
@@ -41,7 +42,7 @@ class RunHooks:
         old = state.ids_in_tables()
         own = [hook for hook in _hooks_of(module) if id(hook) in old]
         is_closed = module in self._closed or any(module.__dict__.get(name) for name in BACKWARD_TABLES)
-        if is_closed or (is_leaf and (own or not _is_of_torch(module)) and module not in self.opened):
+        if is_closed or (is_leaf and (own or not is_from_torch(module)) and module not in self.opened):
             self._refuse_set(state, [module])
             return True
         if is_leaf:
@@ -94,7 +95,3 @@ def _keeps_nothing(hook: Any) -> bool:
 def _set_from_outside(module: torch.nn.Module) -> KeepWhole:
     # By whom, nobody knows.
     return KeepWhole(None, f"it sets or removes hooks of a {type(module).__name__}, which is one call{at_line()}")
-
-
-def _is_of_torch(module: torch.nn.Module) -> bool:
-    return type(module).__module__.startswith("torch.nn.")

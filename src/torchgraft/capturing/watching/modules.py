@@ -12,12 +12,11 @@ from torch.nn.utils import parametrize
 
 from torchgraft.capturing.patching.active import active
 from torchgraft.capturing.patching.module_patches import ModuleForward, call_module
-from torchgraft.capturing.state.model_state import is_from_torch
 from torchgraft.capturing.watching.hooks import RunHooks
 from torchgraft.capturing.watching.parts import concrete
 from torchgraft.capturing.watching.reruns import KeepWhole, at_line
 from torchgraft.capturing.watching.values import MARK
-from torchgraft.ir.modules import has_hooks, hooks_for_all
+from torchgraft.ir.modules import has_hooks, hooks_for_all, is_from_torch
 from torchgraft.ir.node import Node
 
 if TYPE_CHECKING:
@@ -94,7 +93,7 @@ class Modules:
         if parametrize._cache_enabled:  # what is computed once for all calls, a program would compute for each
             raise watcher.refusal("it keeps the results of parametrisations")
         self.ran_whole.add(m)
-        is_of_torch = is_from_torch(type(m))  # type: ignore[arg-type]
+        is_of_torch = is_from_torch(m)
         if not is_of_torch or m.__dict__.get("max_norm") is not None:
             watcher.unwatched(self._keep_all, m)
         with torch._C.DisableTorchFunction():  # else each question about a tensor would come to us
@@ -163,8 +162,7 @@ class Modes:
     def _is_small(self, module: torch.nn.Module) -> bool:
         """Whether a module inside the model is one that a program may as well call, as it calls a dropout: without modules of its
         own, and torch's or without tensors."""
-        is_of_torch = is_from_torch(type(module))  # type: ignore[arg-type]
-        is_one = not module._modules and (is_of_torch or not (module._parameters or module._buffers))
+        is_one = not module._modules and (is_from_torch(module) or not (module._parameters or module._buffers))
         return is_one and bool(self._watcher.paths.get(module))
 
     def node(self, module: torch.nn.Module) -> Node | bool:
