@@ -42,11 +42,11 @@ if TYPE_CHECKING:
     from torchgraft.bridge.symbolic_shapes import SymbolicShapes as SymbolicShapes
     from torchgraft.bridge.symbolic_shapes import symbolic_shapes as symbolic_shapes
     from torchgraft.capturing.program import capture as capture
-    from torchgraft.capturing.proxy import Attribute as Attribute
-    from torchgraft.capturing.proxy import ParameterProxy as ParameterProxy
-    from torchgraft.capturing.proxy import Proxy as Proxy
-    from torchgraft.capturing.proxy import ProxyableClassMeta as ProxyableClassMeta
     from torchgraft.capturing.symbolic.inputs import PH as PH
+    from torchgraft.capturing.symbolic.proxy import Attribute as Attribute
+    from torchgraft.capturing.symbolic.proxy import ParameterProxy as ParameterProxy
+    from torchgraft.capturing.symbolic.proxy import Proxy as Proxy
+    from torchgraft.capturing.symbolic.proxy import ProxyableClassMeta as ProxyableClassMeta
     from torchgraft.capturing.symbolic.tracer import Tracer as Tracer
     from torchgraft.capturing.symbolic.tracer import symbolic_trace as symbolic_trace
     from torchgraft.capturing.tracer_base import TracerBase as TracerBase

@@ -14,8 +14,8 @@ from typing import Any, NoReturn
 
 import torch
 
-from torchgraft.capturing.proxy import Attribute, Proxy, find_proxy
 from torchgraft.capturing.refusals import LEAF, ConversionError, UnsupportedArgument, in_lines
+from torchgraft.capturing.symbolic.proxy import Attribute, Proxy, find_proxy
 from torchgraft.errors import TraceError
 from torchgraft.ir.arguments import EMPTY_DICT, immutable_dict, immutable_list, map_aggregate, rebuild_tuple
 from torchgraft.ir.graph import Graph

@@ -1,5 +1,5 @@
 """Leaf functions: the marks that `wrap` leaves on functions whose calls are recorded whole.
-Reading the marks and acting on them while tracing is the business of `capturing/wrapping.py`.
+Reading the marks and acting on them while tracing is the business of `capturing/patching/wrapping.py`.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch._decomp import core_aten_decompositions
 
-from torchgraft.capturing.sizes import unwrapped
+from torchgraft.capturing.flowing.sizes import unwrapped
 from torchgraft.lowering.recorder import concrete
 from torchgraft.lowering.sizes import merged
 from torchgraft.lowering.tensors import TracedTensor

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils import _pytree as pytree
 
-from torchgraft.capturing.sizes import unwrapped
-from torchgraft.capturing.watch import OTHER_MODE
+from torchgraft.capturing.flowing.sizes import unwrapped
+from torchgraft.capturing.watching.modules import OTHER_MODE
 from torchgraft.codegen.calling import placeholder_values
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import BridgeError, GraftError

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from torchgraft.capturing.model_state import ModelState
-from torchgraft.capturing.sizes import SymbolicNumber, combine, unwrapped, wrapped
+from torchgraft.capturing.flowing.sizes import SymbolicNumber, combine, unwrapped, wrapped
+from torchgraft.capturing.state.model_state import ModelState
 from torchgraft.codegen.calling import copied_inputs, example_inputs, placeholder_values
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.ir.contexts import enter_context, exit_context

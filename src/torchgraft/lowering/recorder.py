@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from torchgraft.capturing.sizes import SymbolicNumber, combine, factors, unwrapped, wrapped
+from torchgraft.capturing.flowing.sizes import SymbolicNumber, combine, factors, unwrapped, wrapped
 from torchgraft.ir.arguments import map_aggregate
 from torchgraft.ir.graph import Graph
 from torchgraft.ir.guards import check_length, check_training, check_value

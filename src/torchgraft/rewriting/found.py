@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from torchgraft.capturing.proxy import Proxy
+from torchgraft.capturing.symbolic.proxy import Proxy
 from torchgraft.errors import GraphError
 from torchgraft.ir.node import Node
 from torchgraft.ir.printing import known_value

@@ -17,7 +17,7 @@ from torchgraft import zoo
 from torchgraft.analysis.fake import fake_mode_of, fakes_in_optimizers, is_fake, on_device
 from torchgraft.analysis.memory import Call, memory, workspaces
 from torchgraft.analysis.memory.storages import Storages
-from torchgraft.capturing.active import paused_collection
+from torchgraft.capturing.patching.active import paused_collection
 from torchgraft.errors import GraftError
 
 aten = torch.ops.aten

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from torchgraft.capturing.proxy import Proxy, _proxyable_classes
 from torchgraft.capturing.refusals import in_lines
+from torchgraft.capturing.symbolic.proxy import Proxy, _proxyable_classes
 from torchgraft.capturing.tracer_base import TracerBase
 from torchgraft.errors import TraceError, UnknownModuleError
 from torchgraft.ir.arguments import immutable_dict, immutable_list

@@ -9,8 +9,8 @@ from types import CodeType
 
 import torch
 
-from torchgraft.capturing.comparisons import compared_types, compares_variables
 from torchgraft.capturing.refusals import LEAF, in_lines
+from torchgraft.capturing.user_code.comparisons import compared_types, compares_variables
 from torchgraft.errors import TraceError
 from torchgraft.ir.graph import Graph
 from torchgraft.ir.guards import are_different, check_value

@@ -17,9 +17,9 @@ import torch
 from torch.overrides import handle_torch_function, has_torch_function
 from torch.utils import _pytree as pytree
 
-from torchgraft.capturing.comparisons import Operand, compared_types, identity_comparisons
-from torchgraft.capturing.proxy import Proxy
 from torchgraft.capturing.refusals import in_lines
+from torchgraft.capturing.symbolic.proxy import Proxy
+from torchgraft.capturing.user_code.comparisons import Operand, compared_types, identity_comparisons
 from torchgraft.codegen.source import PyTreeCodeGen
 from torchgraft.errors import TraceError
 from torchgraft.ir.guards import check_given, check_value

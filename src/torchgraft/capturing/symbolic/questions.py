@@ -27,7 +27,7 @@ from torchgraft.ir.origin import current_source_line, is_user_code
 from torchgraft.ir.value_classes import is_surely_of_class, likely_class
 
 if TYPE_CHECKING:
-    from torchgraft.capturing.proxy import Proxy
+    from torchgraft.capturing.symbolic.proxy import Proxy
 
 _STANDARD_LIBRARY = sysconfig.get_paths()["stdlib"] + os.sep
 _TENSOR_ATTRIBUTES = frozenset(dir(torch.Tensor))

@@ -16,14 +16,13 @@ from typing import Any
 import torch
 from torch.nn.utils import parametrize
 
-from torchgraft.capturing.active import acquire_all, active, paused_collection, release_all
-from torchgraft.capturing.comparisons import compared_with_none
-from torchgraft.capturing.model_state import ModelState
-from torchgraft.capturing.module_patches import MODULE_PATCHES, ModuleForward, plain_mode, read_attribute
-from torchgraft.capturing.proxy import ParameterProxy, Proxy
+from torchgraft.capturing.patching.active import acquire_all, active, paused_collection, release_all
+from torchgraft.capturing.patching.module_patches import MODULE_PATCHES, ModuleForward, plain_mode, read_attribute
+from torchgraft.capturing.patching.regions import remove_empty_regions
+from torchgraft.capturing.patching.switches import refuse_hooks_for_all_modules
+from torchgraft.capturing.patching.wrapping import Autowrap, wrapped_patches
 from torchgraft.capturing.refusals import ConversionError, UnsupportedArgument, in_lines, refusal_of, was_caught_by_user
-from torchgraft.capturing.regions import remove_empty_regions
-from torchgraft.capturing.switches import refuse_hooks_for_all_modules
+from torchgraft.capturing.state.model_state import ModelState
 from torchgraft.capturing.symbolic.attributes import ModelAttributes
 from torchgraft.capturing.symbolic.checks import (
     drop_constants,
@@ -33,10 +32,11 @@ from torchgraft.capturing.symbolic.checks import (
 )
 from torchgraft.capturing.symbolic.inplace import PLAIN_FORM, renew_constants, simplify_in_place
 from torchgraft.capturing.symbolic.inputs import create_inputs
+from torchgraft.capturing.symbolic.proxy import ParameterProxy, Proxy
 from torchgraft.capturing.symbolic.questions import Questions
 from torchgraft.capturing.symbolic.recording import RecordingMode
 from torchgraft.capturing.tracer_base import Scope
-from torchgraft.capturing.wrapping import Autowrap, wrapped_patches
+from torchgraft.capturing.user_code.comparisons import compared_with_none
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import GraftError, TraceError, UnknownModuleError
 from torchgraft.ir.graph import Graph
