@@ -102,20 +102,23 @@ class Node:
         self._erased = False
         self._meta = self._origin = None
         if not kwargs and len(args) == 1 and type(args[0]) is Node:
-            inputs: Any = args  # the commonest case by far; one tuple serves for both
-            self._args = args
+            # The commonest case by far; one tuple serves for both.
+            source = args[0]
+            if source.graph is not graph or source._erased:
+                _refuse_input(self, source)
+            source.users[self] = None
+            self._args = self._inputs = args
             self._kwargs = EMPTY_DICT
-        else:
-            inputs = {}
-            self._args = freeze_arguments(args, inputs) if args else ()
-            self._kwargs = freeze_named(kwargs, inputs) if kwargs else EMPTY_DICT
-            inputs = tuple(inputs)
+            return
+        inputs: dict[Node, None] = {}
+        self._args = freeze_arguments(args, inputs) if args else ()
+        self._kwargs = freeze_named(kwargs, inputs) if kwargs else EMPTY_DICT
         for source in inputs:
             if source.graph is not graph or source._erased:
                 _refuse_input(self, source)
         for source in inputs:
             source.users[self] = None
-        self._inputs = inputs
+        self._inputs = tuple(inputs)
 
     # ---- what a node is ----
 
