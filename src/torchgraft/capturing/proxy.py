@@ -48,7 +48,7 @@ class Proxy:
 
     node: Node
     tracer: TracerBase
-    # Says to `Graph.lint` that this is no argument of a node.
+    # Says to a node that takes this as an argument that its own node is meant.
     __torchgraft_proxy__ = True
 
     def __init__(self, node: Node, tracer: TracerBase | None = None) -> None:

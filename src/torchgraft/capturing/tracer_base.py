@@ -17,7 +17,7 @@ import torch
 from torchgraft.capturing.proxy import Attribute, Proxy, find_proxy
 from torchgraft.capturing.refusals import LEAF, ConversionError, UnsupportedArgument, in_lines
 from torchgraft.errors import TraceError
-from torchgraft.ir.arguments import EMPTY_DICT, immutable_dict, immutable_list, map_aggregate, rebuild_tuple
+from torchgraft.ir.arguments import EMPTY_DICT, immutable_dict, immutable_list, rebuild_tuple
 from torchgraft.ir.graph import Graph
 from torchgraft.ir.names import wish_of
 from torchgraft.ir.node import Argument, Node, Target
@@ -130,8 +130,6 @@ class TracerBase:
         """Put a node in the graph. Override to attach metadata or to refuse operations."""
         if self.check_mutable_operations and kind == "call_function":
             _refuse_mutation(target, args, kwargs)
-        if find_proxy((args, kwargs)) is not None:  # handed on as they came, by a Transformer's method say
-            args, kwargs = _without_proxies((args, kwargs))
         node = self.graph._make_node(kind, target, args, kwargs, name or wish_of(target), type_expr)
         self._note_origin(node, kind)
         return node
@@ -320,10 +318,6 @@ class TracerBase:
     def _remembered(self, error: TraceError) -> TraceError:
         """A forward may catch what we raise and go on another way; the trace is no good all the same."""
         return error
-
-
-def _without_proxies(value: Any) -> Any:
-    return map_aggregate(value, lambda leaf: leaf.node if issubclass(type(leaf), Proxy) else leaf)
 
 
 def _refuse_mutation(target: Target, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:

@@ -472,6 +472,8 @@ def _freeze(value: Any, inputs: dict[Node, None]) -> Any:
         return immutable_dict([(key, _freeze(item, inputs)) for key, item in value.items()])
     if isinstance(value, slice):
         return slice(_freeze(value.start, inputs), _freeze(value.stop, inputs), _freeze(value.step, inputs))
+    if getattr(cls, "__torchgraft_proxy__", False) is True:  # handed on as it came, by a method of a Transformer say
+        return _freeze(value.node, inputs)
     return value
 
 

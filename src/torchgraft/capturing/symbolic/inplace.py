@@ -142,15 +142,17 @@ class _Types:
         pending = [] if node in types else [(node, self._rule(node))]
         while pending:  # no recursion: a chain may be longer than Python's stack
             current, (decided, sources, keeps) = pending[-1]
-            unknown = [(source, self._rule(source)) for source in sources if source not in types]
-            if unknown:
-                pending += unknown
-                continue
             if decided is None:
+                for source in sources:
+                    if source not in types:
+                        pending.append((source, self._rule(source)))
+                if pending[-1][0] is not current:
+                    continue
                 known, narrow = types[sources[0]]
                 for source in sources[1:]:
-                    known = known if types[source][0] == known else None
-                    narrow = narrow if types[source][1] == narrow else None
+                    other = types[source]
+                    known = known if other[0] == known else None
+                    narrow = narrow if other[1] == narrow else None
                 decided = known, narrow if keeps else None
             types[current] = decided
             pending.pop()

@@ -19,7 +19,7 @@ from torch.nn.utils import parametrize
 from torchgraft.capturing.active import acquire_all, active, paused_collection, release_all
 from torchgraft.capturing.comparisons import compared_with_none
 from torchgraft.capturing.model_state import ModelState
-from torchgraft.capturing.module_patches import MODULE_PATCHES, ModuleForward, plain_mode, read_attribute
+from torchgraft.capturing.module_patches import MODULE_PATCHES, ModuleForward, call_module, plain_mode, read_attribute
 from torchgraft.capturing.proxy import ParameterProxy, Proxy
 from torchgraft.capturing.refusals import ConversionError, UnsupportedArgument, in_lines, refusal_of, was_caught_by_user
 from torchgraft.capturing.regions import remove_empty_regions
@@ -285,10 +285,13 @@ class Tracer(ModelAttributes):
         self._scope_chain = (outer, f"{path}@{count}" if count else path, path, cls)
         try:
             if not is_leaf:
-                return ModuleForward(module, self)(*args, **kwargs)
+                self._enter_module(module)
+                if self._optional_inputs:
+                    self._guard_optional_inputs(module, args, kwargs)
+                return call_module(module, *args, **kwargs)
             if self._is_overridden:
                 return self.create_proxy("call_module", path, args, kwargs)
-            return self._record("call_module", path, args, kwargs, depth=4)
+            return self._record("call_module", path, args, kwargs, None, None, 4)
         finally:
             self._scope_chain = outer
 
