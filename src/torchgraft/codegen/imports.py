@@ -13,11 +13,9 @@ from typing import Any
 
 import torch
 
-from torchgraft.errors import GraphError
 from torchgraft.ir.arguments import map_aggregate
 from torchgraft.ir.graph import Graph
 from torchgraft.ir.names import STANDARD_GLOBALS
-from torchgraft.ir.node import Node
 from torchgraft.ir.printing import qualified_name
 
 _STANDARD_IMPORTS = {
@@ -55,8 +53,8 @@ def import_lines(name: str, value: Any) -> list[str] | None:
     return None
 
 
-def must_be_imported(value: Any) -> bool:
-    """Whether a global is code (a function, class or module): pickling a copy of it is no substitute for importing it."""
+def is_code(value: Any) -> bool:
+    """Whether a global is a function, class or module: pickling a copy of it is no substitute for importing it."""
     return isinstance(value, _DEFINITIONS)
 
 
@@ -75,26 +73,6 @@ def registration_import(operator: Any) -> str | None:
     return f"import {home}"
 
 
-def unavailable(graph: Graph, value: Any, reason: str) -> GraphError:
-    """The error for a global that no other process can get; names the first node that needs it, and its source line."""
-    user = next((node for node in graph.nodes if _needs(node, value)), None)
-    where = "the code" if user is None else f"node '{user.name}'{_source_line(user)}"
-    return GraphError(
-        f"cannot write the program as a package: it needs {_description(value)}, {reason}, for {where}; "
-        "define it at the top level of an importable module, or replace the node"
-    )
-
-
-def _description(value: Any) -> str:
-    home, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
-    return f"'{home}.{name}'" if home and name else repr(value)
-
-
-def _source_line(node: Node) -> str:
-    entries = re.findall(r'File "(.+)", line (\d+), in .*\n\s*(.*)', node.stack_trace or "")
-    return ' at {}:{} "{}"'.format(*entries[-1]) if entries else ""
-
-
 def operators_of(graph: Graph) -> list[Any]:
     """Every operator that a graph calls or passes on."""
     found: dict[Any, None] = {}
@@ -104,16 +82,6 @@ def operators_of(graph: Graph) -> list[Any]:
             lambda leaf: found.setdefault(leaf) if isinstance(leaf, _OPERATORS) else None,
         )
     return list(found)
-
-
-def _needs(node: Node, value: Any) -> bool:
-    found = [node.target is value, node.type is value]
-
-    def look(leaf: Any) -> None:
-        found.append(leaf is value or type(leaf) is value)
-
-    map_aggregate((node.args, dict(node.kwargs)), look)
-    return any(found)
 
 
 def _dotted_names(value: Any) -> Iterator[str]:
