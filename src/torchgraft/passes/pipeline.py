@@ -1,5 +1,5 @@
 """Running several passes over one program, with a report of each step, observers, a history and, if wanted, a check.
-How two runs are compared is in `checking.py`, the text form of a pipeline in `pipeline_text.py`.
+How two runs are compared is in `checking.py`, the text form of a pipeline in `registry.py`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from torchgraft.errors import PassError
 from torchgraft.passes.checking import Checker
 from torchgraft.passes.definition import Pass, PassReport
-from torchgraft.passes.pipeline_text import parse_passes
+from torchgraft.passes.registry import parse_passes
 from torchgraft.results.shown import Shown
 from torchgraft.results.tables import aligned
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from torchgraft.recording.symbolic_trials import Finding
+from torchgraft.recording.doctor import Finding
 from torchgraft.reporting.level_section import tab_group
 from torchgraft.reporting.markup import (
     Cell,

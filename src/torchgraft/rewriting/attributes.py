@@ -11,7 +11,7 @@ import torch
 
 from torchgraft.codegen.attributes import place_attribute
 from torchgraft.errors import GraphAttributeError
-from torchgraft.rewriting.program import MISSING, Program
+from torchgraft.rewriting.pattern import MISSING, Program
 
 
 class Adoption:

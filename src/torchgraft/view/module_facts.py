@@ -17,8 +17,7 @@ from torchgraft.analysis.fake import copied_inputs, copied_module, fake_inputs, 
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import GraftError
 from torchgraft.ir.node import Node
-from torchgraft.view.node_facts import module_stack_of
-from torchgraft.view.values import Facts, facts_of, facts_text, known_facts
+from torchgraft.view.node_facts import Facts, facts_of, facts_text, known_facts, module_stack_of
 
 
 @dataclass

@@ -20,9 +20,8 @@ from torchgraft.results.shown import Shown
 from torchgraft.results.tables import painted
 from torchgraft.view.alignment import align
 from torchgraft.view.call_info import node_call_info
-from torchgraft.view.node_facts import graph_of
+from torchgraft.view.node_facts import Facts, facts_text, graph_of, known_facts
 from torchgraft.view.plain import readable, short_text
-from torchgraft.view.values import Facts, facts_text, known_facts
 
 _ABSENT = "(none)"
 _HTML_COLOURS = {"removed": "#fdd8d8", "added": "#d5f2d9", "changed": "#fdf3cd"}

@@ -1,5 +1,5 @@
 """What a program costs: arithmetic, multiply-adds and bytes, per node, per module and in total, forward and backward.
-`count.py` runs programs, `formulas.py` and `elementwise.py` know the operators, `traffic.py` the bytes, `report.py` the answer.
+`count.py` runs programs, `formulas.py` and `elementwise.py` know the operators, `report.py` the answer.
 """
 
 from torchgraft.analysis.cost.count import cost
