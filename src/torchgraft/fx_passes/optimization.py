@@ -360,19 +360,3 @@ def _converted(graph: Graph, nodes: list[Node]) -> MklSubgraph:
                 user.replace_input_with(node, dense)
             stretch.end_nodes.append(dense)
     return stretch
-
-
-__all__ = [
-    "MklSubgraph",
-    "UnionFind",
-    "extract_subgraph",
-    "fuse",
-    "gen_mkl_autotuner",
-    "matches_module_pattern",
-    "modules_to_mkldnn",
-    "optimize_for_inference",
-    "remove_dropout",
-    "replace_node_module",
-    "reset_modules",
-    "use_mkl_length",
-]

@@ -18,17 +18,8 @@ from torchgraft.passes.definition import Pass, text_name
 GROUP = "torchgraft.passes"
 
 BUILT_IN = (
-    "remove-dead-code",
-    "merge-common",
-    "fold-constants",
-    "normalize-arguments",
-    "remove-no-ops",
-    "functionalize",
-    "propagate-shapes",
-    "fuse-conv-norm",
-    "fuse-activations",
-    "replace-module",
-    "reorder-for-memory",
+    *("remove-dead-code", "merge-common", "fold-constants", "normalize-arguments", "remove-no-ops", "functionalize"),
+    *("propagate-shapes", "fuse-conv-norm", "fuse-activations", "replace-module", "reorder-for-memory"),
 )
 
 _registered: dict[str, type[Pass]] = {}

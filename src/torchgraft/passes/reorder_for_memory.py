@@ -1,5 +1,5 @@
 """Run the nodes of a program in an order that keeps less memory alive at once.
-What must stay before what is gathered here from the facts of `memory.py`; sizes come from `propagate-shapes`.
+What must stay before what is gathered here from the facts of `analysis/aliases.py`; sizes come from `propagate-shapes`.
 
 Writes, random draws, guards and the ends of regions keep their order among each other, and no node moves before a guard
 that stood before it. A new order is taken only if its peak, as reckoned from the shapes, is lower.

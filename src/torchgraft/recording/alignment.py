@@ -324,6 +324,3 @@ def call_key(name: str) -> str:
 
 _OPERATORS = frozenset({"add", "sub", "mul", "truediv", "div", "matmul", "pow", "and", "or", "xor", "floordiv", "mod"})
 _IN_PLACE_OPERATORS = frozenset({f"i{name}" for name in _OPERATORS})
-
-
-__all__ = ["Fingerprint", "Pair", "call_key", "fingerprint", "line_up"]

@@ -369,6 +369,3 @@ def _what(error: Exception, line: SourceLine | None) -> str:
     if line is not None:
         text = text.replace(f" at {line}", "")
     return re.split(r"; |\n", text)[0]
-
-
-__all__ = ["Diagnosis", "Finding", "diagnosis_of", "doctor", "specialised"]

@@ -184,6 +184,3 @@ def _called(node: Node) -> str:
 
 def _line(node: Node) -> str:
     return str(source_of(node) or "")
-
-
-__all__ = ["FirstDifference", "first_difference"]

@@ -318,6 +318,3 @@ def error_measures(first: torch.Tensor, second: torch.Tensor) -> ErrorMeasures:
             float(expected @ found) / (signal * other) if signal and other else 0.0,
             unlike,
         )
-
-
-__all__ = ["ErrorMeasures", "NodePair", "ProgramComparison", "compare", "error_measures"]

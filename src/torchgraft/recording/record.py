@@ -355,6 +355,3 @@ def _leaves(outputs: list[torch.Tensor]) -> list[torch.Tensor]:
             found[id(step.variable)] = step.variable
         pending += [following for following, _ in step.next_functions if following is not None]
     return list(found.values())
-
-
-__all__ = ["Gradients", "as_program", "record", "recording_of"]

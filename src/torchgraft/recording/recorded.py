@@ -191,6 +191,3 @@ def _cell(value: Any) -> str:
     if isinstance(value, tuple):
         return f"{len(value[0])} bins" if value and isinstance(value[0], list) else str(value)
     return number_text(value) if isinstance(value, (int, float)) or value is None else str(value)
-
-
-__all__ = ["Entry", "Recording", "Stored", "Values"]

@@ -130,6 +130,3 @@ def _is_noticed(node: Node, effects: Effects, memory: Interference, touched: set
         return False
     written = memory.written([node])
     return ANYTHING in written or ANYTHING in touched or not touched.isdisjoint(written)
-
-
-__all__ = ["Choice", "chosen_nodes", "required_nodes", "unknown_node"]

@@ -274,6 +274,3 @@ def _put_away(memory: mmap.mmap, size: int) -> None:
     with _lock:
         if sum(length * len(pieces) for length, pieces in _idle.items()) + size <= _MOST_IDLE:
             _idle.setdefault(size, []).append(memory)
-
-
-__all__ = ["Room", "Slot", "Snapshots"]

@@ -286,6 +286,3 @@ def _input_names(model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[
         parameters = []
     named = [item.name for item in parameters if item.kind in (item.POSITIONAL_ONLY, item.POSITIONAL_OR_KEYWORD)]
     return [named[index] if index < len(named) else f"args[{index}]" for index in range(len(args))] + list(kwargs)
-
-
-__all__ = ["Check", "Verification", "verify"]

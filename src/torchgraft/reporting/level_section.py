@@ -264,6 +264,3 @@ def file_table(written: Written, paths: list[str]) -> str:
 
 def _size_text(size: int) -> str:
     return f"{size:,} B" if size < 1000 else f"{size / 1e3:,.1f} kB" if size < 1e6 else f"{size / 1e6:,.1f} MB"
-
-
-__all__ = ["file_table", "level_section", "side_by_side", "tab_group"]

@@ -220,15 +220,3 @@ def call_name(node: Node, program: GraphModule) -> str:
     if isinstance(node.target, torch._ops.OpOverload):
         return str(node.target)
     return target_text(node.target).removeprefix("torch.nn.functional.").removeprefix("_operator.")
-
-
-__all__ = [
-    "LEVELS",
-    "Counts",
-    "Level",
-    "NodeRow",
-    "call_name",
-    "captured_levels",
-    "counts_of",
-    "node_rows",
-]

@@ -180,6 +180,3 @@ def _explained(place: str | PathLike[str]) -> Iterator[None]:
     except OSError as error:
         reason = error.strerror or str(error)
         raise WriteError(f"cannot write a report to '{place}': {reason}\nnothing was written") from error
-
-
-__all__ = ["MARK", "Report", "report", "whole_folder"]

@@ -182,6 +182,3 @@ def _findings(findings: tuple[Finding, ...], nothing: str) -> str:
         where = element("code", escape(finding.where)) if finding.where else ""
         items.append(f"<li>{escape(finding.what)}{times}{where}<span class=note>{escape(finding.remedy)}</span></li>")
     return element("ul", "".join(items), class_="findings")
-
-
-__all__ = ["calls_section", "diagnosis_section", "statistics_section", "summary_section"]

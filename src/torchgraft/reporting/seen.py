@@ -217,6 +217,3 @@ def _counts(graph: Any) -> Counts:
     calls = {kind: count for kind, count in kinds.most_common() if not kind.startswith("prim::")}
     inputs = len(list(graph.inputs())) - 1  # the first is the model itself
     return Counts(sum(kinds.values()), sum(calls.values()), inputs, state, 0, calls)
-
-
-__all__ = ["CALL_LEVELS", "Failure", "Progress", "ScriptTrace", "Seen", "look", "script_trace"]
