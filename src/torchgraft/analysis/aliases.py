@@ -131,10 +131,6 @@ class Aliases:
         """Whether the memory of a value may be that of an input, of the module's state, or of something outside."""
         return self._class(node) in self.held_outside
 
-    def same_class(self, first: Any, second: Any) -> bool:
-        """Whether two values may share memory."""
-        return self._class(first) == self._class(second)
-
     def class_of(self, node: Node) -> Any:
         """The class of the memory of a value, comparable with those of others."""
         return self._class(node)

@@ -55,15 +55,6 @@ class ReorderForMemory(Pass):
         return [] if _sizes(module) else ["no shapes are known, so nothing was moved; run propagate-shapes before"]
 
 
-def estimated_peak(module: GraphModule) -> int:
-    """The most bytes that the values of a program hold at once, reckoned from the shapes noted on its nodes.
-
-    Inputs and the module's own state are held by others, and are not counted.
-    """
-    plan = _Plan(module)
-    return plan.peak(plan.nodes)
-
-
 class _Plan:
     """What is known of one program: the memory each node makes and frees, and what must come before what."""
 

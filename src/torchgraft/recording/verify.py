@@ -268,8 +268,8 @@ class _Comparer:
     def _first_difference(self, situation: Situation, wrong: dict[str, Comparison]) -> FirstDifference | None:
         if not isinstance(self._program, GraphModule):
             return None
-        paths = {name: tuple([item.path for item in aspect.differences]) for name, aspect in wrong.items()}
-        return first_difference(self._model, self._program, situation, self._seed, self._tolerance, paths)
+        others = "outputs" in wrong
+        return first_difference(self._model, self._program, situation, self._seed, self._tolerance, others)
 
 
 def _summary(name: str, aspect: Comparison) -> str:

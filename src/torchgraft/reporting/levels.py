@@ -188,11 +188,16 @@ def node_rows(level: Level) -> list[NodeRow]:
                 _cut(", ".join(arguments)),
                 _cut(value_text(known_value(node)) or ""),
                 module_path_of(node) or "",
-                line.partition(' "')[0].replace("\\", "/").rsplit("/", 1)[-1],
+                place_of(line),
                 line,
             )
         )
     return rows
+
+
+def place_of(line: str) -> str:
+    """The name of the file and the number of a source line."""
+    return line.partition(' "')[0].replace("\\", "/").rsplit("/", 1)[-1]
 
 
 def _cut(text: str) -> str:
