@@ -36,10 +36,6 @@ class References:
             self._below[part] = self._below.get(part, 0) + amount
             part = part.rpartition(".")[0]
 
-    def count(self, path: str) -> int:
-        """How many nodes refer to exactly this path."""
-        return self._count.get(path, 0)
-
     def is_only_use(self, path: str) -> bool:
         """Whether one node alone refers to this path, to anything below it, or to a module around it."""
         around = path.rpartition(".")[0]

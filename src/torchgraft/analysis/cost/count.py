@@ -137,20 +137,12 @@ class _Counter:
             target_text(node.target),
             stack[-1] if stack else "",
             self.shapes.get(node),
-            _count(self._parameters_of(node)),
+            _count(parameters_of(node, self.program)),
             self.work[node, False],
             self.work[node, True],
             operators,
             tuple(dict.fromkeys(self.unknown.get(node, ()))),
         )
-
-    def _parameters_of(self, node: Node) -> list[torch.nn.Parameter]:
-        if node._op not in ("call_module", "get_attr"):
-            return []
-        value, _ = find_attribute(self.program, node._target)
-        if isinstance(value, torch.nn.Module):
-            return list(value.parameters())
-        return [value] if isinstance(value, torch.nn.Parameter) else []
 
     def _module_costs(self) -> dict[str, ModuleCost]:
         types: dict[str, str] = {"": type(self.program).__name__}
@@ -163,7 +155,7 @@ class _Counter:
         return {path: self._module_cost(path, types.get(path, ""), nodes) for path, nodes in members.items()}
 
     def _module_cost(self, path: str, kind: str, nodes: list[Node]) -> ModuleCost:
-        parameters = {id(item): item for node in nodes for item in self._parameters_of(node)}
+        parameters = {id(item): item for node in nodes for item in parameters_of(node, self.program)}
         if not path:
             parameters = {id(item): item for item in self.program.parameters()}
         if not kind and path:
@@ -173,6 +165,16 @@ class _Counter:
         if not path:
             forward, backward = forward + self.work[None, False], backward + self.work[None, True]
         return ModuleCost(path, kind, _count(parameters.values()), forward, backward, len(nodes))
+
+
+def parameters_of(node: Node, root: torch.nn.Module | None) -> list[torch.nn.Parameter]:
+    """The parameters that a node fetches, or those of the module that it calls."""
+    if root is None or node._op not in ("call_module", "get_attr"):
+        return []
+    value, _ = find_attribute(root, node._target)
+    if isinstance(value, torch.nn.Module):
+        return list(value.parameters())
+    return [value] if isinstance(value, torch.nn.Parameter) else []
 
 
 def _module_paths(node: Node) -> list[str]:
