@@ -16,12 +16,7 @@ from torchgraft.errors import one_line
 from torchgraft.ir.guards import is_guard
 from torchgraft.ir.node import Node
 from torchgraft.ir.origin import source_of
-from torchgraft.recording.program_comparison import (
-    ProgramComparison,
-    Run,
-    compared,
-    run_both,
-)
+from torchgraft.recording.program_comparison import ProgramComparison, Run, compared, run_both
 from torchgraft.recording.situations import Situation
 
 

@@ -31,10 +31,7 @@ LEVELS = {
     "function": ("Functions", "What the layers call: functions of torch, with parameters fetched where they are used."),
     "aten": ("ATen", "The operators of torch below Python."),
     "core_aten": ("Core ATen", "The same in the smaller set of operators that backends have to implement."),
-    "joint": (
-        "Training",
-        "Forward and backward of one training step as one program, in training mode.",
-    ),
+    "joint": ("Training", "Forward and backward of one training step as one program, in training mode."),
 }
 
 

@@ -21,14 +21,7 @@ from torchgraft.view.networkx_graph import EDGE_ATTRIBUTES, NODE_ATTRIBUTES, as_
 if TYPE_CHECKING:
     import networkx
 
-_SUFFIXES = {
-    ".pickle": "pickle",
-    ".pkl": "pickle",
-    ".graphml": "graphml",
-    ".json": "json",
-    ".dot": "dot",
-    ".gv": "dot",
-}
+_SUFFIXES = {".pickle": "pickle", ".pkl": "pickle", ".graphml": "graphml", ".json": "json", ".dot": "dot", ".gv": "dot"}
 FORMATS = ("pickle", "graphml", "json", "dot", "model-explorer")
 
 

@@ -212,10 +212,7 @@ def _noted(node: Node, owner: Any) -> Facts:
 
 
 def observe(
-    program: GraphModule,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-    describe: Callable[[Any], Any] = facts_of,
+    program: GraphModule, args: tuple[Any, ...], kwargs: Mapping[str, Any], describe: Callable[[Any], Any] = facts_of
 ) -> dict[Node, Any]:
     """Run a program once and say what every node gave; on fake tensors where the program allows it, else on copies."""
     found: dict[Node, Any] = {}
