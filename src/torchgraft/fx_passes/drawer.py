@@ -8,8 +8,8 @@ from typing import Any
 
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import GraftError
-from torchgraft.view.dot import to_dot
 from torchgraft.view.drawing import draw
+from torchgraft.view.graph_files import to_dot
 
 
 class DotGraph:

@@ -3,7 +3,7 @@
 """
 
 from torchgraft.analysis.cost.count import cost
-from torchgraft.analysis.cost.registry import flop_formula
+from torchgraft.analysis.cost.formulas import flop_formula
 from torchgraft.analysis.cost.report import Cost, Work
 
 __all__ = ["Cost", "Work", "cost", "flop_formula"]

@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 from torchgraft.analysis.cost import elementwise
 from torchgraft.analysis.cost.elementwise import is_view
-from torchgraft.analysis.cost.registry import formula_of_call
+from torchgraft.analysis.cost.formulas import formula_of_call
 from torchgraft.analysis.cost.report import Cost, ModuleCost, NodeCost, Work
 from torchgraft.analysis.dry_run import DryRun, program_of
 from torchgraft.codegen.calling import example_inputs

@@ -13,8 +13,14 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from torchgraft.analysis.cost.formulas import ATTENTION_OPERATORS, operators
-from torchgraft.analysis.cost.registry import FORMULAS, Formula, flop_formula, formula_of_operator
+from torchgraft.analysis.cost.formulas import (
+    ATTENTION_OPERATORS,
+    FORMULAS,
+    Formula,
+    flop_formula,
+    formula_of_operator,
+    operators,
+)
 
 _REDUCTION = getattr(torch.Tag, "reduction", None)
 
