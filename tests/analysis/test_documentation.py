@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from torchgraft.analysis.cost.registry import FORMULAS
+from torchgraft.analysis.cost.formulas import FORMULAS
 
 PAGE = Path(__file__).parents[2] / "docs" / "analysis.md"
 

@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torchgraft.recording import room
-from torchgraft.recording.room import Room
+from torchgraft.recording import snapshots
+from torchgraft.recording.snapshots import Room
 
 
 def taken(space: Room, length: int) -> torch.Tensor:
@@ -45,5 +45,5 @@ def test_memory_is_used_again_only_when_nobody_refers_to_it() -> None:
     assert other.data_ptr() != address and view.eq(0x0505).all()
     del view, other
     gc.collect()
-    idle = sum(size * len(pieces) for size, pieces in room._idle.items())
-    assert idle <= room._MOST_IDLE
+    idle = sum(size * len(pieces) for size, pieces in snapshots._idle.items())
+    assert idle <= snapshots._MOST_IDLE

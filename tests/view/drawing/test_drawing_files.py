@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import torchgraft
-from torchgraft.view.drawing import files
+from torchgraft.view.drawing import drawing as files
 
 PROGRAM = torchgraft.symbolic_trace(torch.nn.ReLU())
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchgraft.view.drawing.text_width import shortened, shortened_in_the_middle, text_width
+from torchgraft.view.drawing.captions import shortened, shortened_in_the_middle, text_width
 
 
 def test_widths_are_those_of_the_font():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from torchgraft import capture, symbolic_trace
-from torchgraft.recording.requirements import required_nodes
+from torchgraft.recording.selection import required_nodes
 
 
 def required(function, *names: str, program=None) -> list[str]:

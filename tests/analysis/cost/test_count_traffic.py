@@ -7,7 +7,7 @@ import torch
 
 import torchgraft
 from torchgraft.analysis.cost import cost
-from torchgraft.analysis.cost.traffic import distinct_bytes
+from torchgraft.analysis.cost.count import distinct_bytes
 
 
 def moved(function: Any, *args: torch.Tensor) -> tuple[int, int]:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import torchgraft
-from torchgraft.view.values import TensorFacts, facts_of, facts_text, known_facts, part
+from torchgraft.view.node_facts import TensorFacts, facts_of, facts_text, known_facts, part
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from torchgraft.recording.error_measures import error_measures
+from torchgraft.recording.program_comparison import error_measures
 
 
 def test_definitions() -> None:
