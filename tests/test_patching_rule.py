@@ -21,7 +21,7 @@ OWN = {
     "codegen/attributes.py": {"holder"},
     "codegen/graph_module.py": {"holder"},
     "fx_passes/const_fold.py": {"self", "main"},
-    "fx_passes/mkldnn.py": {"modules[parent]"},
+    "fx_passes/optimization.py": {"modules[parent]"},
     "fx_passes/pass_manager.py": {"self"},
     "lowering/tensors.py": {"TracedTensor"},
     "passes/attributes.py": {"holder"},

@@ -53,7 +53,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--without-export", action="store_true", help="leave torch.export out: it takes most of the time"
     )
-    parser.add_argument("--every", metavar="N", type=int, default=1, help="only every N-th model of each collection")
+    parser.add_argument(
+        "--part", metavar="K/N", type=_part, default=(1, 1), help="the K-th of N parts: a sample, or one of N processes"
+    )
     parser.add_argument("--limit", metavar="S", type=float, default=180.0, help="seconds for one model (default 180)")
     options = parser.parse_args(arguments)
     unknown = set(options.collections) - set(COLLECTIONS)
@@ -62,12 +64,19 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     return options
 
 
+def _part(text: str) -> tuple[int, int]:
+    which, _, parts = text.partition("/")
+    if not (which.isdecimal() and parts.isdecimal() and 1 <= int(which) <= int(parts)):
+        raise argparse.ArgumentTypeError(f"expected K/N with K from 1 to N, such as 1/6, got {text!r}")
+    return int(which), int(parts)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     found = {(row.collection, row.name): row for row in (rows.read(options.rows) if options.rows else [])}
-    cases = chosen(options.collections or list(COLLECTIONS), options.only, options.every)
+    cases = chosen(options.collections or list(COLLECTIONS), options.only, options.part)
     if not cases:
         print(f"no model matches {options.only}", file=sys.stderr)
         return 2
@@ -93,12 +102,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def chosen(collections: Sequence[str], patterns: Sequence[str] | None, every: int = 1) -> list[Case]:
-    """Every so many of the cases of some collections, where their names fit one of the patterns."""
+def chosen(collections: Sequence[str], patterns: Sequence[str] | None, part: tuple[int, int] = (1, 1)) -> list[Case]:
+    """A part of the cases of some collections, where their names fit one of the patterns."""
     cases: list[Case] = []
     for collection in collections:
         module = importlib.import_module(f"benchmarks.coverage.{COLLECTIONS[collection]}")
-        cases += list(getattr(module, OTHER_LISTS.get(collection, "cases"))())[::every]
+        cases += list(getattr(module, OTHER_LISTS.get(collection, "cases"))())
+    which, parts = part
+    cases = cases[which - 1 :: parts]
     return [case for case in cases if not patterns or any(_fits(case.name, pattern) for pattern in patterns)]
 
 
@@ -148,7 +159,8 @@ def show(row: Row, number: int, total: int) -> None:
 def command(options: argparse.Namespace) -> str:
     words = ["python -m benchmarks.coverage", *options.collections]
     words += [f"--only '{pattern}'" for pattern in options.only or ()]
-    words += [f"--every {options.every}"] if options.every > 1 else []
+    which, parts = options.part
+    words += [f"--part {which}/{parts}"] if parts > 1 else []
     words += ["--without-export"] if options.without_export else []
     return " ".join([*words, f"--markdown {options.markdown}"])
 

@@ -161,6 +161,12 @@ class TestRule2Arguments:
         assert node.args[1] == slice(diamond.y, None)
         assert node.all_input_nodes == [diamond.x, diamond.y]
 
+    def test_a_proxy_is_its_node(self, diamond: Diamond) -> None:
+        diamond.c.args = (fx.Proxy(diamond.x), [fx.Proxy(diamond.y)])
+        assert diamond.c.args == (diamond.x, [diamond.y])
+        assert diamond.c in diamond.y.users
+        diamond.graph.lint()
+
     def test_assigning_args_updates_both_sides(self, diamond: Diamond) -> None:
         diamond.c.args = (diamond.y, [diamond.a, diamond.y])
         assert list(diamond.y.users) == [diamond.c]

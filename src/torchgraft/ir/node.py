@@ -102,20 +102,23 @@ class Node:
         self._erased = False
         self._meta = self._origin = None
         if not kwargs and len(args) == 1 and type(args[0]) is Node:
-            inputs: Any = args  # the commonest case by far; one tuple serves for both
-            self._args = args
+            # The commonest case by far; one tuple serves for both.
+            source = args[0]
+            if source.graph is not graph or source._erased:
+                _refuse_input(self, source)
+            source.users[self] = None
+            self._args = self._inputs = args
             self._kwargs = EMPTY_DICT
-        else:
-            inputs = {}
-            self._args = freeze_arguments(args, inputs) if args else ()
-            self._kwargs = freeze_named(kwargs, inputs) if kwargs else EMPTY_DICT
-            inputs = tuple(inputs)
+            return
+        inputs: dict[Node, None] = {}
+        self._args = freeze_arguments(args, inputs) if args else ()
+        self._kwargs = freeze_named(kwargs, inputs) if kwargs else EMPTY_DICT
         for source in inputs:
             if source.graph is not graph or source._erased:
                 _refuse_input(self, source)
         for source in inputs:
             source.users[self] = None
-        self._inputs = inputs
+        self._inputs = tuple(inputs)
 
     # ---- what a node is ----
 
@@ -469,6 +472,8 @@ def _freeze(value: Any, inputs: dict[Node, None]) -> Any:
         return immutable_dict([(key, _freeze(item, inputs)) for key, item in value.items()])
     if isinstance(value, slice):
         return slice(_freeze(value.start, inputs), _freeze(value.stop, inputs), _freeze(value.step, inputs))
+    if getattr(cls, "__torchgraft_proxy__", False) is True:  # handed on as it came, by a method of a Transformer say
+        return _freeze(value.node, inputs)
     return value
 
 

@@ -15,7 +15,7 @@ from torchgraft.ir.node import Node
 from torchgraft.ir.printing import known_value
 from torchgraft.rewriting.matching import InternalMatch
 from torchgraft.rewriting.modules import State
-from torchgraft.rewriting.program import MISSING, Program
+from torchgraft.rewriting.pattern import MISSING, Program
 
 
 def call_any(kinds: Any, *inputs: Any, name: str | None = None) -> Any:

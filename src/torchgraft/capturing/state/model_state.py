@@ -167,23 +167,26 @@ class ModelState:
 
     # ---- putting back ----
 
-    def left(self, is_memo: Callable[[Any], bool] = lambda value: False) -> list[Left]:
+    def left(
+        self, is_memo: Callable[[Any], bool] = lambda value: False, attributes: Any = None, contents: Any = None
+    ) -> list[Left]:
         """What is not as it was, except for dicts to which only memos were added."""
         found: list[Left] = []
-        for module, before in self._changed_attributes():
+        for module, before in self._changed_attributes() if attributes is None else attributes:
             found += left_in(module, None, module.__dict__, before)
-        for module, name, container, content in self._changed_contents():
+        for module, name, container, content in self._changed_contents() if contents is None else contents:
             if name in _TABLE_NAMES or not _only_memos_added(container, content, is_memo):
                 found += left_in(module, name, container, content)
         return found + [Left(module, name) for module, name, kept in self._states if kept.is_changed()]
 
     def restore(self, is_memo: Callable[[Any], bool] = lambda value: False) -> list[tuple[torch.nn.Module, str]]:
         """Put the attributes back and return what had been changed: modules, and the names of attributes."""
-        left = self.left(is_memo)
-        for module, before in list(self._changed_attributes()):
+        attributes, contents = list(self._changed_attributes()), list(self._changed_contents())
+        left = self.left(is_memo, attributes, contents)
+        for module, before in attributes:
             module.__dict__.clear()
             module.__dict__.update(before)
-        for module, name, container, content in list(self._changed_contents()):
+        for module, name, container, content in contents:
             if name == "_buffers":
                 module._non_persistent_buffers_set.intersection_update(content)
             _put_content_back(container, content)

@@ -18,7 +18,8 @@ from torchgraft.ir.modules import has_hooks
 from torchgraft.ir.node import Node
 from torchgraft.ir.origin import source_line
 
-_NUMBERS = frozenset({"size", "dim", "ndimension", "numel", "nelement", "item", getattr, len})
+# What is called to read a number.
+NUMBERS = frozenset({"size", "dim", "ndimension", "numel", "nelement", "item", getattr, len})
 
 
 def refuse_root_hooks(root: torch.nn.Module) -> None:
@@ -70,7 +71,7 @@ def _codes_of(graph: Graph) -> list[CodeType]:
 def refuse_compared_types(graph: Graph) -> None:
     """`type(x.size(0)) is int` is false for the proxy of a size, and nothing is called that could notice."""
     for node in graph.nodes:
-        if node._target in _NUMBERS and node._op in ("call_method", "call_function") and node._origin is not None:
+        if node._target in NUMBERS and node._op in ("call_method", "call_function") and node._origin is not None:
             code, instruction, _ = node._origin
             if code is not None and compared_types(code) and _is_number(node):
                 raise TraceError(

@@ -48,7 +48,7 @@ class Proxy:
 
     node: Node
     tracer: TracerBase
-    # Says to `Graph.lint` that this is no argument of a node.
+    # Says to a node that takes this as an argument that its own node is meant.
     __torchgraft_proxy__ = True
 
     def __init__(self, node: Node, tracer: TracerBase | None = None) -> None:
@@ -79,17 +79,18 @@ class Proxy:
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:
-        if active.tracer is None or active.tracer is not self.__dict__.get("tracer"):
+        tracer = active.tracer
+        if tracer is None or tracer is not getattr(self, "tracer", None):
             return type(self)
-        return self.tracer._class_of(self)
+        return tracer._class_of(self)
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("node", "tracer", "root", "attr"):  # a half-made proxy, for example while it is being copied
-            raise AttributeError(name)
         if name not in _TENSOR_ATTRIBUTES:
+            if name in _OWN_ATTRIBUTES:  # a half-made proxy, for example while it is being copied
+                raise AttributeError(name)
             if name.startswith("__") or (active.tracer is self.tracer and not self.tracer._has_attribute(self, name)):
                 raise AttributeError(name)
-        if active.tracer is self.tracer and name in _ASKED_ABOUT:
+        elif name in _ASKED_ABOUT and active.tracer is self.tracer:
             self._refuse_questions(name, sys._getframe(1))
         return Attribute(self, name)
 
@@ -195,14 +196,21 @@ _reads = itertools.count()
 class Attribute(Proxy):
     """An attribute of a traced value; calling it is a method call, using it in any other way fetches it."""
 
+    root: Proxy
+    attr: str
+    _node: Node | None = None
+    # Reading happens here, whenever the node is made: what lies between may write the tensor, or switch gradients off.
+    _read_after: Node | None = None
+    _number = 0
+
     def __init__(self, root: Proxy, attr: str) -> None:
-        self.root = root
-        self.attr = attr
-        self.tracer = root.tracer
-        self._node: Node | None = None
-        # Reading happens here, whenever the node is made: what lies between may write the tensor, or switch gradients off.
-        self._read_after = root.tracer.graph._root._prev if active.tracer is root.tracer else None
-        self._number = next(_reads)
+        tracer = root.tracer
+        _set(self, "root", root)
+        _set(self, "attr", attr)
+        _set(self, "tracer", tracer)
+        if active.tracer is tracer:
+            _set(self, "_read_after", tracer.graph._root._prev)
+            _set(self, "_number", next(_reads))
 
     @property
     def node(self) -> Node:

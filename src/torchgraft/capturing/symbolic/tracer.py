@@ -17,7 +17,13 @@ import torch
 from torch.nn.utils import parametrize
 
 from torchgraft.capturing.patching.active import acquire_all, active, paused_collection, release_all
-from torchgraft.capturing.patching.module_patches import MODULE_PATCHES, ModuleForward, plain_mode, read_attribute
+from torchgraft.capturing.patching.module_patches import (
+    MODULE_PATCHES,
+    ModuleForward,
+    call_module,
+    plain_mode,
+    read_attribute,
+)
 from torchgraft.capturing.patching.regions import remove_empty_regions
 from torchgraft.capturing.patching.switches import refuse_hooks_for_all_modules
 from torchgraft.capturing.patching.wrapping import Autowrap, wrapped_patches
@@ -25,6 +31,7 @@ from torchgraft.capturing.refusals import ConversionError, UnsupportedArgument, 
 from torchgraft.capturing.state.model_state import ModelState
 from torchgraft.capturing.symbolic.attributes import ModelAttributes
 from torchgraft.capturing.symbolic.checks import (
+    NUMBERS,
     drop_constants,
     guard_identities,
     refuse_compared_types,
@@ -35,10 +42,11 @@ from torchgraft.capturing.symbolic.inputs import create_inputs
 from torchgraft.capturing.symbolic.proxy import ParameterProxy, Proxy
 from torchgraft.capturing.symbolic.questions import Questions
 from torchgraft.capturing.symbolic.recording import RecordingMode
-from torchgraft.capturing.tracer_base import Scope
+from torchgraft.capturing.tracer_base import Scope, overrides
 from torchgraft.capturing.user_code.comparisons import compared_with_none
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import GraftError, TraceError, UnknownModuleError
+from torchgraft.ir.contexts import enter_context
 from torchgraft.ir.graph import Graph
 from torchgraft.ir.guards import check_given, check_training
 from torchgraft.ir.modules import has_hooks, no_model, paths_of_modules
@@ -49,7 +57,7 @@ from torchgraft.ir.origin import current_source_line, source_line
 # thread may have patched when this file is first imported.
 _is_grad_enabled = torch._C.is_grad_enabled
 _ANSWERS = frozenset({"to_bool", "iter", "keys", "call_module", "create_proxy", "create_node", "create_arg"})
-_RULES_FOR_MODULES = frozenset({"call_module", "is_leaf_module", "path_of_module"})
+_RULES_FOR_MODULES = frozenset({"call_module", "is_leaf_module", "path_of_module", "create_proxy"})
 
 
 class Tracer(ModelAttributes):
@@ -59,6 +67,7 @@ class Tracer(ModelAttributes):
     # Whether no subclass has a say in which modules are leaves and how they are called.
     _default_rules = True
     _default_answers = True
+    _default_getattr = True
 
     def __init__(
         self,
@@ -74,10 +83,9 @@ class Tracer(ModelAttributes):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        if not _RULES_FOR_MODULES.isdisjoint(vars(cls)):
-            cls._default_rules = False
-        if not _ANSWERS.isdisjoint(vars(cls)):
-            cls._default_answers = False
+        cls._default_rules = not overrides(cls, Tracer, _RULES_FOR_MODULES)
+        cls._default_answers = not overrides(cls, Tracer, _ANSWERS)
+        cls._default_getattr = not overrides(cls, Tracer, frozenset({"getattr"}))
 
     def _begin(self) -> None:
         """Forget everything about an earlier trace."""
@@ -95,7 +103,7 @@ class Tracer(ModelAttributes):
         self._questions = Questions(self)
         self._function: Any = None
         self._entered: set[type] = set()
-        self._leaf_types: set[type] = set()
+        self._leaf_types: dict[type, bool] = {}
         self._forget_attributes()
 
     # ---- decisions that users override ----
@@ -258,27 +266,38 @@ class Tracer(ModelAttributes):
         if self.graph._constants:
             renew_constants(self.graph, self._ids_of_tensors_outside)
         drop_constants(self.graph, constants)
-        remove_empty_regions(self.graph)
+        # Most programs have nothing of what is looked for below, and one walk shows it.
+        targets = {node._target for node in self.graph.nodes}
+        if enter_context in targets:
+            remove_empty_regions(self.graph)
         guard_identities(self.graph, [item.__code__ for item in self._functions()])
-        simplify_in_place(self.graph, self._state.paths)
-        refuse_compared_types(self.graph)
+        if not targets.isdisjoint(PLAIN_FORM):
+            simplify_in_place(self.graph, self._state.paths)
+        if not targets.isdisjoint(NUMBERS):
+            refuse_compared_types(self.graph)
 
     def _call(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A module of the model, or another one, is called."""
         cls = type(module)
-        if cls not in self._leaf_types:
-            if self._default_rules and self.is_leaf_module(module, ""):
-                self._leaf_types.add(cls)
-            return self.call_module(module, ModuleForward(module, self), args, kwargs)
-        # The default rule looks at the type alone, so that the second call of a leaf type needs no question; see call_module.
-        path = self.submodule_paths.get(module)  # type: ignore[union-attr]
-        if path is None:
+        # The default rule looks at the type alone, so that the second call of a type needs no question; see call_module.
+        is_leaf = self._leaf_types.get(cls)
+        path = None if is_leaf is None else self.submodule_paths.get(module)  # type: ignore[union-attr]
+        if path is None or (not is_leaf and has_hooks(module)):
+            if is_leaf is None and self._default_rules:
+                self._leaf_types[cls] = self.is_leaf_module(module, "")
             return self.call_module(module, ModuleForward(module, self), args, kwargs)
         outer = self._scope_chain
         count = self._calls[path] = self._calls.get(path, -1) + 1
         self._scope_chain = (outer, f"{path}@{count}" if count else path, path, cls)
         try:
-            return self.create_proxy("call_module", path, args, kwargs)
+            if not is_leaf:
+                self._enter_module(module)
+                if self._optional_inputs:
+                    self._guard_optional_inputs(module, args, kwargs)
+                return call_module(module, *args, **kwargs)
+            if self._is_overridden:
+                return self.create_proxy("call_module", path, args, kwargs)
+            return self._record("call_module", path, args, kwargs, None, None, 4)
         finally:
             self._scope_chain = outer
 
@@ -303,7 +322,7 @@ class Tracer(ModelAttributes):
 
     def _read_attribute(self, module: torch.nn.Module, name: str) -> Any:
         """A parameter, buffer or submodule, as `Tracer.getattr` hands it out."""
-        if type(self).getattr is Tracer.getattr:
+        if self._default_getattr:
             modules = module.__dict__.get("_modules")
             if modules is not None and name in modules:
                 return modules[name]
@@ -377,22 +396,21 @@ class Tracer(ModelAttributes):
 
     def _prepare(self, root: Any) -> tuple[Callable[..., Any], bool]:
         """Set up a fresh trace and find the function to run: (function, whether it takes the model as `self`)."""
-        function, is_module = root, False
-        self.root = torch.nn.Module()
+        function, model, is_module = root, None, False
         if isinstance(root, torch.nn.Module):
             if not hasattr(type(root), self.traced_func_name):
                 raise TraceError(
                     f"traced_func_name={self.traced_func_name} doesn't exist in {type(root).__name__}\n"
                     "  name one of its methods"
                 )
-            self.root, is_module = root, True
+            model, is_module = root, True
             function = getattr(type(root), self.traced_func_name)
             own = root.__dict__.get(self.traced_func_name)
             if own is not None:  # a forward put on the instance is the one that runs in eager mode
                 function, is_module = own, False
             refuse_root_hooks(root)
         elif isinstance(root, MethodType) and isinstance(root.__self__, torch.nn.Module):
-            self.root, function, is_module = root.__self__, root.__func__, True
+            model, function, is_module = root.__self__, root.__func__, True
         elif not callable(root):
             raise TraceError(f"cannot trace {root!r}\n  give an nn.Module, a function or a bound method")
         elif (problem := no_model(root)) is not None:
@@ -400,6 +418,7 @@ class Tracer(ModelAttributes):
         elif not inspect.isroutine(root) and not isinstance(root, functools.partial):
             function = root.__call__
         refuse_hooks_for_all_modules()
+        self.root = torch.nn.Module() if model is None else model
         self._begin()
         self.submodule_paths = paths_of_modules(self.root)
         self._state = ModelState(self.submodule_paths)
