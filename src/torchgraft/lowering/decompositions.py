@@ -14,9 +14,9 @@ import torch
 from torch._decomp import core_aten_decompositions
 
 from torchgraft.capturing.sizes import unwrapped
-from torchgraft.lowering.recorder import concrete
 from torchgraft.lowering.sizes import merged
 from torchgraft.lowering.tensors import TracedTensor
+from torchgraft.lowering.values import concrete
 
 _aten = torch.ops.aten
 
