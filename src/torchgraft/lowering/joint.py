@@ -16,7 +16,7 @@ from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import BridgeError, GraftError
 from torchgraft.ir.arguments import leaves
 from torchgraft.ir.contexts import enter_context, exit_context
-from torchgraft.ir.guards import check_inputs
+from torchgraft.ir.guards import check_inputs, check_length
 from torchgraft.ir.node import Node
 from torchgraft.ir.origin import source_of
 from torchgraft.ir.verify import find_attribute
@@ -26,6 +26,7 @@ from torchgraft.lowering.kept_calls import record_kept
 from torchgraft.lowering.kinds import Kind
 from torchgraft.lowering.lower import Walk, drop_unused, inputs_text
 from torchgraft.lowering.modes import recording
+from torchgraft.lowering.operators import part_of
 from torchgraft.lowering.recorder import Recorder
 from torchgraft.lowering.tensors import TracedTensor
 from torchgraft.lowering.values import concrete, plain_values
@@ -171,6 +172,16 @@ class _JointWalk(Walk):
 
     def _of(self, tensor: torch.Tensor) -> TracedTensor:
         return self._current[self._by_identity[id(tensor)]]
+
+    def _known(self, value: Any, node: Node, is_outside: bool = False) -> Any:
+        """Numbers in a list that the backward may need stay symbolic, one by one."""
+        if type(value) is not list or not value or any(type(item) is not int for item in value):
+            return super()._known(value, node, is_outside)
+        recorder = self.recorder
+        arguments = (node, len(value), f"the length of '{node.name}'", recorder.line())
+        recorder.create_node("call_function", check_length, arguments, {})
+        items = enumerate(value)
+        return [recorder.number(item, part_of(recorder, node, index), f"{node.name}[{index}]") for index, item in items]
 
     # ---- calls ----
 

@@ -35,7 +35,7 @@ def run_kept(
     `needed` are the places among all tensors of those that gradients are wanted for; `expected` says what is returned.
 
     >>> run = run_kept(torch.sin, {}, (torch.zeros(2),), {}, (0,), "tensor")
-    >>> run.results, gradients_of(run, (torch.ones(2),))
+    >>> run.results, gradients_of(run, (torch.ones(2),), (0,))
     ([tensor([0., 0.])], (tensor([1., 1.]),))
     """
     run, result = _run(function, (state, args, kwargs), needed)
@@ -69,12 +69,51 @@ def _run(function: Callable[..., Any], tree: Any, needed: Sequence[int]) -> tupl
             else function(*args, **kwargs)
         )
     outputs = take_apart(result, lambda item: isinstance(item, torch.Tensor))[1]
+    if _depends_on_others(outputs, inputs):
+        raise GuardError(
+            f"the result of {_name(function)} depends on a tensor that requires a gradient and is not given to it\n"
+            "  it may be left from an earlier run, in a cache: switch that off, or train the program at level 'function'"
+        )
     return KeptRun([tensor.detach() for tensor in outputs], outputs, inputs), result
 
 
-def gradients_of(run: KeptRun, tangents: Sequence[torch.Tensor | None]) -> tuple[torch.Tensor | None, ...]:
-    """The gradients for what a call was given, from those of its results; None where nothing depends on it."""
+def _depends_on_others(outputs: list[torch.Tensor], inputs: list[torch.Tensor]) -> bool:
+    known, seen = set(map(id, inputs)), set()
+    pending: list[Any] = [output.grad_fn for output in outputs]
+    while pending:
+        function = pending.pop()
+        if function is None or function in seen:
+            continue
+        seen.add(function)
+        if hasattr(function, "variable") and id(function.variable) not in known:
+            return True
+        pending += [item for item, _ in function.next_functions]
+    return False
+
+
+def gradients_of(
+    run: KeptRun, tangents: Sequence[torch.Tensor | None], used: Sequence[int]
+) -> tuple[torch.Tensor | None, ...]:
+    """The gradients for what a call was given, from those of its results. `used` are the places of those that something
+    depended on when the program was captured; others have none."""
+    found = _gradients(run, tangents)
+    for place, value in enumerate(found):
+        if value is not None and place not in used:
+            raise GuardError(
+                f"the program was captured for a call of which nothing depends on input {place}, and now something does\n"
+                "  capture the model again with inputs, and in a mode, like these"
+            )
+    return tuple(
+        [
+            torch.zeros_like(run.inputs[place]) if place in used and value is None else value
+            for place, value in enumerate(found)
+        ]
+    )
+
+
+def _gradients(run: KeptRun, tangents: Sequence[torch.Tensor | None]) -> tuple[torch.Tensor | None, ...]:
     given = [(output, item) for output, item in zip(run.outputs, tangents, strict=True) if item is not None]
+    given = [(output, item) for output, item in given if output.requires_grad]
     outputs, gradients = zip(*given, strict=True)
     return torch.autograd.grad(outputs, run.inputs, gradients, allow_unused=True)
 
@@ -135,8 +174,9 @@ class _KeptCall:
     def gradients(self, tangents: tuple[TracedTensor | None, ...]) -> list[TracedTensor | None]:
         """What the backward computes for the inputs."""
         with torch._C._DisableTorchDispatch():  # the recorder listens, and autograd computes this on its own
-            values = gradients_of(self.run, concrete(tangents))
-        arguments = self.node, self.recorder.argument(tangents)
+            values = _gradients(self.run, concrete(tangents))
+        used = tuple([place for place, value in enumerate(values) if value is not None])
+        arguments = self.node, self.recorder.argument(tangents), used
         node = self.recorder.create_node("call_function", gradients_of, arguments, {})
         self.recorder.note_value(node, values)
         found: list[TracedTensor | None] = []

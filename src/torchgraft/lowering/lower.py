@@ -263,7 +263,8 @@ def _arithmetic(recorder: Recorder, node: Node, args: Any) -> Any:
 # What may give a tensor another memory.
 _MOVING = frozenset({setattr, "set_", "resize_", "resize_as_"})
 # What only fetches something, and is needed by nobody but those who use it.
-_READS = frozenset({"size", "stride", torch.ops.aten.detach.default, getattr, operator.getitem})
+_READS = frozenset({"size", "stride", getattr, operator.getitem})
+_READS |= {torch.ops.aten.detach.default, torch.ops.aten.empty.memory_format, torch.ops.aten.empty_strided.default}
 
 
 def drop_unused(program: GraphModule) -> None:

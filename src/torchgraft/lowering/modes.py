@@ -18,6 +18,9 @@ from torchgraft.lowering.operators import record
 from torchgraft.lowering.recorder import Recorder
 
 
+_FREE_IN_PYTHON = frozenset({torch.nn.functional.interpolate, torch.nn.functional.upsample})
+
+
 class AfterAutograd(TorchDispatchMode):
     """Operators as kernels see them: composite ones are taken apart, gradients and casts are operators of their own."""
 
@@ -62,5 +65,7 @@ def recording(recorder: Recorder) -> Iterator[None]:
         with BeforeAutograd(recorder), enable_python_dispatcher():
             yield
     else:
-        with AfterAutograd(recorder), enable_python_dispatcher():
+        # torch's C++ code for these fixes sizes; that in Python does not.
+        is_free_in_python = recorder.above is not None and recorder.above.target in _FREE_IN_PYTHON
+        with AfterAutograd(recorder), enable_python_dispatcher() if is_free_in_python else contextlib.nullcontext():
             yield

@@ -45,10 +45,14 @@ def record(recorder: Recorder, function: Any, args: tuple[Any, ...], kwargs: dic
         if result is not NotImplemented:
             return result
     written = list(_written(function, args, kwargs))
-    if len(written) == 1 and recorder.decompositions is not None:
+    if len(written) == 1 and torch.Tag.inplace_view in function.tags:
+        result = _as_view(recorder, function, written[0], args, kwargs)
+    elif len(written) == 1 and recorder.decompositions is not None:
         result = _without_write(recorder, function, written[0], args, kwargs)
-        if result is not None:
-            return result
+    else:
+        result = None
+    if result is not None:
+        return result
     for tensor in written:
         recorder.before_write(tensor.actual)
     with recorder.silent():
@@ -65,11 +69,12 @@ def record(recorder: Recorder, function: Any, args: tuple[Any, ...], kwargs: dic
 def _decomposition(recorder: Recorder, function: Any) -> Callable[..., Any] | None:
     if recorder.decompositions is None:
         return None
-    known = recorder.decompositions.get(function)
-    is_composite = known is None and torch._C._dispatch_has_kernel_for_dispatch_key(
+    if function in recorder.decompositions:
+        return recorder.decompositions[function]
+    is_composite = torch._C._dispatch_has_kernel_for_dispatch_key(
         function.name(), torch._C.DispatchKey.CompositeImplicitAutograd
     )
-    return function.decompose if is_composite else known
+    return function.decompose if is_composite else None
 
 
 # ---- arguments ----
@@ -137,6 +142,21 @@ def _without_write(recorder: Recorder, function: Any, tensor: TracedTensor, args
     return tensor
 
 
+def _as_view(recorder: Recorder, function: Any, tensor: TracedTensor, args: Any, kwargs: Any) -> Any:
+    """Write `transpose_` and its like, which give a tensor other sizes, down as the view that they make of its memory."""
+    plain = _functional_form(function)
+    if plain is None or tensor is not args[0] or tensor.node.op in ("placeholder", "get_attr"):
+        return None
+    for size in tensor.symbolic_sizes():
+        recorder.argument(size)  # the sizes so far are those of the node so far
+    value = plain(*concrete(args), **concrete(kwargs))
+    node = _node(recorder, plain, args, kwargs)
+    recorder.change(tensor, node, value)
+    recorder.note_value(node, value)
+    tensor.sizes = None
+    return tensor
+
+
 def _written(function: Any, args: Any, kwargs: Any, names: Any = None) -> Iterator[TracedTensor]:
     """The tensors that an operator writes, by its schema; of these, those known by certain names there."""
     schema = function._schema
@@ -161,13 +181,12 @@ def _functional_form(function: Any) -> Any:
     if not name.endswith("_") or name.endswith("__"):
         return None
     packet = getattr(getattr(torch.ops, namespace), name[:-1], None)
-    plain = getattr(packet, function._overloadname, None)
-    if plain is None or plain._schema.is_mutable:
-        return None
-    same = [(item.name, str(item.type)) for item in plain._schema.arguments] == [
-        (item.name, str(item.type)) for item in function._schema.arguments
-    ]
-    return plain if same else None
+    wanted = [(item.name, str(item.type)) for item in function._schema.arguments]
+    for overload in [] if packet is None else packet.overloads():  # `transpose_` is called `transpose.int` there
+        plain = getattr(packet, overload)
+        if not plain._schema.is_mutable and [(item.name, str(item.type)) for item in plain._schema.arguments] == wanted:
+            return plain
+    return None
 
 
 # ---- results ----

@@ -28,7 +28,7 @@ from torchgraft.lowering.values import Flow
 class Recorder:
     """The program that is being written, and what is known about its values."""
 
-    def __init__(self, is_above_autograd: bool, decompositions: dict[Any, Callable[..., Any]] | None = None) -> None:
+    def __init__(self, is_above_autograd: bool, decompositions: dict[Any, Any] | None = None) -> None:
         self.graph = Graph()
         self.is_above_autograd = is_above_autograd
         # What to compute in the place of operators; where there is such a table, composite operators are taken apart, and writes
@@ -55,7 +55,7 @@ class Recorder:
         # Arithmetic on sizes that was done before, so that equal sizes are one number.
         self.combined: dict[Any, SymbolicNumber] = {}
         # What an operator in place has changed about traced tensors, in case the call has to be taken back.
-        self._changed: list[tuple[TracedTensor, torch.Tensor, Any]] = []
+        self._changed: list[tuple[TracedTensor, torch.Tensor, Any, Any]] = []
 
     # ---- nodes ----
 
@@ -125,7 +125,7 @@ class Recorder:
 
     def change(self, tensor: TracedTensor, source: Any, actual: torch.Tensor | None = None) -> None:
         """A tensor was written: it is the value of another node now, and may have its data elsewhere."""
-        self._changed.append((tensor, tensor.actual, tensor.source))
+        self._changed.append((tensor, tensor.actual, tensor.source, tensor.sizes))
         tensor.source = source
         if actual is not None:
             tensor.actual = actual
@@ -135,8 +135,8 @@ class Recorder:
         """Forget the nodes after one, and what they were the values of."""
         while self.graph._root._prev is not last:
             self.graph.erase_node(self.graph._root._prev)
-        for tensor, actual, source in reversed(self._changed):
-            tensor.actual, tensor.source = actual, source
+        for tensor, actual, source, sizes in reversed(self._changed):
+            tensor.actual, tensor.source, tensor.sizes = actual, source, sizes
         self._changed.clear()
 
     def begin(self, above: Node) -> Node:

@@ -4,9 +4,11 @@ would decide something before any operator is asked. Which calls these are is sa
 
 from __future__ import annotations
 
+import functools
 import inspect
 import operator
 import types
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -62,6 +64,9 @@ def called(node: Node, args: Any, kwargs: Any) -> Any:
         return torch.ops.aten.contiguous.default(args[0], memory_format=layout)
     if node.target is operator.setitem and not isinstance(args[2], torch.Tensor):
         args[0].recorder.note_fact(args[0], "dtype")  # torch makes a tensor of the value, with this dtype
+    free = _FREE_SIZES.get(node.target)
+    if free is not None and args[0].recorder.decompositions is not None:
+        return free(*args, **kwargs)
     if node.op == "call_method":
         return getattr(args[0], str(node.target))(*args[1:], **kwargs)
     return node.target(*args, **kwargs)
@@ -80,6 +85,30 @@ def _moved(method: str, args: Any, kwargs: Any) -> Any:
     if device is None:
         return getattr(tensor, method)(*rest, **kwargs)
     return torch.ops.aten.to.dtype_layout(tensor, device=torch.device(device))
+
+
+def _rms_norm(input: Any, normalized_shape: Any, weight: Any = None, eps: float | None = None) -> Any:
+    wide = input.to(torch.promote_types(input.dtype, torch.float32))
+    places = list(range(-len(normalized_shape), 0))
+    scale = torch.rsqrt(wide.pow(2).mean(places, keepdim=True) + (torch.finfo(wide.dtype).eps if eps is None else eps))
+    result = wide * scale
+    return (result if weight is None else result * weight).to(input.dtype)
+
+
+def _group_norm(
+    input: Any, num_groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-05, cudnn_enabled: bool = True
+) -> Any:
+    batch, channels, *rest = input.shape
+    whole = torch.ops.aten.contiguous.default(input)
+    count = functools.reduce(operator.mul, rest, 1)
+    return torch.native_group_norm(whole, weight, bias, batch, channels, count, num_groups, eps)[0]
+
+
+# Calls of which torch's C++ code fixes sizes, as calls that leave them free.
+_FREE_SIZES: dict[Any, Callable[..., Any]] = {
+    **dict.fromkeys((torch.nn.functional.rms_norm, torch.rms_norm), _rms_norm),
+    **dict.fromkeys((torch.nn.functional.group_norm, torch.group_norm), _group_norm),
+}
 
 
 def is_constant_size(node: Node, value: Any) -> bool:
