@@ -114,6 +114,9 @@ class SymbolicNumber:
 
     wrap_float = wrap_bool = wrap_int
 
+    def sym_ite(self, one: SymbolicNumber, other: SymbolicNumber) -> SymbolicNumber:
+        return combine(torch.sym_ite, "sym_ite", self, one, other)
+
     # ---- Python forces a number: this decides something, so it becomes a guard ----
 
     def _decide(self) -> Any:
@@ -124,7 +127,17 @@ class SymbolicNumber:
     def guard_int(self, *place: Any) -> Any:
         return self._decide()
 
-    guard_float = guard_bool = guard_size_oblivious = guard_or_false = guard_or_true = statically_known_true = guard_int
+    guard_float = guard_bool = guard_size_oblivious = guard_int
+
+    # Where torch asks like this, what it does for the usual answer is right for the other one, too, or it asks again.
+
+    def guard_or_false(self, *place: Any) -> Any:
+        return self._decide() if self.value else False
+
+    def guard_or_true(self, *place: Any) -> Any:
+        return True if self.value else self._decide()
+
+    statically_known_true = guard_or_false
 
     def expect_true(self, *place: Any) -> Any:
         return self._decide()
