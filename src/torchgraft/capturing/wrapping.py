@@ -196,12 +196,13 @@ class Autowrap:
 
     def __init__(self, modules: Iterable[ModuleType], functions: Iterable[Callable[..., Any]]) -> None:
         self.modules = list(modules)
-        self._functions = {id(function): function for function in functions}
+        self._functions = list(functions)  # held, so that their ids stay theirs
+        # A subclass of Tracer may add to these.
+        self.function_ids = set(map(id, self._functions))
         for module in self.modules:
             patch = _library.get(module) or _library_patch(module, recorded_leaf, _public_functions(module))
-            self._functions.update({id(function): function for function in patch.originals.values()})
+            self.function_ids.update(map(id, patch.originals.values()))
         self._random, self._chance = _chance("numpy" in sys.modules)
-        self._wanted = self._functions.keys() | self._chance.keys() | _originals.keys()
         self._seen: dict[int, dict[str, Any]] = {}
 
     def library_patches(self) -> list[NamespacePatch]:
@@ -214,10 +215,11 @@ class Autowrap:
             return []
         self._seen[id(scope)] = scope
         found = [shared_patch(scope, name, recorded_leaf) for name in marks_in(scope)]
-        if not self._wanted.isdisjoint(map(id, list(scope.values()))):
+        present = set(map(id, list(scope.values())))
+        if any(not present.isdisjoint(wanted) for wanted in (self.function_ids, self._chance, _originals)):
             for name, value in list(scope.items()):
                 key = _originals.get(id(value), id(value))
-                if key in self._functions and not name.startswith("_"):
+                if key in self.function_ids and not name.startswith("_"):
                     found.append(shared_patch(scope, name, recorded_leaf))
                 elif key in self._chance:
                     found.append(shared_patch(scope, name, _recorded_always))

@@ -50,15 +50,17 @@ from torchgraft.ir.origin import current_source_line, source_line
 # What torch says itself; a model that is being traced gets a guard with the answer. Not by its public name, which another
 # thread may have patched when this file is first imported.
 _is_grad_enabled = torch._C.is_grad_enabled
-_ANSWERS = frozenset({"to_bool", "iter", "keys", "call_module", "create_proxy", "create_node", "create_arg"})
-_RULES_FOR_MODULES = frozenset({"call_module", "is_leaf_module", "path_of_module", "create_proxy"})
+_ANSWERS = frozenset(
+    {"to_bool", "iter", "keys", "call_module", "create_proxy", "create_node", "create_arg", "path_of_module", "proxy"}
+)
+_RULES = _ANSWERS | {"is_leaf_module", "getattr", "_module_getattr"}
 
 
 class Tracer(ModelAttributes):
     """Symbolic tracing. Subclass it and override methods to change what is kept whole, recorded or refused."""
 
     record_stack_traces = True
-    # Whether no subclass has a say in which modules are leaves and how they are called.
+    # Whether no subclass has a say in how modules are called and nodes are made.
     _default_rules = True
     _default_answers = True
     _default_getattr = True
@@ -77,9 +79,9 @@ class Tracer(ModelAttributes):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        cls._default_rules = not overrides(cls, Tracer, _RULES_FOR_MODULES)
+        cls._default_rules = not overrides(cls, Tracer, _RULES)
         cls._default_answers = not overrides(cls, Tracer, _ANSWERS)
-        cls._default_getattr = not overrides(cls, Tracer, frozenset({"getattr"}))
+        cls._default_getattr = not overrides(cls, Tracer, frozenset({"getattr", "_module_getattr"}))
 
     def _begin(self) -> None:
         """Forget everything about an earlier trace."""
@@ -125,9 +127,8 @@ class Tracer(ModelAttributes):
     ) -> Any:
         """Record a call of a leaf module, or run the forward of any other with the traced values."""
         path = self.path_of_module(m)
-        outer = self._scope_chain
         count = self._calls[path] = self._calls.get(path, -1) + 1
-        self._scope_chain = (outer, f"{path}@{count}" if count else path, path, type(m))
+        before = self._enter_scope(path, type(m), f"{path}@{count}" if count else path)
         try:
             is_leaf = self.is_leaf_module(m, path)
             if has_hooks(m):
@@ -139,7 +140,7 @@ class Tracer(ModelAttributes):
                 return self.create_proxy("call_module", path, args, kwargs)
             return forward(*args, **kwargs)
         finally:
-            self._scope_chain = outer
+            self._leave_scope(before)
 
     def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Proxy]) -> Any:
         """What the model gets when it reads a parameter, buffer or submodule of a module."""
@@ -153,13 +154,24 @@ class Tracer(ModelAttributes):
             return attr_val
         proxy = parameter_proxy_cache.get(path)
         if proxy is None:
-            factory = None
+            options: dict[str, Any] = {}
             if self.param_shapes_constant and isinstance(attr_val, torch.nn.Parameter):
-                factory = functools.partial(_parameter_proxy, self, path, attr_val)
-            # Overrides of create_proxy need not know about factories, so it is only mentioned where there is one.
-            options: dict[str, Any] = {} if factory is None else {"proxy_factory_fn": factory}
+                # An override of create_proxy need not know about factories.
+                if "proxy_factory_fn" in inspect.signature(self.create_proxy).parameters:
+                    options["proxy_factory_fn"] = functools.partial(_parameter_proxy, self, path, attr_val)
             proxy = parameter_proxy_cache[path] = self.create_proxy("get_attr", path, (), {}, **options)
         return proxy
+
+    def _module_getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Proxy]) -> Any:
+        return self.getattr(attr, attr_val, parameter_proxy_cache)
+
+    @property
+    def _autowrap_search(self) -> list[ModuleType]:
+        return self._autowrap.modules
+
+    @property
+    def _autowrap_function_ids(self) -> set[int]:
+        return self._autowrap.function_ids
 
     # ---- refusals that the model may catch ----
 
@@ -277,7 +289,7 @@ class Tracer(ModelAttributes):
         is_leaf = self._leaf_types.get(cls)
         path = None if is_leaf is None else self.submodule_paths.get(module)  # type: ignore[union-attr]
         if path is None or (not is_leaf and has_hooks(module)):
-            if is_leaf is None and self._default_rules:
+            if is_leaf is None and self._default_rules and not self._is_overridden:
                 self._leaf_types[cls] = self.is_leaf_module(module, "")
             return self.call_module(module, ModuleForward(module, self), args, kwargs)
         outer = self._scope_chain
@@ -289,8 +301,6 @@ class Tracer(ModelAttributes):
                 if self._optional_inputs:
                     self._guard_optional_inputs(module, args, kwargs)
                 return call_module(module, *args, **kwargs)
-            if self._is_overridden:
-                return self.create_proxy("call_module", path, args, kwargs)
             return self._record("call_module", path, args, kwargs, None, None, 4)
         finally:
             self._scope_chain = outer
@@ -321,7 +331,7 @@ class Tracer(ModelAttributes):
             if modules is not None and name in modules:
                 return modules[name]
             return self.getattr(name, read_attribute(module, name), self._parameter_cache)
-        value = self.getattr(name, read_attribute(module, name), self._parameter_cache)
+        value = self._module_getattr(name, read_attribute(module, name), self._parameter_cache)
         if isinstance(value, torch.Tensor):
             self._handed_out[id(value)] = value
         return value
@@ -383,6 +393,10 @@ class Tracer(ModelAttributes):
             and written._op == "get_attr"
             and written._target == (f"{path}.{name}" if path else name)
         )
+
+    def _keep_up_to_date(self) -> None:
+        super()._keep_up_to_date()
+        self._leaf_types = {}
 
     def _hold(self, patches: list[Any]) -> None:
         acquire_all(patches)
