@@ -82,7 +82,7 @@ class Proxy:
         tracer: Any = active.tracer
         if tracer is None or tracer is not getattr(self, "tracer", None):
             return type(self)
-        return tracer._class_of(self)
+        return tracer._class_of(self)  # type: ignore[union-attr]
 
     def __getattr__(self, name: str) -> Any:
         if name not in _TENSOR_ATTRIBUTES:

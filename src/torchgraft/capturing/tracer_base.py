@@ -136,9 +136,7 @@ class TracerBase:
         """For each node made so far the path and type of the module it was made in."""
         if self._node_scopes is None:
             nodes = self.graph.nodes if hasattr(self, "graph") else ()
-            self.node_name_to_scope = {
-                node._name: _place(node._origin[2] if node._origin else None) for node in nodes
-            }
+            self.node_name_to_scope = {node._name: _place(node._origin[2] if node._origin else None) for node in nodes}
         return self._node_scopes  # type: ignore[return-value]
 
     @node_name_to_scope.setter

@@ -19,7 +19,7 @@ from torchgraft.capturing.active import NamespacePatch, Patch, active, shared_pa
 from torchgraft.capturing.proxy import find_proxy
 from torchgraft.capturing.refusals import LEAF, in_lines
 from torchgraft.errors import TraceError
-from torchgraft.ir.leaf_functions import marked_functions, marks_in
+from torchgraft.ir.leaf_functions import marked_functions, marks_in, wrapped_methods
 from torchgraft.ir.origin import current_source_line
 
 # Functions that set or read torch's random state; what they do concerns every later draw of the program.
@@ -121,12 +121,14 @@ def _replacement(function: Callable[..., Any], record: Callable[..., Any], is_le
 
 def wrapped_patches() -> list[Patch]:
     """Patches for everything that `wrap` of torchgraft or of torch.fx was called on."""
-    patches = []
-    for scope, name in [*marked_functions(), *_wrapped_by_torch_fx()]:
-        patch = shared_patch(scope, name, recorded_leaf)
-        if patch is not None:
-            patches.append(patch)
-    return patches
+    patches = [shared_patch(scope, name, recorded_leaf) for scope, name in leaf_functions()]
+    patches += [shared_patch(cls, name, recorded_method) for cls, name in wrapped_methods]
+    return [patch for patch in patches if patch is not None]
+
+
+def leaf_functions() -> list[tuple[dict[str, Any], str]]:
+    """Everything that `wrap` of torchgraft or of torch.fx was called on, as (namespace, name)."""
+    return [*marked_functions(), *_wrapped_by_torch_fx()]
 
 
 def _wrapped_by_torch_fx() -> Iterable[tuple[dict[str, Any], str]]:

@@ -64,6 +64,9 @@ class Tracer(ModelAttributes):
     _default_rules = True
     _default_answers = True
     _default_getattr = True
+    # Whether a subclass finds paths of its own: it may install a module of which the model has none.
+    _installs_modules = False
+    _state: Any = None
 
     def __init__(
         self,
@@ -81,6 +84,7 @@ class Tracer(ModelAttributes):
         super().__init_subclass__(**options)
         cls._default_rules = not overrides(cls, Tracer, _RULES)
         cls._default_answers = not overrides(cls, Tracer, _ANSWERS)
+        cls._installs_modules = overrides(cls, Tracer, frozenset({"path_of_module"}))
         cls._default_getattr = not overrides(cls, Tracer, frozenset({"getattr", "_module_getattr"}))
 
     def _begin(self) -> None:
@@ -98,6 +102,7 @@ class Tracer(ModelAttributes):
         self._refusals: list[TraceError] = []
         self._questions = Questions(self)
         self._function: Any = None
+        self._last_of_inputs: Node = self.graph._root
         self._entered: set[type] = set()
         self._leaf_types: dict[type, bool] = {}
         self._forget_attributes()
@@ -127,6 +132,8 @@ class Tracer(ModelAttributes):
     ) -> Any:
         """Record a call of a leaf module, or run the forward of any other with the traced values."""
         path = self.path_of_module(m)
+        if self._installs_modules and self._state is not None and m not in self._state.paths:
+            self._state.let_edit(self.root)
         count = self._calls[path] = self._calls.get(path, -1) + 1
         before = self._enter_scope(path, type(m), f"{path}@{count}" if count else path)
         try:
@@ -249,6 +256,7 @@ class Tracer(ModelAttributes):
     def _run(self, function: Callable[..., Any], is_module: bool, concrete_args: Any) -> None:
         """Call the function with proxies, and end the graph with what it returns."""
         call, args = self.create_args_for_root(function, is_module, concrete_args)
+        self._last_of_inputs = self.graph._root._prev
         result = self.create_arg(call(*args))
         annotation = getattr(self._function, "__annotations__", {}).get("return")
         self.create_node("output", "output", (result,), {}, type_expr=annotation)
@@ -276,7 +284,7 @@ class Tracer(ModelAttributes):
         targets = {node._target for node in self.graph.nodes}
         if enter_context in targets:
             remove_empty_regions(self.graph)
-        guard_identities(self.graph, [item.__code__ for item in self._functions()])
+        guard_identities(self.graph, self._last_of_inputs, [item.__code__ for item in self._functions()])
         if not targets.isdisjoint(PLAIN_FORM):
             simplify_in_place(self.graph, self._state.paths)
         if not targets.isdisjoint(NUMBERS):
@@ -429,7 +437,7 @@ class Tracer(ModelAttributes):
         self.root = torch.nn.Module() if model is None else model
         self._begin()
         self.submodule_paths = paths_of_modules(self.root)
-        self._state = ModelState(self.submodule_paths)
+        self._state = ModelState(dict(self.submodule_paths))  # which a subclass may add to
         return function, is_module
 
     def _functions(self) -> list[FunctionType]:
