@@ -64,6 +64,10 @@ def assert_traced(condition: Any) -> None:
 assert_traced.__torchgraft_effect__ = True  # type: ignore[attr-defined]
 
 
+def _place(scope: ScopeChain | None) -> tuple[str, Any]:
+    return ("", None) if scope is None else (scope[2], scope[3])
+
+
 def overrides(cls: type, ancestor: type, names: frozenset[str]) -> bool:
     """Whether a class has other attributes of these names than its ancestor, its own or those of a class mixed in."""
     return any(not names.isdisjoint(vars(base)) for base in cls.__mro__ if base not in ancestor.__mro__)
@@ -79,6 +83,10 @@ class TracerBase:
     proxy_buffer_attributes: bool = False
     traced_func_name: str = "forward"
     _scope_chain: ScopeChain | None = None
+    # What a subclass has asked for or set; see `_keep_up_to_date`.
+    _scope: Any = None
+    _module_stack: dict[str, tuple[str, Any]] | None = None
+    _node_scopes: dict[str, tuple[str, Any]] | None = None
     # Inputs that may be None and that nobody has asked about.
     _optional_inputs: Mapping[Node, str] = {}
     # Whether the traced program runs on real tensors (a watched run) and not on proxies.
@@ -96,25 +104,67 @@ class TracerBase:
 
     # ---- where we are ----
 
+    # Three objects that a tracer has in torch.fx, where subclasses change and replace them. Here they are made when somebody
+    # asks, and kept up to date from then on.
+
     @property
     def scope(self) -> Scope:
         """The innermost module whose forward is running."""
-        chain = self._scope_chain
-        return Scope("", None) if chain is None else Scope(chain[2], chain[3])
+        if self._scope is None:
+            self.scope = Scope(*_place(self._scope_chain))
+        return self._scope
+
+    @scope.setter
+    def scope(self, value: Scope) -> None:
+        self._scope = value
+        self._keep_up_to_date()
 
     @property
-    def module_stack(self) -> dict[str, tuple[str, type]]:
+    def module_stack(self) -> dict[str, tuple[str, Any]]:
         """The modules whose forwards are running, outermost first."""
-        return module_stack(self._scope_chain)
+        if self._module_stack is None:
+            self.module_stack = OrderedDict(module_stack(self._scope_chain))
+        return self._module_stack  # type: ignore[return-value]
+
+    @module_stack.setter
+    def module_stack(self, value: dict[str, tuple[str, Any]]) -> None:
+        self._module_stack = value
+        self._keep_up_to_date()
 
     @property
     def node_name_to_scope(self) -> dict[str, tuple[str, Any]]:
         """For each node made so far the path and type of the module it was made in."""
-        result = {}
-        for node in self.graph.nodes:
-            chain = node._origin[2] if node._origin else None
-            result[node._name] = ("", None) if chain is None else (chain[2], chain[3])
-        return result
+        if self._node_scopes is None:
+            nodes = self.graph.nodes if hasattr(self, "graph") else ()
+            self.node_name_to_scope = {node._name: _place(node._origin[2] if node._origin else None) for node in nodes}
+        return self._node_scopes  # type: ignore[return-value]
+
+    @node_name_to_scope.setter
+    def node_name_to_scope(self, value: dict[str, tuple[str, Any]]) -> None:
+        self._node_scopes = value
+        self._keep_up_to_date()
+
+    def _keep_up_to_date(self) -> None:
+        """From now on every node is made by `create_node`, and every module called by `call_module`."""
+        self._is_overridden = True
+
+    def _enter_scope(self, path: str, kind: type, key: str) -> tuple[str, Any]:
+        before = _place(self._scope_chain)
+        self._scope_chain = (self._scope_chain, key, path, kind)
+        if self._scope is not None:
+            before = self._scope.module_path, self._scope.module_type
+            self._scope.module_path, self._scope.module_type = path, kind
+        if self._module_stack is not None:
+            self._module_stack[key] = (path, kind)
+        return before
+
+    def _leave_scope(self, before: tuple[str, Any]) -> None:
+        outer, key, _, _ = self._scope_chain  # type: ignore[misc]
+        self._scope_chain = outer
+        if self._scope is not None:
+            self._scope.module_path, self._scope.module_type = before
+        if self._module_stack is not None:
+            self._module_stack.pop(key, None)
 
     # ---- nodes and proxies ----
 
@@ -139,6 +189,10 @@ class TracerBase:
             node._origin = (*user_instruction(3), self._scope_chain)
         elif self._scope_chain is not None:
             node._origin = (None, 0, self._scope_chain)
+        if self._node_scopes is not None:
+            self._node_scopes[node._name] = self.scope.module_path, self.scope.module_type
+        if self._module_stack:
+            node.meta["nn_module_stack"] = dict(self._module_stack)
 
     def proxy(self, node: Node) -> Proxy:
         """The proxy of a node."""

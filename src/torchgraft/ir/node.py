@@ -17,7 +17,6 @@ import torch
 
 from torchgraft.errors import GraphError, UnknownArgumentError
 from torchgraft.ir.arguments import EMPTY_DICT, immutable_dict, immutable_list, map_aggregate, rebuild_tuple
-from torchgraft.ir.names import is_legal_name
 from torchgraft.ir.origin import Origin, metadata
 
 if TYPE_CHECKING:
@@ -156,17 +155,15 @@ class Node:
         if value == self._name:
             return
         self._changing()
-        if not isinstance(value, str) or not is_legal_name(value) or value == "self":
-            raise GraphError(
-                f"cannot rename node '{self._name}' to {value!r}: it is not a name that Python code can use; "
-                "use an identifier that is no keyword, builtin or torch"
-            )
+        if not isinstance(value, str):
+            raise GraphError(f"cannot rename node '{self._name}' to {value!r}: a name is a string")
         if self.graph._graph_namespace.is_used(value):
             raise GraphError(
                 f"cannot rename node '{self._name}' to '{value}': the name is taken in this graph; "
                 "take another, or let graph._graph_namespace.create_name() choose"
             )
-        self._name = self.graph._graph_namespace.create_name(value)
+        # What Python code cannot use as a name becomes one that it can: `cat-3` is `cat_3`.
+        self._name = self.graph._graph_namespace.create_name("self_1" if value == "self" else value)
 
     def _rename(self, candidate: str) -> None:
         """Take a free name as close to `candidate` as possible."""

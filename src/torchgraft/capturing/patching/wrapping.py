@@ -19,7 +19,7 @@ from torchgraft.capturing.patching.active import NamespacePatch, Patch, active, 
 from torchgraft.capturing.refusals import LEAF, in_lines
 from torchgraft.capturing.symbolic.proxy import find_proxy
 from torchgraft.errors import TraceError
-from torchgraft.ir.leaf_functions import marked_functions, marks_in
+from torchgraft.ir.leaf_functions import marked_functions, marks_in, wrapped_methods
 from torchgraft.ir.origin import current_source_line
 
 # Functions that set or read torch's random state; what they do concerns every later draw of the program.
@@ -121,12 +121,14 @@ def _replacement(function: Callable[..., Any], record: Callable[..., Any], is_le
 
 def wrapped_patches() -> list[Patch]:
     """Patches for everything that `wrap` of torchgraft or of torch.fx was called on."""
-    patches = []
-    for scope, name in [*marked_functions(), *_wrapped_by_torch_fx()]:
-        patch = shared_patch(scope, name, recorded_leaf)
-        if patch is not None:
-            patches.append(patch)
-    return patches
+    patches = [shared_patch(scope, name, recorded_leaf) for scope, name in leaf_functions()]
+    patches += [shared_patch(cls, name, recorded_method) for cls, name in wrapped_methods]
+    return [patch for patch in patches if patch is not None]
+
+
+def leaf_functions() -> list[tuple[dict[str, Any], str]]:
+    """Everything that `wrap` of torchgraft or of torch.fx was called on, as (namespace, name)."""
+    return [*marked_functions(), *_wrapped_by_torch_fx()]
 
 
 def _wrapped_by_torch_fx() -> Iterable[tuple[dict[str, Any], str]]:
@@ -196,12 +198,13 @@ class Autowrap:
 
     def __init__(self, modules: Iterable[ModuleType], functions: Iterable[Callable[..., Any]]) -> None:
         self.modules = list(modules)
-        self._functions = {id(function): function for function in functions}
+        self._functions = list(functions)  # held, so that their ids stay theirs
+        # A subclass of Tracer may add to these.
+        self.function_ids = set(map(id, self._functions))
         for module in self.modules:
             patch = _library.get(module) or _library_patch(module, recorded_leaf, _public_functions(module))
-            self._functions.update({id(function): function for function in patch.originals.values()})
+            self.function_ids.update(map(id, patch.originals.values()))
         self._random, self._chance = _chance("numpy" in sys.modules)
-        self._wanted = self._functions.keys() | self._chance.keys() | _originals.keys()
         self._seen: dict[int, dict[str, Any]] = {}
 
     def library_patches(self) -> list[NamespacePatch]:
@@ -214,10 +217,11 @@ class Autowrap:
             return []
         self._seen[id(scope)] = scope
         found = [shared_patch(scope, name, recorded_leaf) for name in marks_in(scope)]
-        if not self._wanted.isdisjoint(map(id, list(scope.values()))):
+        present = set(map(id, list(scope.values())))
+        if any(not present.isdisjoint(wanted) for wanted in (self.function_ids, self._chance, _originals)):
             for name, value in list(scope.items()):
                 key = _originals.get(id(value), id(value))
-                if key in self._functions and not name.startswith("_"):
+                if key in self.function_ids and not name.startswith("_"):
                     found.append(shared_patch(scope, name, recorded_leaf))
                 elif key in self._chance:
                     found.append(shared_patch(scope, name, _recorded_always))

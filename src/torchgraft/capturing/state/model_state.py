@@ -151,14 +151,17 @@ class ModelState:
         """Refuse an attribute to be changed."""
         if module not in self.paths:
             return
-        if _writer() is tracer:  # an overridden method of the tracer edits the model on purpose
-            self._edited.add(module)
-            self._attributes.pop(module, None)
-            self._contents = [entry for entry in self._contents if entry[0] is not module]
-            self._states = [entry for entry in self._states if entry[0] is not module]
-            return
-        if self.is_change(module, name, value):
+        if _writer() is tracer:
+            self.let_edit(module)
+        elif self.is_change(module, name, value):
             self._refuse(f"{self._name_of(module)}.{name}", current_source_line())
+
+    def let_edit(self, module: torch.nn.Module) -> None:
+        """An overridden method of the tracer edits a module on purpose."""
+        self._edited.add(module)
+        self._attributes.pop(module, None)
+        self._contents = [entry for entry in self._contents if entry[0] is not module]
+        self._states = [entry for entry in self._states if entry[0] is not module]
 
     def before_tensor_write(self, tensor: torch.Tensor, path: str, name: str, value: Any, tracer: Any) -> None:
         """Refuse an attribute of a tensor of the model to be changed, unless it has that value already."""

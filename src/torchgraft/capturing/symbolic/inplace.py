@@ -165,7 +165,7 @@ class _Types:
         keeps = False
         if node._op == "call_module":
             module: Any = self._modules.get(node._target)
-            rules = _rules_of_autocast(type(module))
+            rules = _rules_of_autocast(type(module))  # type: ignore[arg-type]
             if rules is not None and node not in self._under_autocast:
                 # Products with a weight need, and give, the type of the weight, or that of autocast; other modules keep the
                 # type they get.
@@ -179,8 +179,8 @@ class _Types:
         return None if sources else _NOTHING_KNOWN, sources, keeps
 
     def _torch_module(self, node: Node) -> torch.nn.Module | None:
-        module = self._modules.get(node._target)
-        return module if module is not None and _rules_of_autocast(type(module)) is not None else None
+        module: Any = self._modules.get(node._target)
+        return None if _rules_of_autocast(type(module)) is None else module  # type: ignore[arg-type]
 
     def _wanted(self, node: Node, operator_node: Node) -> torch.dtype | None:
         """The type a value must have because a product with a weight takes it, or would raise."""

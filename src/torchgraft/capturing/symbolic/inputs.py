@@ -42,14 +42,14 @@ class PHBase:
 PH = PHBase()
 
 
-def assert_is_none(value: Any, message: str) -> None:
+def _assert_is_none(value: Any, message: str) -> None:
     """What remains in the program of an argument fixed to None; tracing the program again records it."""
     if has_torch_function((value,)):
-        return handle_torch_function(assert_is_none, (value,), value, message)
+        return handle_torch_function(_assert_is_none, (value,), value, message)
     assert value is None, message
 
 
-assert_is_none.__torchgraft_effect__ = True  # type: ignore[attr-defined]
+_assert_is_none.__torchgraft_effect__ = True  # type: ignore[attr-defined]
 
 
 def create_inputs(
@@ -237,7 +237,7 @@ def _concrete_leaf(tracer: Tracer, name: str, number: int, default: tuple[Any, .
         return proxy
     message = f"{name} has been specialized to have value {leaf} but got another value"
     if leaf is None:
-        tracer.create_proxy("call_function", assert_is_none, (proxy, message), {})
+        tracer.create_proxy("call_function", _assert_is_none, (proxy, message), {})
     elif isinstance(
         leaf, (bool, int, float, complex, str, torch.dtype, torch.device, torch.memory_format, torch.layout)
     ):

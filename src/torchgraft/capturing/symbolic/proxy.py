@@ -79,10 +79,10 @@ class Proxy:
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:
-        tracer = active.tracer
+        tracer: Any = active.tracer
         if tracer is None or tracer is not getattr(self, "tracer", None):
             return type(self)
-        return tracer._class_of(self)
+        return tracer._class_of(self)  # type: ignore[union-attr]
 
     def __getattr__(self, name: str) -> Any:
         if name not in _TENSOR_ATTRIBUTES:
@@ -356,6 +356,8 @@ def _add_operator(name: str, reflected: bool = False) -> None:
     else:
 
         def method(self: Proxy, *others: Any) -> Any:  # type: ignore[misc]
+            if wish is None:
+                return self.tracer.create_proxy("call_function", function, (self, *others), {})
             return self.tracer.create_proxy("call_function", function, (self, *others), {}, name=wish)
 
         python_name = f"__{name.strip('_')}__"

@@ -52,7 +52,9 @@ class Questions:
         """What `isinstance` finds. Only the model is told; the tracer and its parts know a proxy when they see one."""
         # torch looks at the classes of its arguments all the time, so the quick question comes first.
         frame: FrameType | None = sys._getframe(3)
-        if id(frame.f_code) in _ASK_FOR_OTHERS:  # by identity: the hash of a code object is computed from all of it
+        if (
+            frame is not None and id(frame.f_code) in _ASK_FOR_OTHERS
+        ):  # by identity: the hash of a code object is computed from all of it
             frame = frame.f_back
         if frame is None or not _is_asking_for_class(frame.f_code, frame.f_lasti) or self._asker(4) is None:
             return type(proxy)

@@ -56,18 +56,23 @@ from torchgraft.ir.origin import current_source_line, source_line
 # What torch says itself; a model that is being traced gets a guard with the answer. Not by its public name, which another
 # thread may have patched when this file is first imported.
 _is_grad_enabled = torch._C.is_grad_enabled
-_ANSWERS = frozenset({"to_bool", "iter", "keys", "call_module", "create_proxy", "create_node", "create_arg"})
-_RULES_FOR_MODULES = frozenset({"call_module", "is_leaf_module", "path_of_module", "create_proxy"})
+_ANSWERS = frozenset(
+    {"to_bool", "iter", "keys", "call_module", "create_proxy", "create_node", "create_arg", "path_of_module", "proxy"}
+)
+_RULES = _ANSWERS | {"is_leaf_module", "getattr", "_module_getattr"}
 
 
 class Tracer(ModelAttributes):
     """Symbolic tracing. Subclass it and override methods to change what is kept whole, recorded or refused."""
 
     record_stack_traces = True
-    # Whether no subclass has a say in which modules are leaves and how they are called.
+    # Whether no subclass has a say in how modules are called and nodes are made.
     _default_rules = True
     _default_answers = True
     _default_getattr = True
+    # Whether a subclass finds paths of its own: it may install a module of which the model has none.
+    _installs_modules = False
+    _state: Any = None
 
     def __init__(
         self,
@@ -83,9 +88,10 @@ class Tracer(ModelAttributes):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        cls._default_rules = not overrides(cls, Tracer, _RULES_FOR_MODULES)
+        cls._default_rules = not overrides(cls, Tracer, _RULES)
         cls._default_answers = not overrides(cls, Tracer, _ANSWERS)
-        cls._default_getattr = not overrides(cls, Tracer, frozenset({"getattr"}))
+        cls._installs_modules = overrides(cls, Tracer, frozenset({"path_of_module"}))
+        cls._default_getattr = not overrides(cls, Tracer, frozenset({"getattr", "_module_getattr"}))
 
     def _begin(self) -> None:
         """Forget everything about an earlier trace."""
@@ -102,6 +108,7 @@ class Tracer(ModelAttributes):
         self._refusals: list[TraceError] = []
         self._questions = Questions(self)
         self._function: Any = None
+        self._last_of_inputs: Node = self.graph._root
         self._entered: set[type] = set()
         self._leaf_types: dict[type, bool] = {}
         self._forget_attributes()
@@ -131,9 +138,10 @@ class Tracer(ModelAttributes):
     ) -> Any:
         """Record a call of a leaf module, or run the forward of any other with the traced values."""
         path = self.path_of_module(m)
-        outer = self._scope_chain
+        if self._installs_modules and self._state is not None and m not in self._state.paths:
+            self._state.let_edit(self.root)
         count = self._calls[path] = self._calls.get(path, -1) + 1
-        self._scope_chain = (outer, f"{path}@{count}" if count else path, path, type(m))
+        before = self._enter_scope(path, type(m), f"{path}@{count}" if count else path)
         try:
             is_leaf = self.is_leaf_module(m, path)
             if has_hooks(m):
@@ -145,7 +153,7 @@ class Tracer(ModelAttributes):
                 return self.create_proxy("call_module", path, args, kwargs)
             return forward(*args, **kwargs)
         finally:
-            self._scope_chain = outer
+            self._leave_scope(before)
 
     def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Proxy]) -> Any:
         """What the model gets when it reads a parameter, buffer or submodule of a module."""
@@ -159,13 +167,24 @@ class Tracer(ModelAttributes):
             return attr_val
         proxy = parameter_proxy_cache.get(path)
         if proxy is None:
-            factory = None
+            options: dict[str, Any] = {}
             if self.param_shapes_constant and isinstance(attr_val, torch.nn.Parameter):
-                factory = functools.partial(_parameter_proxy, self, path, attr_val)
-            # Overrides of create_proxy need not know about factories, so it is only mentioned where there is one.
-            options: dict[str, Any] = {} if factory is None else {"proxy_factory_fn": factory}
+                # An override of create_proxy need not know about factories.
+                if "proxy_factory_fn" in inspect.signature(self.create_proxy).parameters:
+                    options["proxy_factory_fn"] = functools.partial(_parameter_proxy, self, path, attr_val)
             proxy = parameter_proxy_cache[path] = self.create_proxy("get_attr", path, (), {}, **options)
         return proxy
+
+    def _module_getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Proxy]) -> Any:
+        return self.getattr(attr, attr_val, parameter_proxy_cache)
+
+    @property
+    def _autowrap_search(self) -> list[ModuleType]:
+        return self._autowrap.modules
+
+    @property
+    def _autowrap_function_ids(self) -> set[int]:
+        return self._autowrap.function_ids
 
     # ---- refusals that the model may catch ----
 
@@ -243,6 +262,7 @@ class Tracer(ModelAttributes):
     def _run(self, function: Callable[..., Any], is_module: bool, concrete_args: Any) -> None:
         """Call the function with proxies, and end the graph with what it returns."""
         call, args = self.create_args_for_root(function, is_module, concrete_args)
+        self._last_of_inputs = self.graph._root._prev
         result = self.create_arg(call(*args))
         annotation = getattr(self._function, "__annotations__", {}).get("return")
         self.create_node("output", "output", (result,), {}, type_expr=annotation)
@@ -270,7 +290,7 @@ class Tracer(ModelAttributes):
         targets = {node._target for node in self.graph.nodes}
         if enter_context in targets:
             remove_empty_regions(self.graph)
-        guard_identities(self.graph, [item.__code__ for item in self._functions()])
+        guard_identities(self.graph, self._last_of_inputs, [item.__code__ for item in self._functions()])
         if not targets.isdisjoint(PLAIN_FORM):
             simplify_in_place(self.graph, self._state.paths)
         if not targets.isdisjoint(NUMBERS):
@@ -283,7 +303,7 @@ class Tracer(ModelAttributes):
         is_leaf = self._leaf_types.get(cls)
         path = None if is_leaf is None else self.submodule_paths.get(module)  # type: ignore[union-attr]
         if path is None or (not is_leaf and has_hooks(module)):
-            if is_leaf is None and self._default_rules:
+            if is_leaf is None and self._default_rules and not self._is_overridden:
                 self._leaf_types[cls] = self.is_leaf_module(module, "")
             return self.call_module(module, ModuleForward(module, self), args, kwargs)
         outer = self._scope_chain
@@ -295,8 +315,6 @@ class Tracer(ModelAttributes):
                 if self._optional_inputs:
                     self._guard_optional_inputs(module, args, kwargs)
                 return call_module(module, *args, **kwargs)
-            if self._is_overridden:
-                return self.create_proxy("call_module", path, args, kwargs)
             return self._record("call_module", path, args, kwargs, None, None, 4)
         finally:
             self._scope_chain = outer
@@ -327,7 +345,7 @@ class Tracer(ModelAttributes):
             if modules is not None and name in modules:
                 return modules[name]
             return self.getattr(name, read_attribute(module, name), self._parameter_cache)
-        value = self.getattr(name, read_attribute(module, name), self._parameter_cache)
+        value = self._module_getattr(name, read_attribute(module, name), self._parameter_cache)
         if isinstance(value, torch.Tensor):
             self._handed_out[id(value)] = value
         return value
@@ -390,6 +408,10 @@ class Tracer(ModelAttributes):
             and written._target == (f"{path}.{name}" if path else name)
         )
 
+    def _keep_up_to_date(self) -> None:
+        super()._keep_up_to_date()
+        self._leaf_types = {}
+
     def _hold(self, patches: list[Any]) -> None:
         acquire_all(patches)
         self._held += patches
@@ -421,7 +443,7 @@ class Tracer(ModelAttributes):
         self.root = torch.nn.Module() if model is None else model
         self._begin()
         self.submodule_paths = paths_of_modules(self.root)
-        self._state = ModelState(self.submodule_paths)
+        self._state = ModelState(dict(self.submodule_paths))  # which a subclass may add to
         return function, is_module
 
     def _functions(self) -> list[FunctionType]:
