@@ -1,5 +1,5 @@
 """Argument trees as plain data (numbers, texts, lists, dicts) that JSON can hold and that needs no torch to be read, and back.
-`readable` is for people, and cannot be read back.
+`readable` and `argument_text` are for people, and cannot be read back.
 
 What JSON has no word for is a dict with one key that says what it is: `{"tuple": [1, 2]}`, `{"dtype": "float32"}`. The use of
 another node's value is `{"input": key}`, where `key` is that of the edge it comes by.
