@@ -1,4 +1,4 @@
-"""`from_export`: an ExportedProgram as a module that is called as the exported model was.
+"""`from_export` and `load_exported`: an ExportedProgram, in memory or in a file, as a module that is called as the model was.
 What it demands of its inputs is worked out in `input_guards.py`.
 """
 

@@ -1,5 +1,5 @@
 """`from_fx` and `to_fx`: a whole module across the border, with its state and without copying parameters or submodules.
-The graph in it is translated in `translation.py`.
+The graph in it is translated in `translation.py`. The stopwatch that the demo shows beside torch.fx is here as well.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Passes by their text names: those of this folder, those registered in this process and those of installed packages.
-What a pass is, is said in `definition.py`; several of them are run by `pipeline.py`.
+"""Passes by their text names: those of this folder, those registered in this process and those of installed packages; and
+pipelines as text. What a pass is, is said in `definition.py`; several of them are run by `pipeline.py`.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
 """`report`: look at a model in every way there is and write a folder with a page about it.
-The looking is in `seen.py`, the files in `files.py`, the page in `page.py`; here is their order.
+The looking is in `seen.py`, the files in `files.py`, the page in `page.py`; here is their order, and the folder that appears
+whole or not at all.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""A pattern made ready for matching: every pattern node becomes a small template that is compared without looking
-back at the pattern's graph. How templates are compared with a program is said in `matching.py`.
+"""What a caller gives as a pattern or replacement (`Program`), and a pattern made ready for matching: every pattern node
+becomes a small template that is compared without looking back at the pattern's graph. How templates are compared with a
+program is said in `matching.py`.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from torchgraft.results.tables import painted
 from torchgraft.view.alignment import align
 from torchgraft.view.call_info import node_call_info
 from torchgraft.view.node_facts import Facts, facts_text, graph_of, known_facts
-from torchgraft.view.plain import readable, short_text
+from torchgraft.view.plain import argument_text, short_text
 
 _ABSENT = "(none)"
 _HTML_COLOURS = {"removed": "#fdd8d8", "added": "#d5f2d9", "changed": "#fdf3cd"}
@@ -193,27 +193,6 @@ def _details(old: Node, new: Node, counterpart: dict[Node, Node], old_facts: Fac
 
 def _argument(arguments: dict[str, Any], name: str) -> str:
     return argument_text(arguments[name]) if name in arguments else _ABSENT
-
-
-def argument_text(value: Any, mark: str = "%") -> str:
-    """An argument as people write it; `mark` stands before the name of a node.
-
-    >>> argument_text((1, [torch.float32, "a"], slice(0, 2)))
-    "(1, [torch.float32, 'a'], slice(0, 2, None))"
-    """
-    if isinstance(value, Node):
-        return f"{mark}{value.name}"
-    if isinstance(value, (list, tuple)):
-        inner = ", ".join([argument_text(item, mark) for item in value])
-        if isinstance(value, list):
-            return f"[{inner}]"
-        return f"({inner},)" if len(value) == 1 else f"({inner})"
-    if isinstance(value, dict):
-        return "{" + ", ".join([f"{key!r}: {argument_text(item, mark)}" for key, item in value.items()]) + "}"
-    if isinstance(value, slice):
-        return f"slice({', '.join([argument_text(item, mark) for item in (value.start, value.stop, value.step)])})"
-    plain = readable(value)
-    return plain if isinstance(plain, str) and not isinstance(value, str) else short_text(value)
 
 
 def _setting(node: Node) -> str:

@@ -1,5 +1,5 @@
 """`draw` and the `Drawing` it returns: the way of a program through the steps of this folder.
-Each step lives in a file of its own; this one only says their order.
+Each step lives in a file of its own; this one says their order, and writes the result to a file.
 """
 
 from __future__ import annotations
