@@ -12,7 +12,13 @@ from torchgraft.ir.arguments import map_aggregate
 
 
 class TensorMetadata(NamedTuple):
-    """Everything about a tensor but its data; the fields are those of torch.fx's class."""
+    """Everything about a tensor but its data; the fields are those of torch.fx's class.
+
+    >>> import torch, torchgraft
+    >>> metadata = torchgraft.shapes(torch.nn.Linear(4, 2), torch.ones(3, 4))["output"]
+    >>> metadata.shape, metadata.dtype, metadata.requires_grad
+    (torch.Size([3, 2]), torch.float32, True)
+    """
 
     shape: torch.Size
     dtype: torch.dtype

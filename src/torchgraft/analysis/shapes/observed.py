@@ -16,7 +16,13 @@ from torchgraft.results.shown import NamedTexts
 
 
 class Shapes(NamedTexts):
-    """Metadata by the names of nodes; a tuple or list where the value is one. Values that hold no tensor are left out."""
+    """Metadata by the names of nodes; a tuple or list where the value is one. Values that hold no tensor are left out.
+
+    >>> import torch, torchgraft
+    >>> found = torchgraft.shapes(torch.nn.Linear(4, 2), torch.ones(3, 4))
+    >>> found["output"].shape
+    torch.Size([3, 2])
+    """
 
     def _text_of(self, value: Any) -> str:
         return _text(value)

@@ -53,7 +53,16 @@ _RULES_FOR_MODULES = frozenset({"call_module", "is_leaf_module", "path_of_module
 
 
 class Tracer(ModelAttributes):
-    """Symbolic tracing. Subclass it and override methods to change what is kept whole, recorded or refused."""
+    """Symbolic tracing. Subclass it and override methods to change what is kept whole, recorded or refused.
+
+    >>> import torch
+    >>> class Everything(Tracer):
+    ...     def is_leaf_module(self, module, path):
+    ...         return False
+    >>> graph = Everything().trace(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU()))
+    >>> [node.name for node in graph.nodes if node.op == "call_function"]
+    ['linear', 'relu']
+    """
 
     record_stack_traces = True
     # Whether no subclass has a say in which modules are leaves and how they are called.
