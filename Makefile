@@ -89,7 +89,7 @@ $(COVERAGE)/.installed: constraints.txt benchmarks/coverage/constraints.txt
 
 # Notebooks are run by the kernel of the environment, on one thread: they are small, and other jobs run beside them.
 docs: $(PUBLISHING) ## build the documentation site in build/site: links checked, notebooks run
-	@OMP_NUM_THREADS=1 NO_MKDOCS_2_WARNING=true $(BIN)/python -m mkdocs build --strict --quiet $(ARGS)
+	@OMP_NUM_THREADS=1 NO_MKDOCS_2_WARNING=true $(BIN)/python -m mkdocs build --strict $(ARGS)
 	@echo "build/site/index.html"
 
 package: $(PUBLISHING) ## build the wheel and the source distribution in dist, check them, and try the wheel

@@ -43,14 +43,27 @@ def main() -> None:
     venv.create(ENVIRONMENT, clear=True, with_pip=False)
     python = ENVIRONMENT / "bin" / "python"
     target = next((ENVIRONMENT / "lib").glob("python*/site-packages"))
-    install = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet", "--python", str(python), "install"]
+    install = [
+        sys.executable,
+        "-m",
+        "pip",
+        "--disable-pip-version-check",
+        "--quiet",
+        "--python",
+        str(python),
+        "install",
+    ]
     subprocess.run([*install, "--no-deps", "--no-index", str(wheel)], check=True)
     # A .pth file lends the packages; those of the lender's own .pth files, its editable torchgraft among them, are not read.
     lent = [path for path in sys.path if path.endswith("site-packages")] or [sysconfig.get_paths()["purelib"]]
     (target / "lent.pth").write_text("\n".join(lent), encoding="utf-8")
     clean = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYTHONHOME")}
     graft = str(ENVIRONMENT / "bin" / "graft")
-    for command in ([graft, "--help"], [graft, "--version"], [str(python), "-W", "error::UserWarning", "-c", SMALL_CAPTURE]):
+    for command in (
+        [graft, "--help"],
+        [graft, "--version"],
+        [str(python), "-W", "error::UserWarning", "-c", SMALL_CAPTURE],
+    ):
         subprocess.run(command, check=True, cwd=ENVIRONMENT, env=clean, stdout=subprocess.DEVNULL)
     print(f"{wheel.name} and {sources.name} are complete; the wheel runs in an environment of its own")
 

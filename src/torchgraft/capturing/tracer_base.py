@@ -74,7 +74,16 @@ def overrides(cls: type, ancestor: type, names: frozenset[str]) -> bool:
 
 
 class TracerBase:
-    """What every tracer can do: make nodes, proxies and arguments. Override the methods to change what is recorded."""
+    """What every tracer can do: make nodes, proxies and arguments. Override the methods to change what is recorded.
+
+    >>> import torchgraft
+    >>> class TakesTheFirstBranch(torchgraft.Tracer):
+    ...     def to_bool(self, value):
+    ...         return True
+    >>> graph = TakesTheFirstBranch().trace(lambda x: x if x > 0 else -x)
+    >>> [node.name for node in graph.nodes]
+    ['x', 'gt', 'output']
+    """
 
     graph: Graph
     record_stack_traces: bool = True

@@ -53,7 +53,17 @@ class PythonCode:
 
 class CodeGen:
     """Generates the code of a graph. Override `gen_fn_def`, `generate_output`, `process_inputs`, `process_outputs` or
-    `additional_globals` to change the calling convention."""
+    `additional_globals` to change the calling convention.
+
+    >>> import torchgraft
+    >>> class Commented(CodeGen):
+    ...     def gen_fn_def(self, *args, **kwargs):
+    ...         return super().gen_fn_def(*args, **kwargs) + "  # from Commented"
+    >>> program = torchgraft.symbolic_trace(lambda x: x + 1)
+    >>> program.graph.set_codegen(Commented())
+    >>> program.code.strip().splitlines()[0]
+    'def forward(self, x):  # from Commented'
+    """
 
     def __init__(self) -> None:
         self._body_transformer: BodyTransformer | None = None

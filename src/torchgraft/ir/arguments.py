@@ -37,7 +37,17 @@ class immutable_list(list):  # noqa: N801 (torch.fx's public name)
 
 
 class immutable_dict(dict):  # noqa: N801 (torch.fx's public name)
-    """A dict that refuses to change, for the same reason as `immutable_list`."""
+    """A dict that refuses to change, for the same reason as `immutable_list`.
+
+    >>> arguments = immutable_dict(dim=1)
+    >>> arguments["dim"], arguments == {"dim": 1}
+    (1, True)
+    >>> try:
+    ...     arguments["dim"] = 2
+    ... except TypeError as error:
+    ...     print(str(error).partition(":")[0])
+    'immutable_dict' object is immutable and does not support mutation
+    """
 
     __delitem__ = __ior__ = __setitem__ = _refuse
     clear = pop = popitem = setdefault = update = _refuse

@@ -24,6 +24,13 @@ def wrap(fn_or_name: str | Callable[..., Any]) -> str | Callable[..., Any]:
     """Record calls of a function as one node instead of tracing through it.
 
     Call it at the top level of a module, with a name (`wrap("len")`) or a function defined there (also as a decorator).
+
+    >>> import math, torchgraft
+    >>> @torchgraft.wrap
+    ... def rounded(x):
+    ...     return math.floor(x)  # asks for a number, which a traced value is not
+    >>> [node.name for node in torchgraft.symbolic_trace(lambda x: rounded(x) + 1).graph.nodes]
+    ['x', 'rounded', 'add', 'output']
     """
     if isinstance(fn_or_name, str):
         name = fn_or_name

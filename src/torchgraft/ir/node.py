@@ -38,7 +38,17 @@ _side_effectful_functions: set[Callable[..., Any]] = set()
 
 
 def has_side_effect(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Declare that calls of `function` must never be removed as dead code; usable as a decorator."""
+    """Declare that calls of `function` must never be removed as dead code; usable as a decorator.
+
+    >>> import torchgraft
+    >>> @has_side_effect
+    ... def log(x): ...  # writes to a file
+    >>> graph = torchgraft.Graph()
+    >>> node = graph.call_function(log, (graph.placeholder("x"),))
+    >>> _ = graph.output(None), graph.eliminate_dead_code()
+    >>> [node.name for node in graph.nodes]
+    ['x', 'log', 'output']
+    """
     _side_effectful_functions.add(function)
     return function
 
@@ -48,6 +58,15 @@ class Node:
 
     `op` is one of six: `placeholder` (an input; `args[0]` is its default), `get_attr` (a parameter or other attribute of the
     module), `call_function`, `call_method` (on `args[0]`), `call_module`, and `output` (`args[0]` is what is returned).
+
+    >>> import torch, torchgraft
+    >>> program = torchgraft.symbolic_trace(lambda x: torch.relu(x) * 2)
+    >>> [relu] = program.graph.find_nodes(op="call_function", target=torch.relu)
+    >>> relu.op, relu.args, list(relu.users)
+    ('call_function', (x,), [mul])
+    >>> relu.target = torch.neg
+    >>> program(torch.ones(2))
+    tensor([-2., -2.])
     """
 
     __slots__ = (
@@ -489,7 +508,13 @@ def substitute(value: Any, old: Node, new: Any) -> Any:
 
 
 def map_arg(a: Argument, fn: Callable[[Node], Argument]) -> Argument:
-    """Apply `fn` to every node in an argument tree; everything else stays as it is."""
+    """Apply `fn` to every node in an argument tree; everything else stays as it is.
+
+    >>> import torchgraft
+    >>> x = torchgraft.Graph().placeholder("x")
+    >>> map_arg({"a": [x, 1]}, lambda node: node.name)
+    {'a': ['x', 1]}
+    """
     if not callable(fn):
         raise TypeError(f"map_arg needs a function to apply, not {type(fn).__name__}")
     if type(a) is Node:

@@ -29,7 +29,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Step:
-    """What an observer is told after each pass: its number from 1, the pass, its report, and the program as it is now."""
+    """What an observer is told after each pass: its number from 1, the pass, its report, and the program as it is now.
+
+    >>> import torchgraft
+    >>> program = torchgraft.symbolic_trace(lambda x: x.relu() + x.relu())
+    >>> seen = []
+    >>> _ = torchgraft.passes.Pipeline("merge-common", observers=[seen.append])(program)
+    >>> seen[0].number, seen[0].report.changes
+    (1, 1)
+    """
 
     number: int
     edit: Pass
@@ -42,7 +50,14 @@ Observer = Callable[[Step], Any]
 
 @dataclass(frozen=True, repr=False)
 class PipelineReport(Shown):
-    """What a pipeline did: one report for each pass and, if asked for, the programs before, between and after them."""
+    """What a pipeline did: one report for each pass and, if asked for, the programs before, between and after them.
+
+    >>> import torchgraft
+    >>> program = torchgraft.symbolic_trace(lambda x: x.relu() + x.relu())
+    >>> report = torchgraft.passes.Pipeline("merge-common, remove-dead-code")(program)
+    >>> [(part.name, part.changes) for part in report.passes]
+    [('merge-common', 1), ('remove-dead-code', 0)]
+    """
 
     passes: tuple[PassReport, ...]
     history: tuple[tuple[str, GraphModule], ...] = ()

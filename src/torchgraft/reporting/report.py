@@ -29,7 +29,14 @@ from torchgraft.results.tables import painted
 
 @dataclass(frozen=True, repr=False)
 class Report(Shown):
-    """Where the page is, the most interesting facts, and what is unavailable."""
+    """Where the page is, the most interesting facts, and what is unavailable.
+
+    >>> import tempfile, torch, torchgraft
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     result = report(torch.nn.ReLU(), torch.ones(2), folder=f"{folder}/relu")
+    ...     result.page.name, result.page.exists()
+    ('index.html', True)
+    """
 
     page: Path
     facts: list[Fact]

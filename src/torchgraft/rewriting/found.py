@@ -47,6 +47,12 @@ class Found:
 
     `nodes` and `modules` are by the names of the pattern's nodes (or by the `name` given to `call_any`). `replacements` are the
     new nodes, once it is replaced.
+
+    >>> import torch, torchgraft
+    >>> program = torchgraft.symbolic_trace(lambda x: torch.relu(x) + 1)
+    >>> [found] = torchgraft.rewrite(program, lambda a: torch.relu(a), lambda a: torch.tanh(a))
+    >>> found["a"], found.replacements
+    (x, [tanh])
     """
 
     def __init__(self, program: Program, match: InternalMatch) -> None:

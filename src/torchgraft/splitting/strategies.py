@@ -36,6 +36,13 @@ class Supported:
 
     `supports` is asked for every call and answers True, False, or a text that says why not. A part with fewer than `min_size`
     calls is given back: crossing over to the backend and back costs more than it brings.
+
+    >>> import torch, torchgraft
+    >>> from torchgraft.splitting.split import split
+    >>> program = torchgraft.symbolic_trace(lambda x: x.relu().sort().values.tanh())
+    >>> parts = split(program, Supported(lambda node: node.target != "sort", min_size=1)).parts
+    >>> len(parts)
+    3
     """
 
     supports: Supports
@@ -76,7 +83,14 @@ class Supported:
 
 @dataclass(frozen=True)
 class Size:
-    """Parts of at most `nodes` calls each, in the order of the program. What belongs together stays so, even if that is more."""
+    """Parts of at most `nodes` calls each, in the order of the program. What belongs together stays so, even if that is more.
+
+    >>> import torchgraft
+    >>> from torchgraft.splitting.split import split
+    >>> program = torchgraft.symbolic_trace(lambda x: x.relu().tanh().exp().neg())
+    >>> [len(part.nodes) for part in split(program, Size(nodes=2)).parts]
+    [2, 2]
+    """
 
     nodes: int
 
@@ -101,6 +115,12 @@ class Stages:
 
     `cost` says what one call costs (`parameter_bytes` unless told). Of the places that are as good, the one is taken where the
     fewest values pass from one part to the next.
+
+    >>> import torch, torchgraft
+    >>> from torchgraft.splitting.split import split
+    >>> program = torchgraft.symbolic_trace(torch.nn.Sequential(*[torch.nn.Linear(4, 4) for _ in range(4)]))
+    >>> [len(part.nodes) for part in split(program, Stages(2)).parts]
+    [2, 2]
     """
 
     count: int

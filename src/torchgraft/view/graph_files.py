@@ -58,6 +58,13 @@ def load_graph(path: str | PathLike[str]) -> networkx.MultiDiGraph:
     """Read a graph that `save_graph` wrote as pickle, GraphML or node-link JSON.
 
     A pickle can run code when it is read: load only files that you trust. The two others are plain data.
+
+    >>> import tempfile, torchgraft
+    >>> program = torchgraft.symbolic_trace(lambda x: x.relu())
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = torchgraft.save_graph(program, f"{folder}/relu.json")
+    ...     list(load_graph(path))
+    ['x', 'relu', 'output']
     """
     place = Path(path)
     chosen = _SUFFIXES.get(place.suffix.lower())

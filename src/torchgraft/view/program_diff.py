@@ -33,6 +33,11 @@ class NodeChange:
     """Two nodes that belong together, or one without a counterpart; each is given by its name and its line of text.
 
     `status` is "same", "renamed" (only the name differs), "changed", "removed" or "added".
+
+    >>> import torchgraft
+    >>> before, after = (torchgraft.symbolic_trace(f) for f in (lambda x: x.relu(), lambda x: x.tanh()))
+    >>> [(change.status, change.before, change.after) for change in torchgraft.diff(before, after)]
+    [('same', 'x', 'x'), ('changed', 'relu', 'tanh'), ('same', 'output', 'output')]
     """
 
     status: str
@@ -44,7 +49,13 @@ class NodeChange:
 
 
 class ProgramDiff(Shown):
-    """What changed between two programs. True where anything but names did; iterating gives every `NodeChange`, in order."""
+    """What changed between two programs. True where anything but names did; iterating gives every `NodeChange`, in order.
+
+    >>> import torchgraft
+    >>> program = torchgraft.symbolic_trace(lambda x: x.relu())
+    >>> bool(torchgraft.diff(program, program)), torchgraft.diff(program, program).counts["same"]
+    (False, 3)
+    """
 
     def __init__(self, before: str, after: str, changes: list[NodeChange]) -> None:
         self.before = before

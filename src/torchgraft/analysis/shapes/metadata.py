@@ -18,7 +18,13 @@ from torchgraft.results.shown import NamedTexts
 
 
 class TensorMetadata(NamedTuple):
-    """Everything about a tensor but its data; the fields are those of torch.fx's class."""
+    """Everything about a tensor but its data; the fields are those of torch.fx's class.
+
+    >>> import torch, torchgraft
+    >>> metadata = torchgraft.shapes(torch.nn.Linear(4, 2), torch.ones(3, 4))["output"]
+    >>> metadata.shape, metadata.dtype, metadata.requires_grad
+    (torch.Size([3, 2]), torch.float32, True)
+    """
 
     shape: torch.Size
     dtype: torch.dtype
@@ -93,7 +99,13 @@ def tree_metadata(value: Any) -> Any:
 
 
 class Shapes(NamedTexts):
-    """Metadata by the names of nodes; a tuple or list where the value is one. Values that hold no tensor are left out."""
+    """Metadata by the names of nodes; a tuple or list where the value is one. Values that hold no tensor are left out.
+
+    >>> import torch, torchgraft
+    >>> found = torchgraft.shapes(torch.nn.Linear(4, 2), torch.ones(3, 4))
+    >>> found["output"].shape
+    torch.Size([3, 2])
+    """
 
     def _text_of(self, value: Any) -> str:
         return _text(value)

@@ -33,13 +33,22 @@ _VARIABLE = inspect.CO_VARARGS | inspect.CO_VARKEYWORDS
 
 
 class PHBase:
-    """A place in `concrete_args` that stays an input; attributes set on it are copied onto its placeholder node."""
+    """A place in `concrete_args` that stays an input; attributes set on it are copied onto its placeholder node.
+
+    >>> import torch, torchgraft
+    >>> def scaled(x, pair):
+    ...     return x * pair[0] if pair[1] == 2 else x
+    >>> program = torchgraft.symbolic_trace(scaled, concrete_args={"pair": (torchgraft.PH, 2)})
+    >>> program(torch.ones(2), (torch.tensor(3.0), 2))
+    tensor([3., 3.])
+    """
 
     def __repr__(self) -> str:
         return "PH"
 
 
 PH = PHBase()
+"""The place in `concrete_args` that stays an input: `concrete_args={"pair": (PH, 2)}` fixes the second of a pair."""
 
 
 def _assert_is_none(value: Any, message: str) -> None:

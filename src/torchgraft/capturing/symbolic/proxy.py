@@ -44,7 +44,17 @@ _set = object.__setattr__
 
 
 class Proxy:
-    """A value of the program being traced. Operators, methods, attributes and torch functions on it make nodes."""
+    """A value of the program being traced. Operators, methods, attributes and torch functions on it make nodes.
+
+    >>> import torch, torchgraft
+    >>> graph = torchgraft.Graph()
+    >>> x = torchgraft.Proxy(graph.placeholder("x"))
+    >>> y = torch.relu(x) + 1
+    >>> [node.name for node in graph.nodes]
+    ['x', 'relu', 'add']
+    >>> y.node.args
+    (relu, 1)
+    """
 
     node: Node
     tracer: TracerBase
@@ -194,7 +204,13 @@ _reads = itertools.count()
 
 
 class Attribute(Proxy):
-    """An attribute of a traced value; calling it is a method call, using it in any other way fetches it."""
+    """An attribute of a traced value; calling it is a method call, using it in any other way fetches it.
+
+    >>> import torchgraft
+    >>> graph = torchgraft.symbolic_trace(lambda x: (x.T, x.relu())).graph
+    >>> [(node.op, node.args) for node in graph.nodes if node.op.startswith("call")]
+    [('call_function', (x, 'T')), ('call_method', (x,))]
+    """
 
     root: Proxy
     attr: str
@@ -242,7 +258,16 @@ class Attribute(Proxy):
 
 
 class ParameterProxy(Proxy):
-    """A parameter whose shape is known, so that questions about it can be answered while tracing."""
+    """A parameter whose shape is known, so that questions about it can be answered while tracing.
+
+    >>> import torch, torchgraft
+    >>> graph = torchgraft.Graph()
+    >>> weight = torch.nn.Parameter(torch.zeros(2, 3))
+    >>> tracer = torchgraft.proxy.GraphAppendingTracer(graph)
+    >>> proxy = torchgraft.ParameterProxy(tracer, graph.get_attr("weight"), "weight", weight)
+    >>> proxy.shape, proxy.ndim
+    (torch.Size([2, 3]), 2)
+    """
 
     def __init__(self, tracer: TracerBase, node: Node, name: str, param: torch.nn.Parameter) -> None:
         super().__init__(node, tracer)
@@ -283,7 +308,16 @@ class ParameterProxy(Proxy):
 
 
 class ProxyableClassMeta(type):
-    """For classes whose construction from traced values should be recorded as a node."""
+    """For classes whose construction from traced values should be recorded as a node.
+
+    >>> import torchgraft
+    >>> class Pair(metaclass=ProxyableClassMeta):
+    ...     def __init__(self, left, right):
+    ...         self.left, self.right = left, right
+    >>> graph = torchgraft.symbolic_trace(lambda x: Pair(x, x + 1).right).graph
+    >>> [node.name for node in graph.nodes]
+    ['x', 'add', 'pair', 'getattr_1', 'output']
+    """
 
     def __init__(cls, name: str, bases: tuple[type, ...], attributes: dict[str, Any]) -> None:
         _proxyable_classes[cls] = None

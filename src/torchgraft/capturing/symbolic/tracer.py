@@ -63,7 +63,16 @@ _RULES = _ANSWERS | {"is_leaf_module", "getattr", "_module_getattr"}
 
 
 class Tracer(ModelAttributes):
-    """Symbolic tracing. Subclass it and override methods to change what is kept whole, recorded or refused."""
+    """Symbolic tracing. Subclass it and override methods to change what is kept whole, recorded or refused.
+
+    >>> import torch
+    >>> class Everything(Tracer):
+    ...     def is_leaf_module(self, module, path):
+    ...         return False
+    >>> graph = Everything().trace(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU()))
+    >>> [node.name for node in graph.nodes if node.op == "call_function"]
+    ['linear', 'relu']
+    """
 
     record_stack_traces = True
     # Whether no subclass has a say in how modules are called and nodes are made.

@@ -36,7 +36,13 @@ DIRECTIONS = ("down", "right")
 
 @dataclass(frozen=True)
 class Drawing:
-    """A drawing of a program: `svg` is the text of it. It shows itself in notebooks."""
+    """A drawing of a program: `svg` is the text of it. It shows itself in notebooks.
+
+    >>> import torch, torchgraft
+    >>> drawing = torchgraft.draw(torch.nn.ReLU(), torch.ones(2))
+    >>> drawing.svg.startswith("<svg"), drawing.boxes
+    (True, 4)
+    """
 
     svg: str = field(repr=False)
     width: int
