@@ -45,7 +45,7 @@ from torchgraft.ir.graph import Graph
 from torchgraft.ir.guards import check_given, check_training
 from torchgraft.ir.modules import has_hooks, no_model, paths_of_modules
 from torchgraft.ir.node import Node
-from torchgraft.ir.origin import current_source_line, source_line
+from torchgraft.ir.origin import current_source_line, line_of_error, source_line
 
 # What torch says itself; a model that is being traced gets a guard with the answer. Not by its public name, which another
 # thread may have patched when this file is first imported.
@@ -269,6 +269,15 @@ class Tracer(ModelAttributes):
         refusal = caught or refusal_of(error)
         if refusal is not None:
             raise refusal from error
+        hooked = next((path for module, path in self._state.paths.items() if has_hooks(module)), None)
+        if hooked is not None and isinstance(error, (LookupError, AttributeError)):
+            text = in_lines(
+                f"cannot trace a forward that needs what hooks leave behind: {type(error).__name__}: {error}",
+                line_of_error(error),
+                f"the hooks of '{hooked}' run with the program, and not while tracing",
+                "return what they collect, or use torchgraft.capture(model, args)",
+            )
+            raise TraceError(text) from error
         error.add_note(
             "while tracing symbolically, where every input is a proxy, optional ones too\n"
             "fix an input with concrete_args, keep the module that raises as a leaf (Tracer.is_leaf_module), or use "
