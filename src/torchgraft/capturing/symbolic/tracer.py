@@ -21,7 +21,14 @@ from torchgraft.capturing.comparisons import compared_with_none
 from torchgraft.capturing.model_state import ModelState
 from torchgraft.capturing.module_patches import MODULE_PATCHES, ModuleForward, call_module, plain_mode, read_attribute
 from torchgraft.capturing.proxy import ParameterProxy, Proxy
-from torchgraft.capturing.refusals import ConversionError, UnsupportedArgument, in_lines, refusal_of, was_caught_by_user
+from torchgraft.capturing.refusals import (
+    ConversionError,
+    UnsupportedArgument,
+    in_lines,
+    is_raised_by_user,
+    refusal_of,
+    was_caught_by_user,
+)
 from torchgraft.capturing.regions import remove_empty_regions
 from torchgraft.capturing.switches import refuse_hooks_for_all_modules
 from torchgraft.capturing.symbolic.attributes import ModelAttributes
@@ -270,7 +277,8 @@ class Tracer(ModelAttributes):
         if refusal is not None:
             raise refusal from error
         hooked = next((path for module, path in self._state.paths.items() if has_hooks(module)), None)
-        if hooked is not None and isinstance(error, (LookupError, AttributeError)):
+        is_missing = isinstance(error, (LookupError, AttributeError)) and not is_raised_by_user(error)
+        if hooked is not None and is_missing:
             text = in_lines(
                 f"cannot trace a forward that needs what hooks leave behind: {type(error).__name__}: {error}",
                 line_of_error(error),
