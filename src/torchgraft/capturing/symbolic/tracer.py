@@ -21,14 +21,7 @@ from torchgraft.capturing.comparisons import compared_with_none
 from torchgraft.capturing.model_state import ModelState
 from torchgraft.capturing.module_patches import MODULE_PATCHES, ModuleForward, call_module, plain_mode, read_attribute
 from torchgraft.capturing.proxy import ParameterProxy, Proxy
-from torchgraft.capturing.refusals import (
-    ConversionError,
-    UnsupportedArgument,
-    in_lines,
-    is_raised_by_user,
-    refusal_of,
-    was_caught_by_user,
-)
+from torchgraft.capturing.refusals import ConversionError, UnsupportedArgument, in_lines, refusal_of, was_caught_by_user
 from torchgraft.capturing.regions import remove_empty_regions
 from torchgraft.capturing.switches import refuse_hooks_for_all_modules
 from torchgraft.capturing.symbolic.attributes import ModelAttributes
@@ -37,6 +30,7 @@ from torchgraft.capturing.symbolic.checks import (
     drop_constants,
     guard_identities,
     refuse_compared_types,
+    refuse_missing_hooks,
     refuse_root_hooks,
 )
 from torchgraft.capturing.symbolic.inplace import PLAIN_FORM, renew_constants, simplify_in_place
@@ -52,7 +46,7 @@ from torchgraft.ir.graph import Graph
 from torchgraft.ir.guards import check_given, check_training
 from torchgraft.ir.modules import has_hooks, no_model, paths_of_modules
 from torchgraft.ir.node import Node
-from torchgraft.ir.origin import current_source_line, line_of_error, source_line
+from torchgraft.ir.origin import current_source_line, source_line
 
 # What torch says itself; a model that is being traced gets a guard with the answer. Not by its public name, which another
 # thread may have patched when this file is first imported.
@@ -276,16 +270,7 @@ class Tracer(ModelAttributes):
         refusal = caught or refusal_of(error)
         if refusal is not None:
             raise refusal from error
-        hooked = next((path for module, path in self._state.paths.items() if has_hooks(module)), None)
-        is_missing = isinstance(error, (LookupError, AttributeError)) and not is_raised_by_user(error)
-        if hooked is not None and is_missing:
-            text = in_lines(
-                f"cannot trace a forward that needs what hooks leave behind: {type(error).__name__}: {error}",
-                line_of_error(error),
-                f"the hooks of '{hooked}' run with the program, and not while tracing",
-                "return what they collect, or use torchgraft.capture(model, args)",
-            )
-            raise TraceError(text) from error
+        refuse_missing_hooks(error, self._state.paths)
         error.add_note(
             "while tracing symbolically, where every input is a proxy, optional ones too\n"
             "fix an input with concrete_args, keep the module that raises as a leaf (Tracer.is_leaf_module), or use "
