@@ -108,7 +108,7 @@ def test_the_code_of_a_page_prints_what_stands_below_it(
         found = run_dialogue(page)
         assert found.attempted > 10 and found.failed == 0
     elif not steps(text):
-        assert page in {"README", "command_line", "design", "from_torch_fx"}, "a page without code that runs"
+        assert page in {"README", "command_line", "design"}, "a page without code that runs"
     else:
         run_page(text, tmp_path, monkeypatch)
 
