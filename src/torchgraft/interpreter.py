@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from torchgraft.capturing.proxy import Proxy
+from torchgraft.capturing.symbolic.proxy import Proxy
 from torchgraft.capturing.symbolic.tracer import Tracer
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import GraphError

@@ -16,7 +16,6 @@ from pathlib import Path
 
 import pytest
 import torch
-
 from torchgraft.analysis.cost.registry import FORMULAS
 
 ROOT = Path(__file__).parents[2]

@@ -167,7 +167,9 @@ class GraphModule(torch.nn.Module):
             previous._remove_owner(self)
         self.__dict__["_graph"] = graph
         graph._add_owner(self)
-        graph._hooks = self._edit_hooks if len(graph._owners) == 1 else SharedHooks(graph)
+        # A subclass may have a constructor of its own, which leaves ours out.
+        hooks = self.__dict__.setdefault("_edit_hooks", EditHooks())
+        graph._hooks = hooks if len(graph._owners) == 1 else SharedHooks(graph)
         self._graph_changed()
 
     def _graph_changed(self) -> None:

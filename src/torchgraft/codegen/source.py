@@ -30,48 +30,15 @@ if TYPE_CHECKING:
 BodyTransformer = Callable[[list[str]], list[str]]
 
 # Operators are written the way people write them.
-OPERATOR_TEXT = {
-    "add": "{} + {}",
-    "sub": "{} - {}",
-    "mul": "{} * {}",
-    "floordiv": "{} // {}",
-    "truediv": "{} / {}",
-    "div": "{} / {}",
-    "mod": "{} % {}",
-    "pow": "{} ** {}",
-    "matmul": "{} @ {}",
-    "lshift": "{} << {}",
-    "rshift": "{} >> {}",
-    "and_": "{} & {}",
-    "or_": "{} | {}",
-    "xor": "{} ^ {}",
-    "eq": "{} == {}",
-    "ne": "{} != {}",
-    "lt": "{} < {}",
-    "gt": "{} > {}",
-    "le": "{} <= {}",
-    "ge": "{} >= {}",
-    "getitem": "{}[{}]",
-    "pos": "+{}",
-    "neg": "-{}",
-    "invert": "~{}",
-}
-INPLACE_TEXT = {
-    "iadd": "{} += {}",
-    "isub": "{} -= {}",
-    "imul": "{} *= {}",
-    "ifloordiv": "{} //= {}",
-    "itruediv": "{} /= {}",
-    "imod": "{} %= {}",
-    "ipow": "{} **= {}",
-    "imatmul": "{} @= {}",
-    "ilshift": "{} <<= {}",
-    "irshift": "{} >>= {}",
-    "iand": "{} &= {}",
-    "ior": "{} |= {}",
-    "ixor": "{} ^= {}",
-    "setitem": "{}[{}] = {}",
-}
+_SIGNS = {
+    "add": "+", "sub": "-", "mul": "*", "floordiv": "//", "truediv": "/", "mod": "%", "pow": "**", "matmul": "@",
+    "lshift": "<<", "rshift": ">>", "and_": "&", "or_": "|", "xor": "^",
+}  # fmt: skip
+_COMPARISONS = {"eq": "==", "ne": "!=", "lt": "<", "gt": ">", "le": "<=", "ge": ">="}
+OPERATOR_TEXT = {name: f"{{}} {sign} {{}}" for name, sign in (_SIGNS | _COMPARISONS).items()}
+OPERATOR_TEXT |= {"div": "{} / {}", "getitem": "{}[{}]", "pos": "+{}", "neg": "-{}", "invert": "~{}"}
+INPLACE_TEXT = {f"i{name.removesuffix('_')}": f"{{}} {sign}= {{}}" for name, sign in _SIGNS.items()}
+INPLACE_TEXT["setitem"] = "{}[{}] = {}"
 
 
 @dataclass

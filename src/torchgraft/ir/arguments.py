@@ -134,3 +134,24 @@ def map_aggregate(value: Any, function: Callable[[Any], Any]) -> Any:
             map_aggregate(value.step, function),
         )
     return function(value)
+
+
+def leaves(tree: Any) -> list[Any]:
+    """The leaves of a tree of tuples, lists, dicts and slices, in the order in which they are written.
+
+    >>> leaves((1, [2, {"a": slice(3, None)}]))
+    [1, 2, 3, None, None]
+    """
+    found: list[Any] = []
+    pending = [tree]
+    while pending:
+        value = pending.pop()
+        if isinstance(value, (tuple, list)):
+            pending += value[::-1]
+        elif isinstance(value, dict):
+            pending += [*value.values()][::-1]
+        elif isinstance(value, slice):
+            pending += (value.step, value.stop, value.start)
+        else:
+            found.append(value)
+    return found

@@ -1,5 +1,5 @@
 """Leaf functions: the marks that `wrap` leaves on functions whose calls are recorded whole.
-Reading the marks and acting on them while tracing is the business of `capturing/wrapping.py`.
+Reading the marks and acting on them while tracing is the business of `capturing/patching/wrapping.py`.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ from torchgraft.errors import TraceError
 GENERATED = "__torchgraft_generated__"
 
 _MARKS = "__torchgraft_wrapped__"
-# (globals of the module that called wrap, name): looked up when a trace begins, because wrap may precede the definition.
-_wrapped: dict[tuple[int, str], tuple[dict[str, Any], str]] = {}
+# The globals of the modules that called wrap, by their ids and the name: looked up when a trace begins, because wrap may
+# precede the definition. Both tables are reached by torch.fx's names for them, and may be added to.
+wrapped_functions: dict[tuple[int, str], dict[str, Any]] = {}
+wrapped_methods: list[tuple[type, str]] = []
 
 
 def wrap(fn_or_name: str | Callable[..., Any]) -> str | Callable[..., Any]:
@@ -50,12 +52,12 @@ def _mark(scope: dict[str, Any], name: str) -> None:
         # Generated code comes and goes; its marks live and die with its namespace.
         scope.setdefault(_MARKS, []).append(name)
     else:
-        _wrapped[id(scope), name] = (scope, name)
+        wrapped_functions[id(scope), name] = scope
 
 
 def marked_functions() -> list[tuple[dict[str, Any], str]]:
     """Every marked function outside generated code, as (namespace, name)."""
-    return list(_wrapped.values())
+    return [(scope, key[1]) for key, scope in list(wrapped_functions.items())]
 
 
 def marks_in(scope: dict[str, Any]) -> list[str]:

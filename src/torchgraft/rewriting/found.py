@@ -9,13 +9,13 @@ from typing import Any
 
 import torch
 
-from torchgraft.capturing.proxy import Proxy
+from torchgraft.capturing.symbolic.proxy import Proxy
 from torchgraft.errors import GraphError
 from torchgraft.ir.node import Node
 from torchgraft.ir.printing import known_value
 from torchgraft.rewriting.matching import InternalMatch
 from torchgraft.rewriting.modules import State
-from torchgraft.rewriting.program import MISSING, Program
+from torchgraft.rewriting.pattern import MISSING, Program
 
 
 def call_any(kinds: Any, *inputs: Any, name: str | None = None) -> Any:

@@ -20,9 +20,8 @@ from torchgraft.ir.node import Node, map_arg
 from torchgraft.rewriting.attributes import Adoption
 from torchgraft.rewriting.matching import InternalMatch, SubgraphMatcher, same_value
 from torchgraft.rewriting.modules import State
-from torchgraft.rewriting.pattern import Pattern
+from torchgraft.rewriting.pattern import Pattern, Program, ProgramLike
 from torchgraft.rewriting.placement import Placement
-from torchgraft.rewriting.program import Program, ProgramLike
 
 MatchFilter = Callable[[InternalMatch, Graph, Graph], bool]
 ReplacementCallback = Callable[[InternalMatch, Graph, Graph], ProgramLike]

@@ -14,7 +14,7 @@ from torchgraft.errors import GraftError
 from torchgraft.results.shown import Shown
 from torchgraft.results.tables import aligned, amount, painted
 from torchgraft.view.module_facts import ModelFacts, ModuleFacts, model_facts
-from torchgraft.view.values import facts_text
+from torchgraft.view.node_facts import facts_text
 
 _UNKNOWN = "-"
 _WIDEST = 60
