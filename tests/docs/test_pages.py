@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from torchgraft.analysis.cost.registry import FORMULAS
+from torchgraft.analysis.cost.formulas import FORMULAS
 
 ROOT = Path(__file__).parents[2]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
