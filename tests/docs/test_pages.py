@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from torchgraft.analysis.cost.formulas import FORMULAS
 
 ROOT = Path(__file__).parents[2]
