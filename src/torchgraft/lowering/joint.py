@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from torchgraft.capturing.watch import OTHER_MODE
 from torchgraft.codegen.calling import placeholder_values
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import BridgeError, GraftError
@@ -273,14 +272,10 @@ class _JointWalk(Walk):
         return self._hold(record_kept(self.recorder, node.target, node.target, {}, args, kwargs))
 
     def _module(self, node: Node, args: Any, kwargs: Any) -> Any:
-        """A part that was kept whole because it chooses by its mode is taken apart in the mode it is in; others are one call."""
+        """A module that was kept whole is one call, with its parameters among the primals."""
         path = str(node.target)
         module = self.program.get_submodule(path)
-        named: dict[str, torch.Tensor] = {name: self._of(value) for name, value in module.named_parameters()}
-        if OTHER_MODE in self.program.meta.get("kept_whole", {}).get(path, ""):
-            self.attributes[f"{path}.training"] = module.training
-            with recording(self.recorder):
-                return torch.func.functional_call(module, named, plain_values(args), plain_values(kwargs))
+        named = {name: self._of(value) for name, value in module.named_parameters()}
         self._state.tensors.save_all(module)
         fetched = self.recorder.create_node("get_attr", path, (), {})
         self.modules[path] = module

@@ -17,7 +17,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torchgraft.lowering.operators import record
 from torchgraft.lowering.recorder import Recorder
 
-
 _FREE_IN_PYTHON = frozenset({torch.nn.functional.interpolate, torch.nn.functional.upsample})
 
 

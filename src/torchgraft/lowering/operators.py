@@ -181,12 +181,15 @@ def _functional_form(function: Any) -> Any:
     if not name.endswith("_") or name.endswith("__"):
         return None
     packet = getattr(getattr(torch.ops, namespace), name[:-1], None)
-    wanted = [(item.name, str(item.type)) for item in function._schema.arguments]
     for overload in [] if packet is None else packet.overloads():  # `transpose_` is called `transpose.int` there
         plain = getattr(packet, overload)
-        if not plain._schema.is_mutable and [(item.name, str(item.type)) for item in plain._schema.arguments] == wanted:
+        if not plain._schema.is_mutable and _parameters(plain) == _parameters(function):
             return plain
     return None
+
+
+def _parameters(function: Any) -> list[Any]:
+    return [(item.name, str(item.type), item.has_default_value()) for item in function._schema.arguments]
 
 
 # ---- results ----
@@ -239,9 +242,12 @@ class _Results:
 def part_of(recorder: Recorder, whole: Node, index: int) -> Callable[[], Node]:
     """What makes the node of one part of a result, when it is first needed; behind the result, wherever that is."""
     then = recorder.above, recorder.is_backward
+    part: Node | None = None
 
-    @functools.cache
     def make() -> Node:
+        nonlocal part
+        if part is not None and not part._erased:  # with a call that was taken back
+            return part
         # It may be asked for in another module, or after the backward.
         now = recorder.above, recorder.is_backward
         recorder.above, recorder.is_backward = then

@@ -89,6 +89,10 @@ class Recorder:
         """A node that fetches a tensor kept with the program."""
         known = self._constants.get(id(value))
         if known is None:
+            if value.requires_grad and not self.is_above_autograd:
+                raise RuntimeError(
+                    "it uses a tensor that requires a gradient and is no parameter or input of the program"
+                )
             name = f"_lowered_constant{len(self._constants)}"
             self.graph._constants[name] = value
             known = self._constants[id(value)] = (value, self.create_node("get_attr", name, (), {}))
