@@ -5,6 +5,7 @@ How the operators are written down is in `operators.py`, how the program is cut 
 from __future__ import annotations
 
 import functools
+import operator
 from typing import Any
 
 import torch
@@ -28,7 +29,7 @@ from torchgraft.lowering.modes import recording
 from torchgraft.lowering.operators import part_of
 from torchgraft.lowering.recorder import Recorder
 from torchgraft.lowering.tensors import TracedTensor
-from torchgraft.lowering.values import concrete, plain_values
+from torchgraft.lowering.values import concrete, plain_values, traced_in
 
 
 class _Written(BaseException):
@@ -239,7 +240,9 @@ class _JointWalk(Walk):
             return self._run(node, args, kwargs)
         if kind is Kind.MODULE:
             return self._module(node, args, kwargs)
-        if kind is Kind.FOREIGN:
+        if node.target is operator.getitem and isinstance(args[0], (tuple, list, dict)):
+            return self._hold(self._run(node, args, kwargs))
+        if kind is Kind.FOREIGN or (node.target is operator.getitem and kind is Kind.READ and traced_in(args)):
             return self._foreign(node, args, kwargs)
         if any(id(leaf) in self._objects for leaf in leaves((args, kwargs))):
             return self._hold(self._run(node, args, kwargs))

@@ -14,7 +14,7 @@ from torchgraft.ir.arguments import leaves, map_aggregate
 from torchgraft.ir.node import Node
 from torchgraft.ir.structures import parts_of, put_together, take_apart
 from torchgraft.lowering.operators import part_of
-from torchgraft.lowering.recorder import Recorder
+from torchgraft.lowering.recorder import Recorder, without_data
 from torchgraft.lowering.tensors import TracedTensor
 from torchgraft.lowering.values import concrete, plain_values, traced_in
 
@@ -175,10 +175,11 @@ class _KeptCall:
         """What the backward computes for the inputs."""
         with torch._C._DisableTorchDispatch():  # the recorder listens, and autograd computes this on its own
             values = _gradients(self.run, concrete(tangents))
+            notes = without_data(values)
         used = tuple([place for place, value in enumerate(values) if value is not None])
         arguments = self.node, self.recorder.argument(tangents), used
         node = self.recorder.create_node("call_function", gradients_of, arguments, {})
-        self.recorder.note_value(node, values)
+        node.meta["val"] = notes
         found: list[TracedTensor | None] = []
         for index, (value, tensor) in enumerate(zip(values, self.inputs, strict=True)):
             if value is None:

@@ -151,7 +151,7 @@ class Recorder:
 
     def note_value(self, node: Node, value: Any) -> None:
         """Note shapes and types of a value in the metadata of its node."""
-        node.meta["val"] = pytree.tree_map(_without_data, value)
+        node.meta["val"] = without_data(value)
 
     def note_numbers(self) -> None:
         """Note the numbers of this run in the metadata of their nodes, where everybody looks for values."""
@@ -268,8 +268,12 @@ def _memory(tensor: torch.Tensor) -> int | None:
         return None
 
 
-def _without_data(value: Any) -> Any:
-    """A tensor of the same shape and type that holds nothing; None for kinds that there is none of."""
+def without_data(value: Any) -> Any:
+    """A value with tensors of the same shape and type that hold nothing; None for kinds that there is none of."""
+    return pytree.tree_map(_empty, value)
+
+
+def _empty(value: Any) -> Any:
     if isinstance(value, torch.Tensor) and value.is_quantized:
         return None
     return (
