@@ -10,13 +10,13 @@ from typing import Any, NamedTuple
 import torch
 
 from torchgraft.errors import BridgeError, GuardError
-from torchgraft.ir.arguments import leaves, map_aggregate
+from torchgraft.ir.arguments import leaves, map_plain
 from torchgraft.ir.node import Node
 from torchgraft.ir.structures import parts_of, put_together, take_apart
 from torchgraft.lowering.operators import part_of
 from torchgraft.lowering.recorder import Recorder, without_data
 from torchgraft.lowering.tensors import TracedTensor
-from torchgraft.lowering.values import concrete, plain_values, traced_in
+from torchgraft.lowering.values import concrete, traced_in
 
 
 class KeptRun(NamedTuple):
@@ -61,7 +61,7 @@ def _run(function: Callable[..., Any], tree: Any, needed: Sequence[int]) -> tupl
         seen += 1
         return leaf
 
-    state, args, kwargs = plain_values(map_aggregate(tree, begin))
+    state, args, kwargs = map_plain(tree, begin)
     with torch.enable_grad():
         result = (
             torch.func.functional_call(function, state, args, kwargs)
