@@ -109,7 +109,6 @@ class _JointWalk(Walk):
         """Make the inputs of the joint program."""
         for primal in held_tensors(self.program):
             self._add(primal, primal.value)
-        self._seen: dict[int, torch.Tensor] = {}
         self._inputs = {node: self._input(str(node.target), value) for node, value in self.inputs.items()}
         named = dict(zip([item.name for item in self.primals], self._traced_primals, strict=True))
         inputs = {item.name: named[item.name] for item in self.primals if item.kind == "input"}
