@@ -203,7 +203,8 @@ def record_kept(
     run, result = _run(function, concrete(tree), needed)
     if versions != [tensor._version for tensor in tensors]:
         raise BridgeError(
-            f"cannot write forward and backward as one program: {_name(function)} is one call, and writes its arguments"
+            f"cannot write forward and backward as one program: {_name(function)} is one call, and writes its arguments\n"
+            "  give it copies, or train the program at level 'function', whose gradients autograd computes"
         )
     arguments = (spelled, *map(recorder.argument, tree), tuple(needed), outline(result))
     node = recorder.create_node("call_function", run_kept, arguments, {})
