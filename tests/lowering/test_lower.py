@@ -4,6 +4,7 @@ import copy
 import io
 import pickle
 import threading
+from typing import Any
 
 import pytest
 import torch
@@ -431,3 +432,38 @@ def test_modules_that_a_program_calls_stay_calls():
     assert lowered.meta["kept_calls"] == {
         "_0": "the program calls a module; capture it at level 'function' to see inside"
     }
+
+
+@pytest.mark.parametrize("level", ["aten", "core_aten"])
+def test_a_constant_that_is_written_is_a_new_one_in_every_run(level: str) -> None:
+    def count(x: torch.Tensor) -> torch.Tensor:
+        seen = torch.tensor([0], device=x.device)
+        seen += x.shape[0]
+        return seen
+
+    program = torchgraft.capture(count, torch.ones(3), level=level)
+    assert [program(torch.ones(3)).item() for _ in range(3)] == [3, 3, 3]
+
+
+@pytest.mark.parametrize("level", ["aten", "core_aten"])
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda x: torch.tensor([0.5, 1.5]),
+        lambda x: torch.tensor(0.25),
+        lambda x: torch.zeros(2),
+        lambda x: x.long() / 2,
+    ],
+    ids=["list", "number", "zeros", "division"],
+)
+def test_another_default_dtype_flows_or_is_refused(level: str, made: Any) -> None:
+    program = torchgraft.capture(lambda x: (x, made(x)), torch.ones(3), level=level)
+    torch.set_default_dtype(torch.float64)
+    try:
+        result = program(torch.ones(3, dtype=torch.float32))[1].dtype
+    except torchgraft.GuardError as error:
+        assert "torch.get_default_dtype() = torch.float32, and now it is torch.float64" in str(error)
+    else:
+        assert result is torch.float64
+    finally:
+        torch.set_default_dtype(torch.float32)

@@ -36,6 +36,26 @@ def record(recorder: Recorder, function: Any, args: tuple[Any, ...], kwargs: dic
     answer = QUESTIONS.get(function)
     if answer is not None and args and type(args[0]) is TracedTensor:
         return answer(*args, **kwargs)
+    result = _recorded(recorder, function, args, kwargs, mode)
+    if recorder.decompositions is not None and _has_default_dtype((args, kwargs), result):
+        recorder.guard_default_dtype()
+    return result
+
+
+def _has_default_dtype(given: Any, result: Any) -> bool:
+    """Whether an operator gives floating-point numbers, and nothing that it is given says of which dtype."""
+    floats = [leaf for leaf in leaves(result) if isinstance(leaf, torch.Tensor) and _is_rounded(leaf.dtype)]
+    return bool(floats) and not any(
+        isinstance(leaf, torch.dtype) or (isinstance(leaf, torch.Tensor) and _is_rounded(leaf.dtype))
+        for leaf in leaves(given)
+    )
+
+
+def _is_rounded(dtype: torch.dtype) -> bool:
+    return dtype.is_floating_point or dtype.is_complex
+
+
+def _recorded(recorder: Recorder, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], mode: Any) -> Any:
     decomposition = _decomposition(recorder, function)
     if decomposition is not None:
         with mode:

@@ -200,6 +200,15 @@ class Recorder:
                 guard = self.guard(node, flow.value, f"'{node.name}'")
         self._guarded[node] = guard
 
+    def guard_default_dtype(self) -> None:
+        """Something has torch's default dtype because nothing says another."""
+        if self._is_guarded(torch.get_default_dtype):
+            return
+        asked = self.create_node("call_function", torch.get_default_dtype, (), {})
+        with self.before_effects(asked):
+            guard = self.guard(asked, torch.get_default_dtype(), "torch.get_default_dtype()")
+        self._guarded[torch.get_default_dtype] = guard
+
     @contextlib.contextmanager
     def before_effects(self, attribute: Node) -> Iterator[None]:
         """While active, nodes go where an attribute is checked: behind the inputs, before anything that the program writes."""
