@@ -115,14 +115,13 @@ def _linear(input: Any, weight: Any, bias: Any = None) -> Any:
 
 
 def _matmul(input: Any, other: Any) -> Any:
-    *batch, height, _ = input.shape if input.dim() > 2 else (None, None)
     if other.dim() == 2 and input.dim() > 2:
-        return torch.mm(_rows(input), other).view(*batch, height, other.shape[1])
+        return torch.mm(_rows(input), other).view(*input.shape[:-1], other.shape[1])
     if other.dim() < 3 or input.dim() != other.dim() or input.shape[:-2] != other.shape[:-2]:
         return torch.matmul(input, other)
-    count = functools.reduce(operator.mul, batch)
+    count = functools.reduce(operator.mul, input.shape[:-2])
     product = torch.bmm(input.reshape(count, *input.shape[-2:]), other.reshape(count, *other.shape[-2:]))
-    return product.view(*batch, height, other.shape[-1])
+    return product.view(*input.shape[:-1], other.shape[-1])
 
 
 def _rows(tensor: Any) -> Any:
