@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 import operator
 import types
 from collections.abc import Callable
@@ -115,13 +116,15 @@ def _linear(input: Any, weight: Any, bias: Any = None) -> Any:
 
 
 def _matmul(input: Any, other: Any) -> Any:
-    if other.dim() == 2 and input.dim() > 2:
-        return torch.mm(_rows(input), other).view(*input.shape[:-1], other.shape[1])
-    if other.dim() < 3 or input.dim() != other.dim() or input.shape[:-2] != other.shape[:-2]:
+    if min(input.dim(), other.dim()) < 2 or max(input.dim(), other.dim()) == 2:
         return torch.matmul(input, other)
-    count = functools.reduce(operator.mul, input.shape[:-2])
-    product = torch.bmm(input.reshape(count, *input.shape[-2:]), other.reshape(count, *other.shape[-2:]))
-    return product.view(*input.shape[:-1], other.shape[-1])
+    if other.dim() == 2:
+        return torch.mm(_rows(input), other).view(*input.shape[:-1], other.shape[1])
+    pairs = itertools.zip_longest(reversed(input.shape[:-2]), reversed(other.shape[:-2]), fillvalue=1)
+    batch = [two if one == 1 else one for one, two in pairs][::-1]
+    count = functools.reduce(operator.mul, batch)
+    matrices = [item.expand(*batch, *item.shape[-2:]).reshape(count, *item.shape[-2:]) for item in (input, other)]
+    return torch.bmm(*matrices).view(*batch, input.shape[-2], other.shape[-1])
 
 
 def _rows(tensor: Any) -> Any:
