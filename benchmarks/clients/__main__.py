@@ -1,4 +1,4 @@
-"""`python -m benchmarks.clients`: ports each client, runs its cases on torch.fx and on torchgraft, prints the table and writes it.
+"""`python -m benchmarks.clients`: ports each client, runs its cases on torch.fx and on torchgraft, prints and writes the table.
 How a package is ported is in `port.py`, how cases run in `running.py`, the cases themselves in `cases/`.
 """
 
@@ -18,6 +18,16 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.clients.port import FX, port_package, port_text
+
+HEAD = """\
+# Clients of torch.fx, ported by an import
+
+Written by `make test-clients`. Each client is installed from PyPI and run twice on the same cases: as it is, and as a copy in
+which `torch.fx` is called `torchgraft` and nothing else is changed. A case checks a result against eager, and what it returns
+(nodes, code, names of parameters) must be the same on both. The cases are in `benchmarks/clients/cases/`.
+
+| client | what it does with torch.fx | cases | torch.fx | ours | why not |
+|---|---|---:|---:|---:|---|"""
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
@@ -169,16 +179,7 @@ def _line(row: dict[str, Any]) -> str:
 
 
 def _page(rows: list[dict[str, Any]]) -> str:
-    lines = [
-        "# Clients of torch.fx, ported by an import",
-        "",
-        "Written by `make test-clients`. Each client is installed from PyPI and run twice on the same cases: as it is, and as a copy in which",
-        "`torch.fx` is called `torchgraft` and nothing else is changed. A case checks a result against eager, and what it returns (nodes,",
-        "code, names of parameters) must be the same on both. Cases are in `benchmarks/clients/cases/`.",
-        "",
-        "| client | what it does with torch.fx | cases | torch.fx | ours | why not |",
-        "|---|---|---:|---:|---:|---|",
-    ]
+    lines = [HEAD]
     for row in rows:
         client = row["client"]
         version = importlib.metadata.version(client.distribution).partition("+")[0]

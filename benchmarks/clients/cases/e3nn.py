@@ -23,7 +23,9 @@ PRODUCTS = {
     "uvv": (lambda: o3.TensorProduct("3x1o", "2x1o", "2x1e", [(0, 0, 0, "uvv", True)])),
     "uuw": (lambda: o3.TensorProduct("3x1o", "3x1o", "4x0e", [(0, 0, 0, "uuw", True)])),
     "uvuv": (lambda: o3.TensorProduct("3x1o", "2x1o", "6x0e", [(0, 0, 0, "uvuv", True)])),
-    "external weights": (lambda: o3.TensorProduct("1o", "1o", "0e", [(0, 0, 0, "uvw", True)], internal_weights=False, shared_weights=False)),
+    "external weights": (
+        lambda: o3.TensorProduct("1o", "1o", "0e", [(0, 0, 0, "uvw", True)], internal_weights=False, shared_weights=False)
+    ),
 }  # fmt: skip
 
 

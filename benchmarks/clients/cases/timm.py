@@ -89,7 +89,7 @@ def case_backward(name):
 
 @each("resnet18", "efficientnet_b0")
 def case_features_only_by_name(name):
-    model, images = made(name)
+    _, images = made(name)
     extractor = timm.create_model(name, features_only=True, feature_cls="fx", out_indices=(1, 3)).eval()
     return [list(map(list, (feature.shape for feature in extractor(images)))), extractor.feature_info.channels()]
 

@@ -1,5 +1,7 @@
 """HFTracer of transformers 4: a tracer and proxies with nearly everything overridden, over small random models."""
 
+# ruff: noqa: C408 (the names are those of the options of configurations)
+
 import pickle
 
 import torch
@@ -31,7 +33,8 @@ VISION = {
 TEXT = {
     "Bert": (
         SMALL,
-        ("Model", "ForPreTraining", "ForNextSentencePrediction", "ForMaskedLM", "ForSequenceClassification", "ForQuestionAnswering", "ForTokenClassification"),
+        ("Model", "ForPreTraining", "ForNextSentencePrediction", "ForMaskedLM", "ForSequenceClassification",
+         "ForQuestionAnswering", "ForTokenClassification"),
     ),
     "Albert": ({**SMALL, "embedding_size": 16}, ("Model", "ForPreTraining", "ForMaskedLM", "ForTokenClassification")),
     "DistilBert": (
