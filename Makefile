@@ -9,11 +9,12 @@ ARGS ?=
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet --quiet
+PUBLISHING := $(VENV)/.publishing
 COVERAGE := .venv-coverage
 COVERAGE_PIP := $(COVERAGE)/bin/python -m pip --disable-pip-version-check --quiet --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help test test-slow test-models test-all lint format types layers check demo bench coverage test-newest clean
+.PHONY: help test test-slow test-models test-all lint format types layers check demo bench coverage docs package test-newest clean
 
 help: ## list the targets
 	@echo "Targets (PYTHON=$(PYTHON) makes the environment $(VENV) with torch $(TORCH)):"
@@ -84,6 +85,22 @@ $(COVERAGE)/.installed: constraints.txt benchmarks/coverage/constraints.txt
 	@$(COVERAGE_PIP) install -c $(COVERAGE)/constraints.txt --no-build-isolation -e .
 	@$(COVERAGE_PIP) install -c $(COVERAGE)/constraints.txt --no-deps torchvision
 	@$(COVERAGE_PIP) install -c $(COVERAGE)/constraints.txt timm transformers pillow pytest hypothesis
+	@touch $@
+
+# Notebooks are run by the kernel of the environment, on one thread: they are small, and other jobs run beside them.
+docs: $(PUBLISHING) ## build the documentation site in build/site: links checked, notebooks run
+	@OMP_NUM_THREADS=1 NO_MKDOCS_2_WARNING=true $(BIN)/python -m mkdocs build --strict $(ARGS)
+	@echo "build/site/index.html"
+
+package: $(PUBLISHING) ## build the wheel and the source distribution in dist, check them, and try the wheel
+	@rm -rf dist
+	@$(BIN)/python -m build --no-isolation --outdir dist > /dev/null
+	@$(BIN)/twine check --strict dist/*
+	@$(BIN)/python .ci/check_package.py
+
+$(PUBLISHING): $(INSTALLED)
+	@echo "Installing the tools for documentation and packages into $(VENV) (half a minute, once)"
+	@$(PIP) install -c $(VENV)/constraints.txt --no-build-isolation -e '.[docs,release]'
 	@touch $@
 
 test-newest: ## run the tests on the newest torch, in an environment of its own (a large download)

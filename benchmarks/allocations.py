@@ -10,7 +10,7 @@ from collections.abc import Callable
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from torchgraft.capturing.active import paused_collection
+from torchgraft.capturing.patching.active import paused_collection
 
 
 def taken_on_cpu(action: Callable[[], object]) -> int:

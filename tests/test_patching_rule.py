@@ -1,4 +1,4 @@
-"""The rule that torch and Python are patched in one counted way only, that of `capturing/active.py`.
+"""The rule that torch and Python are patched in one counted way only, that of `capturing/patching/active.py`.
 A plain assignment to a module or class of somebody else's outlives an error, and two threads put back each other's patch.
 """
 
@@ -12,23 +12,23 @@ SOURCE = Path(torchgraft.__file__).parent
 # Where setattr is called on something that is our own: a program, a node, a class of ours, a module that is being built.
 OWN = {
     "analysis/effects/declared.py": {"function_or_class"},  # a mark on the function that it was given
-    "capturing/leftovers.py": {"program"},
-    "capturing/module_patches.py": {"TrainingFlag"},
-    "capturing/proxy.py": {"Proxy"},
-    "capturing/sizes.py": {"SymbolicNumber", "cls", "_class"},
+    "capturing/state/leftovers.py": {"program"},
+    "capturing/patching/module_patches.py": {"TrainingFlag"},
+    "capturing/symbolic/proxy.py": {"Proxy"},
+    "capturing/flowing/sizes.py": {"SymbolicNumber", "cls", "_class"},
     "capturing/symbolic/inputs.py": {"node"},
     "cli/demo.py": {"parent"},
     "codegen/attributes.py": {"holder"},
     "codegen/graph_module.py": {"holder"},
     "fx_passes/const_fold.py": {"self", "main"},
-    "fx_passes/mkldnn.py": {"modules[parent]"},
+    "fx_passes/optimization.py": {"modules[parent]"},
     "fx_passes/pass_manager.py": {"self"},
     "lowering/tensors.py": {"TracedTensor"},
     "passes/attributes.py": {"holder"},
     "fx_passes/split_utils.py": {"getattr_recursive(obj, path) if path else obj"},
 }
 # The one way.
-COUNTED = "capturing/active.py"
+COUNTED = "capturing/patching/active.py"
 
 
 def trees() -> Iterator[tuple[str, ast.Module]]:
@@ -73,7 +73,7 @@ def test_nobody_patches_by_plain_assignment() -> None:
             if isinstance(call, ast.Call) and getattr(call.func, "id", "") in ("setattr", "delattr"):
                 holder = ast.unparse(call.args[0])
                 found += [(path, holder)] if holder not in OWN.get(path, ()) and path != COUNTED else []
-    assert found == [], "patch with a Patch of capturing/active.py, or add what is your own to the table"
+    assert found == [], "patch with a Patch of capturing/patching/active.py, or add what is your own to the table"
 
 
 def test_the_rule_sees_what_it_forbids() -> None:

@@ -42,11 +42,11 @@ if TYPE_CHECKING:
     from torchgraft.bridge.symbolic_shapes import SymbolicShapes as SymbolicShapes
     from torchgraft.bridge.symbolic_shapes import symbolic_shapes as symbolic_shapes
     from torchgraft.capturing.program import capture as capture
-    from torchgraft.capturing.proxy import Attribute as Attribute
-    from torchgraft.capturing.proxy import ParameterProxy as ParameterProxy
-    from torchgraft.capturing.proxy import Proxy as Proxy
-    from torchgraft.capturing.proxy import ProxyableClassMeta as ProxyableClassMeta
     from torchgraft.capturing.symbolic.inputs import PH as PH
+    from torchgraft.capturing.symbolic.proxy import Attribute as Attribute
+    from torchgraft.capturing.symbolic.proxy import ParameterProxy as ParameterProxy
+    from torchgraft.capturing.symbolic.proxy import Proxy as Proxy
+    from torchgraft.capturing.symbolic.proxy import ProxyableClassMeta as ProxyableClassMeta
     from torchgraft.capturing.symbolic.tracer import Tracer as Tracer
     from torchgraft.capturing.symbolic.tracer import symbolic_trace as symbolic_trace
     from torchgraft.capturing.tracer_base import TracerBase as TracerBase
@@ -97,12 +97,12 @@ if TYPE_CHECKING:
     from torchgraft.splitting import split_module as split_module
     from torchgraft.view.call_info import CallInfo as CallInfo
     from torchgraft.view.call_info import node_call_info as node_call_info
-    from torchgraft.view.dot import to_dot as to_dot
     from torchgraft.view.drawing import Drawing as Drawing
     from torchgraft.view.drawing import draw as draw
     from torchgraft.view.graph_files import load_graph as load_graph
     from torchgraft.view.graph_files import save_graph as save_graph
-    from torchgraft.view.model_explorer import to_model_explorer as to_model_explorer
+    from torchgraft.view.graph_files import to_dot as to_dot
+    from torchgraft.view.graph_files import to_model_explorer as to_model_explorer
     from torchgraft.view.module_summary import ModelSummary as ModelSummary
     from torchgraft.view.module_summary import summary as summary
     from torchgraft.view.networkx_edits import from_networkx as from_networkx

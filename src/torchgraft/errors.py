@@ -6,13 +6,28 @@ from __future__ import annotations
 
 
 class GraftError(Exception):
-    """The root of every error raised on purpose by torchgraft."""
+    """The root of every error raised on purpose by torchgraft.
+
+    >>> import torchgraft
+    >>> try:
+    ...     torchgraft.symbolic_trace(lambda x: len(x))
+    ... except torchgraft.GraftError as error:
+    ...     print(type(error).__name__)
+    TraceError
+    """
 
 
 class TraceError(GraftError, ValueError, RuntimeError):
     """A program cannot be captured symbolically.
 
     torch.fx raises ValueError for some of these and RuntimeError for others; code that catches either keeps working.
+
+    >>> import torchgraft
+    >>> try:
+    ...     torchgraft.symbolic_trace(lambda x: x if x > 0 else -x)
+    ... except ValueError as error:
+    ...     print(str(error).splitlines()[0])
+    cannot branch on a traced value: node 'gt'
     """
 
 
@@ -20,6 +35,15 @@ class GraphError(GraftError, RuntimeError, AssertionError):
     """A graph edit is not allowed, or a graph is not well formed.
 
     torch.fx raises RuntimeError for some of these and AssertionError for others; code that catches either keeps working.
+
+    >>> import torchgraft
+    >>> graph = torchgraft.Graph()
+    >>> x = graph.placeholder("x")
+    >>> try:
+    ...     _ = graph.output(x), graph.erase_node(x)
+    ... except RuntimeError as error:
+    ...     print(str(error).partition(";")[0])
+    Tried to erase Node x but it still had 1 users in the graph: 'output'
     """
 
 
@@ -32,7 +56,15 @@ class UnknownArgumentError(GraphError, IndexError):
 
 
 class BridgeError(GraftError):
-    """A program cannot be carried over to or from torch.fx or torch.export without losing something."""
+    """A program cannot be carried over to or from torch.fx or torch.export without losing something.
+
+    >>> import torch, torchgraft
+    >>> try:
+    ...     torchgraft.capture(torch.nn.ReLU(), torch.ones(2), level="joint")
+    ... except torchgraft.BridgeError as error:
+    ...     print(str(error).splitlines()[0])
+    cannot write the backward of ReLU: no result depends on a parameter or input that requires a gradient
+    """
 
 
 class UnknownModuleError(TraceError, NameError):
@@ -40,7 +72,16 @@ class UnknownModuleError(TraceError, NameError):
 
 
 class GuardError(GraftError, RuntimeError):
-    """A captured program was asked to run in a situation it was not captured for."""
+    """A captured program was asked to run in a situation it was not captured for.
+
+    >>> import torch, torchgraft
+    >>> program = torchgraft.capture(lambda x: x if x.sum() > 0 else -x, torch.ones(2))
+    >>> try:
+    ...     program(-torch.ones(2))
+    ... except torchgraft.GuardError as error:
+    ...     print(str(error).splitlines()[0])
+    the program was captured for gt.item() = True, and now it is False
+    """
 
 
 class StructureError(GuardError, ValueError):
@@ -48,7 +89,16 @@ class StructureError(GuardError, ValueError):
 
 
 class RunError(GraftError, RuntimeError):
-    """A model or program raised while it was being watched; `partial` is what was written down until then."""
+    """A model or program raised while it was being watched; `partial` is what was written down until then.
+
+    >>> import torch, torchgraft
+    >>> model = torch.nn.Sequential(torch.nn.ReLU(), torch.nn.Linear(3, 3))
+    >>> try:
+    ...     torchgraft.log_calls(model, torch.ones(2, 2))
+    ... except torchgraft.RunError as error:
+    ...     print(error.partial.names)
+    ['torch.nn.functional.relu', 'torch.nn.functional.linear']
+    """
 
     def __init__(self, message: str, partial: object = None) -> None:
         super().__init__(message)
@@ -58,7 +108,15 @@ class RunError(GraftError, RuntimeError):
 
 
 class InputError(GraftError, TypeError):
-    """Inputs were given in another way than `f(model, args, kwargs)`, or a program does not take them."""
+    """Inputs were given in another way than `f(model, args, kwargs)`, or a program does not take them.
+
+    >>> import torch, torchgraft
+    >>> try:
+    ...     torchgraft.capture(torch.nn.ReLU(), [torch.ones(2)])
+    ... except torchgraft.InputError as error:
+    ...     print(str(error).splitlines()[0])
+    expected a tuple of inputs or one tensor for args, got a list of Tensor
+    """
 
 
 class UnknownNodeError(GraftError, LookupError):
@@ -70,11 +128,28 @@ class WriteError(GraftError, OSError):
 
 
 class PassError(GraftError, RuntimeError):
-    """A pass cannot be found or run, or it left a program that is not well formed or computes something else."""
+    """A pass cannot be found or run, or it left a program that is not well formed or computes something else.
+
+    >>> import torchgraft
+    >>> try:
+    ...     torchgraft.passes.Pipeline("remove-dead-cod")
+    ... except torchgraft.PassError as error:
+    ...     print(str(error).splitlines()[0])
+    no pass is called 'remove-dead-cod'; did you mean 'remove-dead-code' or 'remove-no-ops'?
+    """
 
 
 class ShapeError(GraftError, TypeError):
-    """Two shapes in a program cannot agree."""
+    """Two shapes in a program cannot agree.
+
+    >>> import torch, torchgraft
+    >>> program = torchgraft.symbolic_trace(torch.nn.Linear(3, 3))
+    >>> try:
+    ...     torchgraft.check_types(program, {"input": torchgraft.TensorType((2, 4))})
+    ... except torchgraft.ShapeError as error:
+    ...     print(str(error).partition(":")[0])
+    shapes cannot agree
+    """
 
 
 def one_line(error: BaseException) -> str:

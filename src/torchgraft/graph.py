@@ -1,7 +1,14 @@
 """Alias: the names that code written for torch.fx imports from `torch.fx.graph`; they live in `torchgraft.ir` and `codegen`."""
 
+from torchgraft.codegen.source import INPLACE_TEXT as inplace_methods  # noqa: F401
+from torchgraft.codegen.source import OPERATOR_TEXT as magic_methods
 from torchgraft.codegen.source import CodeGen as CodeGen
 from torchgraft.codegen.source import PythonCode as PythonCode
 from torchgraft.ir.graph import Graph as Graph
+from torchgraft.ir.names import Namespace as _Namespace  # noqa: F401
+from torchgraft.ir.names import snake_case as _snake_case  # noqa: F401
 from torchgraft.ir.node import Node as Node
 from torchgraft.ir.node import map_arg as map_arg
+
+_NOT_REFLECTABLE = ("eq", "ne", "lt", "gt", "le", "ge", "pos", "neg", "invert")
+reflectable_magic_methods = {name: text for name, text in magic_methods.items() if name not in _NOT_REFLECTABLE}

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from torchgraft.capturing.proxy import Proxy
+from torchgraft.capturing.symbolic.proxy import Proxy
 from torchgraft.capturing.symbolic.tracer import Tracer
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import GraphError
@@ -25,6 +25,17 @@ class Interpreter:
 
     Override `run_node` to see every node, or the method of an opcode to change what it does. `env` holds the values
     computed so far; with `garbage_collect_values` each is dropped after its last use.
+
+    >>> import torch, torchgraft
+    >>> class Log(Interpreter):
+    ...     def call_function(self, target, args, kwargs):
+    ...         result = super().call_function(target, args, kwargs)
+    ...         print(target.__name__, result)
+    ...         return result
+    >>> Log(torchgraft.symbolic_trace(lambda x: torch.relu(x) + 1)).run(torch.tensor(-2.0))
+    relu tensor(0.)
+    add tensor(1.)
+    tensor(1.)
     """
 
     def __init__(
@@ -209,6 +220,14 @@ class Transformer(Interpreter):
     """Makes a new program out of an old one: override the method of an opcode and return something else.
 
     Metadata of a node goes to everything its method makes.
+
+    >>> import torch, torchgraft
+    >>> class ReluToTanh(Transformer):
+    ...     def call_function(self, target, args, kwargs):
+    ...         target = torch.tanh if target is torch.relu else target
+    ...         return super().call_function(target, args, kwargs)
+    >>> ReluToTanh(torchgraft.symbolic_trace(lambda x: torch.relu(x))).transform()(torch.tensor(0.0))
+    tensor(0.)
     """
 
     def __init__(self, module: GraphModule) -> None:

@@ -5,5 +5,9 @@ from torchgraft.ir.arguments import map_aggregate as map_aggregate
 from torchgraft.ir.node import Argument as Argument
 from torchgraft.ir.node import Node as Node
 from torchgraft.ir.node import Target as Target
+from torchgraft.ir.node import _side_effectful_functions as _side_effectful_functions
 from torchgraft.ir.node import has_side_effect as has_side_effect
 from torchgraft.ir.node import map_arg as map_arg
+from torchgraft.ir.printing import argument_text as _format_arg  # noqa: F401
+from torchgraft.ir.printing import qualified_name as _get_qualified_name  # noqa: F401
+from torchgraft.ir.printing import type_text as _type_repr  # noqa: F401

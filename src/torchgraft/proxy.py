@@ -1,8 +1,9 @@
 """Alias: the names that code written for torch.fx imports from `torch.fx.proxy`; they live in `torchgraft.capturing`."""
 
-from torchgraft.capturing.proxy import Attribute as Attribute
-from torchgraft.capturing.proxy import ParameterProxy as ParameterProxy
-from torchgraft.capturing.proxy import Proxy as Proxy
+from torchgraft.capturing.symbolic.proxy import Attribute as Attribute
+from torchgraft.capturing.symbolic.proxy import ParameterProxy as ParameterProxy
+from torchgraft.capturing.symbolic.proxy import Proxy as Proxy
+from torchgraft.capturing.tracer_base import BASE_TYPES as base_types  # noqa: F401
 from torchgraft.capturing.tracer_base import GraphAppendingTracer as GraphAppendingTracer
 from torchgraft.capturing.tracer_base import Scope as Scope
 from torchgraft.capturing.tracer_base import ScopeContextManager as ScopeContextManager

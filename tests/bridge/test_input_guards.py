@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.export import Dim, export
 
-from torchgraft import GuardError, from_export, to_fx
+from torchgraft import GuardError, from_export, symbolic_trace, to_fx
 from torchgraft.bridge.input_guards import InputGuards
 
 
@@ -210,3 +210,16 @@ def test_a_guard_that_cannot_be_read_is_warned_of():
     ) as caught:
         from_export(program)
     assert caught[0].filename == __file__
+
+
+def test_a_condition_of_traced_values_becomes_part_of_the_program():
+    guards = InputGuards(["x"], ["x.size()[0] == 3"])
+
+    def function(x):
+        guards._check(x)
+        return x * 2
+
+    program = symbolic_trace(function)
+    assert program(torch.ones(3)).tolist() == [2, 2, 2]
+    with pytest.raises(AssertionError, match="does not hold"):
+        program(torch.ones(4))

@@ -15,7 +15,7 @@ from tests.bridge.models import SMALL, Pair, small
 from tests.compatibility.programs import PROGRAMS
 from tests.torch_versions import TORCH
 from torchgraft import BridgeError, from_fx, to_fx
-from torchgraft.capturing.symbolic.inputs import assert_is_none
+from torchgraft.capturing.symbolic.inputs import _assert_is_none
 from torchgraft.capturing.tracer_base import assert_traced
 
 # ---- there and back ----
@@ -190,7 +190,7 @@ def test_edits_without_recompile_are_in_the_result():
 def test_functions_of_torch_fx_become_ours():
     theirs = torch.fx.symbolic_trace(lambda x, y=None: x, concrete_args={"y": None})
     ours = from_fx(theirs)
-    assert [node.target for node in ours.graph.nodes if node.op == "call_function"] == [assert_is_none]
+    assert [node.target for node in ours.graph.nodes if node.op == "call_function"] == [_assert_is_none]
     assert_same_module(to_fx(ours), theirs)
     for module in (theirs, ours):
         with pytest.raises(AssertionError, match="has been specialized"):

@@ -21,7 +21,7 @@ from torch.nn import functional
 
 import torchgraft
 from torchgraft import zoo
-from torchgraft.capturing.active import active
+from torchgraft.capturing.patching.active import active
 
 
 @torchgraft.wrap

@@ -226,16 +226,6 @@ class ManyKinds(nn.Module):
         return self.sequence(x)
 
 
-class Scripted(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.scripted = torch.jit.script(nn.Sequential(nn.Linear(3, 3), nn.ReLU()))
-        self.frozen = torch.jit.freeze(torch.jit.script(nn.Linear(3, 3).eval()))
-
-    def forward(self, x):
-        return self.frozen(self.scripted(x))
-
-
 def structured(tree: Any, items: Any) -> Any:
     return {"sum": (tree["a"] + items[0], [items[1] * 2]), "b": tree["b"]}
 
@@ -320,8 +310,7 @@ def program_over_pairs() -> fx.GraphModule:
 def chained_calls() -> fx.GraphModule:
     graph = fx.Graph()
     x = graph.placeholder("x")
-    scripted = torch.jit.script(paint_red)
-    for function in (scripted, Outer.Inner.twice, Outer.Inner.thrice, torch.Tensor.neg, operation):
+    for function in (paint_red, Outer.Inner.twice, Outer.Inner.thrice, torch.Tensor.neg, operation):
         x = graph.call_function(function, (x,))
     graph.output(x)
     return fx.GraphModule(nn.Module(), graph)
@@ -342,7 +331,6 @@ PROGRAMS: dict[str, Callable[[], tuple[fx.GraphModule, tuple[Any, ...]]]] = {
     "tied_to_leaf": lambda: (with_a_second_name(with_leaves(TiedToLeaf())), (X,)),
     "shared_with_leaf": lambda: (with_a_layer_behind(with_leaves(SharedWithLeaf())), (X,)),
     "many_kinds": lambda: (with_leaves(ManyKinds()), (X,)),
-    "scripted": lambda: (with_leaves(Scripted()), (X,)),
     "structured": lambda: (fx.symbolic_trace(structured, concrete_args=STRUCTURE), ({"a": X, "b": X}, [X, X])),
     "named_tuple": lambda: (
         fx.symbolic_trace(lambda p: Point(p.y, p.x), concrete_args={"p": Point(fx.PH, fx.PH)}),

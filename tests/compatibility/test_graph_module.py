@@ -335,7 +335,6 @@ def test_to_folder_default_name_and_plain_layers(fx: ModuleType, tmp_path: Path,
     package = __import__(name)
     x = torch.rand(1, 2)
     assert torch.equal(package.FxModule()(x), model(x))
-    assert (tmp_path / name / "state_dict.pt").exists()
     assert (tmp_path / name / "module.py").exists()
     sys.modules.pop(name, None)
 

@@ -31,7 +31,7 @@ _FAST = {(name, LEVELS[1 + number % 2]) for number, name in enumerate(MODELS)}
 # number is put into at aten.
 REFUSED = {"core_aten": {"double", "autocast", "other mode"}, "aten": {"double", "autocast"}}
 # torch.func.grad of an LSTM in core ATen: a decomposition of torch's squeezes what it must not.
-NOT_LOWERED = {("core_aten", "recurrent", "grad")}
+NOT_LOWERED: set[tuple[str, str, str]] = set()
 
 
 def captured(model: nn.Module, given: Given, level: str) -> torchgraft.GraphModule:

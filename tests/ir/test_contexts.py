@@ -1,5 +1,5 @@
 """The two calls that open and close a region inside a program.
-How regions are recorded is in tests/capturing/test_regions.py.
+How regions are recorded is in tests/capturing/patching/test_regions.py.
 """
 
 import pytest

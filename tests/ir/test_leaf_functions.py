@@ -1,5 +1,5 @@
 """The marks that `wrap` leaves on functions.
-What a trace does with them is in tests/capturing/test_wrapping.py.
+What a trace does with them is in tests/capturing/patching/test_wrapping.py.
 """
 
 import pytest

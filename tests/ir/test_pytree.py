@@ -1,5 +1,5 @@
 """Taking call arguments apart into the leaves that a program was captured with.
-Programs with such inputs are in tests/capturing/test_inputs.py.
+Programs with such inputs are in tests/capturing/symbolic/test_inputs.py.
 """
 
 import copy

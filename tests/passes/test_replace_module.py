@@ -112,7 +112,7 @@ def test_mistakes(options, message):
     assert message in str(error.value)
 
 
-def test_the_modules_of_a_program_are_listed_once_and_not_for_every_replacement(monkeypatch):
+def test_the_modules_of_a_program_are_not_listed_for_every_replacement(monkeypatch):
     program = torchgraft.symbolic_trace(nn.Sequential(*[nn.ReLU() for _ in range(50)]))
     listed = []
     original = nn.Module.named_modules
@@ -123,7 +123,7 @@ def test_the_modules_of_a_program_are_listed_once_and_not_for_every_replacement(
 
     monkeypatch.setattr(nn.Module, "named_modules", counted)
     assert ReplaceModule(nn.ReLU, nn.GELU).run(program) == 50
-    assert len(listed) == 1
+    assert not listed
 
 
 def test_a_module_that_is_in_the_program_takes_the_place_of_others():

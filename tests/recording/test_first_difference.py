@@ -8,7 +8,7 @@ from torch import nn
 
 from torchgraft import symbolic_trace, zoo
 from torchgraft.capturing.program import capture
-from torchgraft.recording.fingerprints import call_key, fingerprint
+from torchgraft.recording.alignment import call_key, fingerprint
 from torchgraft.recording.verify import verify
 
 torch.manual_seed(0)

@@ -432,7 +432,7 @@ def test_explained_conditions_and_matches() -> None:
 def test_linear_in_the_program() -> None:
     """Counted, not timed: comparisons grow with the program."""
     from torchgraft.rewriting.meaning_matching import MeaningMatcher, MeaningPattern
-    from torchgraft.rewriting.program import Program as Subject
+    from torchgraft.rewriting.pattern import Program as Subject
 
     def chain(length: int) -> Any:
         def program(x: torch.Tensor) -> torch.Tensor:

@@ -12,8 +12,7 @@ import torch
 import torchgraft
 from torchgraft.rewriting import PerMatch, replace_pattern, rewrite
 from torchgraft.rewriting.matching import SubgraphMatcher
-from torchgraft.rewriting.pattern import Pattern
-from torchgraft.rewriting.program import Program
+from torchgraft.rewriting.pattern import Pattern, Program
 
 
 def chain(length: int) -> torchgraft.GraphModule:

@@ -28,21 +28,11 @@ _UNKNOWN: Any = object()
 
 # The Python types of schema types; what is not here (a class, a type variable) may be anything.
 _PYTHON_TYPES: dict[str, Any] = {
-    "TensorType": torch.Tensor,
-    "IntType": int,
-    "SymIntType": int,
-    "FloatType": float,
-    "BoolType": bool,
-    "SymBoolType": bool,
-    "ComplexType": complex,
-    "StringType": str,
-    "NumberType": numbers.Number,
-    "NoneType": type(None),
-    "DeviceObjType": torch.device,
-    "GeneratorType": torch.Generator,
-    "StorageType": torch.UntypedStorage,
+    "TensorType": torch.Tensor, "IntType": int, "SymIntType": int, "FloatType": float, "BoolType": bool, "SymBoolType": bool,
+    "ComplexType": complex, "StringType": str, "NumberType": numbers.Number, "NoneType": type(None),
+    "DeviceObjType": torch.device, "GeneratorType": torch.Generator, "StorageType": torch.UntypedStorage,
     "StreamObjType": torch.Stream,
-}
+}  # fmt: skip
 # What torch takes in the place of something else, beyond what `type_matches` says.
 _STANDS_FOR: dict[Any, tuple[Any, ...]] = {
     int: (float, torch.device),

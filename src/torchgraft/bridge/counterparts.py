@@ -14,7 +14,7 @@ import torch.fx.immutable_collections
 import torch.fx.proxy
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
-from torchgraft.capturing.symbolic.inputs import assert_is_none
+from torchgraft.capturing.symbolic.inputs import _assert_is_none
 from torchgraft.capturing.symbolic.tracer import Tracer
 from torchgraft.capturing.tracer_base import assert_traced
 from torchgraft.errors import BridgeError
@@ -46,7 +46,7 @@ def _refuse_tracing(factory: str) -> None:
 
 # (torch.fx's, ours); the first is None where this version of torch has no such function.
 _PAIRS: list[tuple[Any, Any]] = [
-    (getattr(torch.fx._symbolic_trace, "_assert_is_none", None), assert_is_none),
+    (getattr(torch.fx._symbolic_trace, "_assert_is_none", None), _assert_is_none),
     (getattr(torch.fx.proxy, "assert_fn", None), assert_traced),
     (torch.fx.immutable_collections.immutable_list, immutable_list),
     (torch.fx.immutable_collections.immutable_dict, immutable_dict),
@@ -62,7 +62,7 @@ def keep_in_torch_fx(function: Callable[..., Any]) -> None:
     torch.fx.node.has_side_effect(function)
 
 
-for _function in (enter_region, exit_context, assert_is_none, assert_traced):
+for _function in (enter_region, exit_context, _assert_is_none, assert_traced):
     keep_in_torch_fx(_function)
 
 

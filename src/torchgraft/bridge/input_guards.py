@@ -8,16 +8,16 @@ import ast
 import math
 import re
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
 import sympy  # type: ignore[import-untyped]
 import torch
 from torch.export import ExportedProgram
+from torch.fx.experimental.symbolic_shapes import SYMPY_INTERP
 from torch.utils import _pytree as pytree
 from torch.utils._sympy.printers import PythonPrinter
 
-from torchgraft.bridge.conditions import compiled
 from torchgraft.errors import GuardError
 
 # torch.export notes 2 as the least size of a dimension only to say that 0 and 1 were not looked at.
@@ -43,7 +43,7 @@ class InputGuards(torch.nn.Module):
         super().__init__()
         self.names = list(names)
         self.conditions = list(conditions)
-        self._check = compiled(self.names, self.conditions, _refuse)
+        self._check = _compiled(self.names, self.conditions)
 
     def forward(self, *values: Any) -> None:
         """Check the inputs, given in the order of `names`."""
@@ -65,7 +65,27 @@ class InputGuards(torch.nn.Module):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._check = compiled(self.names, self.conditions, _refuse)
+        self._check = _compiled(self.names, self.conditions)
+
+
+def _compiled(names: Iterable[str], conditions: Iterable[str]) -> Callable[..., None]:
+    """One function of the inputs for all conditions: it runs on every call, and torch.compile can look into it."""
+
+    def require(holds: Any, condition: str, left: str, found: Callable[[], Any]) -> None:
+        if not isinstance(holds, bool):  # a traced value: the condition becomes part of the traced program
+            torch._assert(holds, f"{condition} does not hold")
+        elif not holds:
+            _refuse(condition, left, found())
+
+    lines = [f"def check({', '.join(names)}):", "    pass"]
+    for condition in conditions:
+        expression = ast.parse(condition, mode="eval").body
+        left = ast.unparse(expression.left) if isinstance(expression, ast.Compare) else condition
+        lines.append(f"    _torchgraft_require({condition}, {condition!r}, {left!r}, lambda: {left})")
+    scope: dict[str, Any] = {**SYMPY_INTERP, "math": math, "inf": math.inf, "torch": torch}
+    scope["_torchgraft_require"] = require
+    exec(compile("\n".join(lines), "<conditions of a program>", "exec"), scope)
+    return scope["check"]
 
 
 def _refuse(condition: str, left: str, found: Any) -> NoReturn:
@@ -89,75 +109,6 @@ def input_conditions(program: ExportedProgram, inputs: list[Any]) -> list[str]:
     conditions += _traced_guards(program, [node._name for node in inputs])
     normal = [ast.unparse(ast.parse(condition, mode="eval")) for condition in conditions]
     return list(dict.fromkeys(normal))
-
-
-def kinds_of_inputs(inputs: list[Any]) -> list[str]:
-    """That inputs are tensors, and plain ones, or numbers and texts of the type they were: `True == 1` is true."""
-    conditions = []
-    for node in inputs:
-        value = node.meta.get("val")
-        if isinstance(value, torch.Tensor):
-            conditions += [f"is_plain_tensor({node._name})", f"{node._name}.layout == {value.layout}"]
-        elif type(value) in (bool, int, float, str):
-            conditions.append(f"is_exactly({type(value).__name__}, {node._name})")
-    return conditions
-
-
-# What a model may ask of a tensor, and how that is said of an input; torch.export takes the example's answer without a word.
-_LAYOUT = frozenset({"stride", "storage_offset"})
-_HISTORY: dict[str, str] = {
-    "requires_grad": "{}.requires_grad",
-    "is_leaf": "{}.is_leaf",
-    "retains_grad": "{}.retains_grad",
-    "grad_fn": "({}.grad_fn is None)",
-    "grad": "({}.grad is None)",
-    "_base": "({}._base is None)",
-    "_is_view": "{}._is_view()",
-    "is_inference": "{}.is_inference()",
-    "_version": "{}._version",
-    "storage_offset": "{}.storage_offset()",
-    "device": "str({}.device)",
-    "class": "isinstance({}, torch.nn.Parameter)",
-}
-_DEVICES = ("device", "get_device", "is_cpu", "is_cuda", "is_meta", "is_mps", "is_xpu")
-# By what they are asked for: the names of facts above.
-FACTS: dict[str, str] = {
-    **{name: name for name in (*_LAYOUT, *_HISTORY) if name != "class"},
-    **dict.fromkeys(("is_contiguous", "untyped_storage", "data_ptr"), "stride"),
-    **dict.fromkeys(_DEVICES, "device"),
-}
-
-
-def facts_of_inputs(program: ExportedProgram, inputs: list[Any], asked: set[str]) -> list[str]:
-    """That inputs lie in memory, and came about, as those of the example did, where the model asks for that."""
-    if not asked or not program.example_inputs:
-        return []
-    conditions = []
-    for node, value in zip(inputs, pytree.tree_leaves(program.example_inputs), strict=False):
-        if isinstance(value, torch.Tensor):
-            is_fixed = all(type(size) is int for size in node.meta["val"].shape)
-            conditions += facts_of_tensor(node._name, value, asked, is_fixed)
-    return conditions
-
-
-def facts_of_tensor(name: str, value: torch.Tensor, asked: set[str], is_fixed: bool = True) -> list[str]:
-    """What is asked about a tensor, as conditions with the answers of an example; `is_fixed` says that its sizes are.
-
-    >>> facts_of_tensor("x", torch.ones(2, 3), {"stride", "is_leaf"})
-    ['x.stride() == (3, 1)', 'x.is_leaf == True', 'x.requires_grad == False']
-    """
-    if value.layout is not torch.strided:
-        return []
-    asked = asked | {"requires_grad"} if asked & _HISTORY.keys() - {"device", "class"} else asked
-    conditions = []
-    if asked & _LAYOUT and is_fixed:
-        conditions.append(f"{name}.stride() == {tuple(value.stride())}")
-    elif asked & _LAYOUT:
-        conditions.append(f"{name}.is_contiguous() == {value.is_contiguous()}")
-    for fact in sorted(asked & _HISTORY.keys()):
-        text = _HISTORY[fact].format(name)
-        conditions.append(f"{text} == {eval(text, {name: value, 'torch': torch})!r}")
-    return conditions
 
 
 def _aliases(program: ExportedProgram, inputs: list[Any]) -> list[str]:

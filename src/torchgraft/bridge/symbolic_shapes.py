@@ -61,6 +61,11 @@ class SymbolicShapes(NamedTexts):
 
     `fixed` says which names turned out to be one number. `conditions` are what torch took for granted on the way (a size is
     not 1, a length divides evenly), in the same names: the expressions hold where these do.
+
+    >>> import torch, torchgraft
+    >>> program = torchgraft.symbolic_trace(lambda x: torch.cat([x, x]))
+    >>> torchgraft.symbolic_shapes(program, {"x": ("batch", 8)})["cat"]
+    (2*batch, 8)
     """
 
     def __init__(self, fixed: dict[str, int], conditions: tuple[str, ...]) -> None:

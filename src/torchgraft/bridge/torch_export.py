@@ -1,9 +1,11 @@
-"""`from_export`: an ExportedProgram as a module that is called as the exported model was.
+"""`from_export` and `load_exported`: an ExportedProgram, in memory or in a file, as a module that is called as the model was.
 What it demands of its inputs is worked out in `input_guards.py`.
 """
 
 from __future__ import annotations
 
+import os
+import zipfile
 from typing import Any
 
 import torch
@@ -141,3 +143,33 @@ def _add_guards(module: GraphModule, program: ExportedProgram) -> None:
     anchor = inputs[-1] if inputs else None
     with graph.inserting_after(anchor) if anchor is not None else graph.inserting_before():
         graph.create_node("call_module", GUARDS, tuple(inputs), name=GUARDS)
+
+
+# ---- files ----
+
+
+def load_exported(path: str | os.PathLike[str]) -> tuple[GraphModule, tuple[Any, ...], dict[str, Any]]:
+    """The program in a .pt2 file, and its example inputs by place and by name.
+
+    >>> import tempfile
+    >>> exported = torch.export.export(torch.nn.ReLU(), (torch.ones(2),))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     torch.export.save(exported, f"{folder}/relu.pt2")
+    ...     program, args, kwargs = load_exported(f"{folder}/relu.pt2")
+    >>> program(torch.tensor([-1.0, 1.0])), [tuple(value.shape) for value in args], kwargs
+    (tensor([0., 1.]), [(2,)], {})
+    """
+    place = os.fspath(path)
+    if not os.path.isfile(place):
+        raise BridgeError(f"no file '{place}'; give a file that torch.export.save() wrote")
+    if not zipfile.is_zipfile(place):
+        raise BridgeError(f"cannot read '{place}': it is no file that torch.export.save() wrote")
+    try:
+        exported = torch.export.load(place)
+    except Exception as error:  # a damaged file, or one of another version, makes torch raise nearly anything
+        reason = (str(error).splitlines() or [""])[0]
+        raise BridgeError(
+            f"cannot read '{place}' with torch.export.load(): {type(error).__name__}: {reason}"
+        ) from error
+    args, kwargs = exported.example_inputs or ((), {})
+    return from_export(exported), tuple(args), dict(kwargs)

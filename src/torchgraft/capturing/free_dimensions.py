@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from torchgraft.capturing.example import bind
+from torchgraft.capturing.watching.signatures import bind
 from torchgraft.capturing.whole import eager_error
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import GuardError, TraceError

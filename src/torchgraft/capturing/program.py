@@ -1,5 +1,5 @@
 """`capture`: from a model and example inputs to a GraphModule, by a watched run.
-What is written down during the run is decided in `watch.py`; capture without inputs is `symbolic_trace` in `tracer.py`.
+What is written down during the run is decided in `watcher.py`; capture without inputs is `symbolic_trace` in `tracer.py`.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ from typing import Any
 import torch
 from torch.nn.parameter import is_lazy
 
-from torchgraft.capturing.active import paused_collection
-from torchgraft.capturing.example import refuse_iterators
+from torchgraft.capturing.flowing.memos import forget
 from torchgraft.capturing.free_dimensions import check_free
-from torchgraft.capturing.hooks import RunHooks
-from torchgraft.capturing.leftovers import Left, have_program_leave, sees_only_itself
-from torchgraft.capturing.memos import forget
-from torchgraft.capturing.mode_statements import choice_patches, methods_of_torch
-from torchgraft.capturing.model_state import ModelState, is_from_torch
-from torchgraft.capturing.reads import KeepWhole, RunAgain
+from torchgraft.capturing.patching.active import paused_collection
 from torchgraft.capturing.refusals import UnsupportedArgument
-from torchgraft.capturing.run import Run, watched_run
-from torchgraft.capturing.same_program import Difference, first_difference, has_checks_of
-from torchgraft.capturing.watch import Watcher
+from torchgraft.capturing.state.leftovers import Left, have_program_leave, sees_only_itself
+from torchgraft.capturing.state.model_state import ModelState
+from torchgraft.capturing.user_code.mode_statements import choice_patches, methods_of_torch
+from torchgraft.capturing.watching.hooks import RunHooks
+from torchgraft.capturing.watching.reruns import KeepWhole, RunAgain
+from torchgraft.capturing.watching.run import Run, watched_run
+from torchgraft.capturing.watching.same_program import Difference, first_difference, has_checks_of
+from torchgraft.capturing.watching.signatures import refuse_iterators
+from torchgraft.capturing.watching.watcher import Watcher
 from torchgraft.capturing.whole import eager_error, modules_of, program_name, whole_program
 from torchgraft.codegen.calling import example_inputs
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import TraceError
-from torchgraft.ir.modules import has_hooks, hooks_for_all, inner_modules, no_model, paths_of_modules
+from torchgraft.ir.modules import has_hooks, hooks_for_all, inner_modules, is_from_torch, no_model, paths_of_modules
 from torchgraft.ir.origin import at, source_of
 
 LeafRule = Callable[[torch.nn.Module, str], bool] | Iterable[Any] | type | str | None
@@ -136,7 +136,7 @@ class _Capture:
             self.state.refuse_generators()
             self.state.tensors  # noqa: B018 (as they are before the first run)
             for module in self.paths:
-                if not is_from_torch(type(module)):  # type: ignore[arg-type]
+                if not is_from_torch(module):
                     self.state.watch(module)  # also those that are only called where nobody watches
         while reason is None:
             hooks = RunHooks(self.closed)
@@ -166,8 +166,6 @@ class _Capture:
                 self._check_second(first, left, hooks)
         finally:
             self.state.restore_all()
-        if self._take_out_keys(first.watcher):
-            raise RunAgain(lambda: None)
         program = GraphModule(self.root, first.record.graph, program_name(self.model))
         program._adopt_state(self.root)
         if left:
@@ -177,7 +175,7 @@ class _Capture:
     def _watched(self, hooks: RunHooks, like: Run | None = None) -> Run:
         """Run the model; with `like`, only to compare it with that run, and so with plain numbers, dtypes and modes."""
         watcher = Watcher(self.root, self.state, self._is_leaf, self.symbolic, self.plain_flags, hooks)
-        watcher.dtypes_flow, watcher.ask_plainly = not self.plain_dtypes, self._ask_plainly
+        watcher.flow.dtypes_flow, watcher.flow.ask_plainly = not self.plain_dtypes, self._ask_plainly
         if like is not None:
             watcher.be_plain(like.watcher)
         self._watchers.append(watcher)
@@ -186,18 +184,9 @@ class _Capture:
     def _forget_watchers(self) -> None:
         """The numbers of a run and its watcher refer to one another; they are not left to the garbage collector."""
         for watcher in self._watchers:
-            forget(watcher.remembering)
-            self._take_out_keys(watcher)
-            vars(watcher).clear()
-            watcher.is_over = True
+            forget(watcher.flow.remembering)
+            watcher.end()
         self._watchers.clear()
-
-    def _take_out_keys(self, watcher: Watcher) -> bool:
-        """Whether tables that are not the model's had symbolic numbers as keys; then the next run is given plain ones."""
-        if not watcher._keys or not watcher.take_out_keys():
-            return False
-        self.symbolic, self.plain_dtypes, self._is_repeated = False, True, False
-        return True
 
     # ---- what a run leaves, and whether the next ones do the same ----
 
@@ -205,15 +194,15 @@ class _Capture:
         """What a run left in the model, which is constants that a program can leave, too; else what left it is kept whole."""
         watcher = run.watcher
         left = [item for item in self.state.left() if not _draws(item.module, item.name)]
-        if not left and not watcher.written:
+        if not left and not watcher.writes.written:
             return []
-        whole = self._whole_modules() | inner_modules(watcher.ran_whole)
-        watcher.hooks.refuse_left([item for item in left if item.module in whole])
+        whole = self._whole_modules() | inner_modules(watcher.modules.ran_whole)
+        watcher.modules.hooks.refuse_left([item for item in left if item.module in whole])
         left = [item for item in left if item.module not in whole]
         # What runs as one call may read what the run has written, and would read something else when the program runs.
-        may_be_read = not all(map(sees_only_itself, watcher.ran_whole))
+        may_be_read = not all(map(sees_only_itself, watcher.modules.ran_whole))
         changed = [item for item in left if may_be_read or not item.is_constant]
-        for module, reason in watcher.written.items():
+        for module, reason in watcher.writes.written.items():
             if may_be_read or any(module is item.module for item in changed):
                 raise KeepWhole(module, reason)
         for item in changed:
@@ -245,18 +234,18 @@ class _Capture:
 
     def _refuse_left(self, run: Run, left: list[Left]) -> None:
         module = left[0].module
-        raise KeepWhole(module, run.watcher.written.get(module, f"it changes self.{left[0].name}"))
+        raise KeepWhole(module, run.watcher.writes.written.get(module, f"it changes self.{left[0].name}"))
 
     def _check_second(self, first: Run, left: list[Left], hooks: RunHooks) -> None:
         """Raise unless a second run, as the first left the model and the world, does the same."""
         self.state.tensors.restore()
-        forget(first.watcher.remembering)
+        forget(first.watcher.flow.remembering)
         second = self._watched(RunHooks(self.closed, hooks.opened), like=first)
         difference = first_difference(first.record, second.record)
         if difference is not None:
             self._disagree(difference, first, is_left=bool(left))
-        for module, place in first.watcher.asked_modes:
-            if any(module is other for other, _ in second.watcher.asked_modes):
+        for module, place in first.watcher.modes.asked_outside:
+            if any(module is other for other, _ in second.watcher.modes.asked_outside):
                 name = type(module).__name__
                 raise KeepWhole(place, f"it asks for the mode of a {name}, which is no submodule of the model")
         self._check_left(first, left)
@@ -268,7 +257,7 @@ class _Capture:
             self._is_repeated = True
             raise RunAgain(lambda: None)
         if not difference.is_made and not self.plain_flags and first.watcher._has_stand_ins:
-            raise RunAgain(functools.partial(self._ask_plainly, True))
+            raise RunAgain(functools.partial(self._ask_plainly, "modes"))
         if not difference.is_made and self.symbolic and first.record.plain:
             self.symbolic = False
             raise RunAgain(lambda: None)
@@ -332,9 +321,12 @@ class _Capture:
         path = self.paths.get(module)
         return self.root.get_submodule(path.rpartition(".")[0]) if path else None
 
-    def _ask_plainly(self, flags: bool) -> None:
-        """Hand out plain dtypes in the next run, and plain flags, if those are not good either."""
-        self.plain_dtypes, self.plain_flags = True, self.plain_flags or flags
+    def _ask_plainly(self, kind: str) -> None:
+        """Hand out plain numbers or dtypes in the next run, or plain modes, too, if those are not good either."""
+        if kind == "numbers":
+            self.symbolic = self._is_repeated = False
+        else:
+            self.plain_dtypes, self.plain_flags = True, self.plain_flags or kind == "modes"
 
     def _ask_less(self, error: Exception, hooks: RunHooks) -> str | None:
         """Hand out plain numbers and flags in the next run; a reason, if that is what was done already."""
@@ -342,7 +334,7 @@ class _Capture:
             raise error
         if not self.plain_flags and "TrainingFlag" in str(error):
             self.plain_flags = True
-        elif any(watcher._dtypes for watcher in self._watchers):
+        elif any(watcher.flow.dtypes for watcher in self._watchers):
             self.plain_dtypes = True
         elif self.choices:
             self.choices = []  # looking at both sides of one may have failed

@@ -14,10 +14,10 @@ from typing import Any, NoReturn
 
 import torch
 
-from torchgraft.capturing.proxy import Attribute, Proxy, find_proxy
 from torchgraft.capturing.refusals import LEAF, ConversionError, UnsupportedArgument, in_lines
+from torchgraft.capturing.symbolic.proxy import Attribute, Proxy, find_proxy
 from torchgraft.errors import TraceError
-from torchgraft.ir.arguments import EMPTY_DICT, immutable_dict, immutable_list, map_aggregate, rebuild_tuple
+from torchgraft.ir.arguments import EMPTY_DICT, immutable_dict, immutable_list, rebuild_tuple
 from torchgraft.ir.graph import Graph
 from torchgraft.ir.names import wish_of
 from torchgraft.ir.node import Argument, Node, Target
@@ -64,8 +64,26 @@ def assert_traced(condition: Any) -> None:
 assert_traced.__torchgraft_effect__ = True  # type: ignore[attr-defined]
 
 
+def _place(scope: ScopeChain | None) -> tuple[str, Any]:
+    return ("", None) if scope is None else (scope[2], scope[3])
+
+
+def overrides(cls: type, ancestor: type, names: frozenset[str]) -> bool:
+    """Whether a class has other attributes of these names than its ancestor, its own or those of a class mixed in."""
+    return any(not names.isdisjoint(vars(base)) for base in cls.__mro__ if base not in ancestor.__mro__)
+
+
 class TracerBase:
-    """What every tracer can do: make nodes, proxies and arguments. Override the methods to change what is recorded."""
+    """What every tracer can do: make nodes, proxies and arguments. Override the methods to change what is recorded.
+
+    >>> import torchgraft
+    >>> class TakesTheFirstBranch(torchgraft.Tracer):
+    ...     def to_bool(self, value):
+    ...         return True
+    >>> graph = TakesTheFirstBranch().trace(lambda x: x if x > 0 else -x)
+    >>> [node.name for node in graph.nodes]
+    ['x', 'gt', 'output']
+    """
 
     graph: Graph
     record_stack_traces: bool = True
@@ -74,6 +92,10 @@ class TracerBase:
     proxy_buffer_attributes: bool = False
     traced_func_name: str = "forward"
     _scope_chain: ScopeChain | None = None
+    # What a subclass has asked for or set; see `_keep_up_to_date`.
+    _scope: Any = None
+    _module_stack: dict[str, tuple[str, Any]] | None = None
+    _node_scopes: dict[str, tuple[str, Any]] | None = None
     # Inputs that may be None and that nobody has asked about.
     _optional_inputs: Mapping[Node, str] = {}
     # Whether the traced program runs on real tensors (a watched run) and not on proxies.
@@ -87,30 +109,71 @@ class TracerBase:
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        if not cls.__module__.startswith("torchgraft.") and not _MAKERS_OF_NODES.isdisjoint(vars(cls)):
-            cls._is_overridden = True
+        cls._is_overridden = overrides(cls, TracerBase, _MAKERS_OF_NODES)
 
     # ---- where we are ----
+
+    # Three objects that a tracer has in torch.fx, where subclasses change and replace them. Here they are made when somebody
+    # asks, and kept up to date from then on.
 
     @property
     def scope(self) -> Scope:
         """The innermost module whose forward is running."""
-        chain = self._scope_chain
-        return Scope("", None) if chain is None else Scope(chain[2], chain[3])
+        if self._scope is None:
+            self.scope = Scope(*_place(self._scope_chain))
+        return self._scope
+
+    @scope.setter
+    def scope(self, value: Scope) -> None:
+        self._scope = value
+        self._keep_up_to_date()
 
     @property
-    def module_stack(self) -> dict[str, tuple[str, type]]:
+    def module_stack(self) -> dict[str, tuple[str, Any]]:
         """The modules whose forwards are running, outermost first."""
-        return module_stack(self._scope_chain)
+        if self._module_stack is None:
+            self.module_stack = OrderedDict(module_stack(self._scope_chain))
+        return self._module_stack  # type: ignore[return-value]
+
+    @module_stack.setter
+    def module_stack(self, value: dict[str, tuple[str, Any]]) -> None:
+        self._module_stack = value
+        self._keep_up_to_date()
 
     @property
     def node_name_to_scope(self) -> dict[str, tuple[str, Any]]:
         """For each node made so far the path and type of the module it was made in."""
-        result = {}
-        for node in self.graph.nodes:
-            chain = node._origin[2] if node._origin else None
-            result[node._name] = ("", None) if chain is None else (chain[2], chain[3])
-        return result
+        if self._node_scopes is None:
+            nodes = self.graph.nodes if hasattr(self, "graph") else ()
+            self.node_name_to_scope = {node._name: _place(node._origin[2] if node._origin else None) for node in nodes}
+        return self._node_scopes  # type: ignore[return-value]
+
+    @node_name_to_scope.setter
+    def node_name_to_scope(self, value: dict[str, tuple[str, Any]]) -> None:
+        self._node_scopes = value
+        self._keep_up_to_date()
+
+    def _keep_up_to_date(self) -> None:
+        """From now on every node is made by `create_node`, and every module called by `call_module`."""
+        self._is_overridden = True
+
+    def _enter_scope(self, path: str, kind: type, key: str) -> tuple[str, Any]:
+        before = _place(self._scope_chain)
+        self._scope_chain = (self._scope_chain, key, path, kind)
+        if self._scope is not None:
+            before = self._scope.module_path, self._scope.module_type
+            self._scope.module_path, self._scope.module_type = path, kind
+        if self._module_stack is not None:
+            self._module_stack[key] = (path, kind)
+        return before
+
+    def _leave_scope(self, before: tuple[str, Any]) -> None:
+        outer, key, _, _ = self._scope_chain  # type: ignore[misc]
+        self._scope_chain = outer
+        if self._scope is not None:
+            self._scope.module_path, self._scope.module_type = before
+        if self._module_stack is not None:
+            self._module_stack.pop(key, None)
 
     # ---- nodes and proxies ----
 
@@ -126,8 +189,6 @@ class TracerBase:
         """Put a node in the graph. Override to attach metadata or to refuse operations."""
         if self.check_mutable_operations and kind == "call_function":
             _refuse_mutation(target, args, kwargs)
-        if find_proxy((args, kwargs)) is not None:  # handed on as they came, by a Transformer's method say
-            args, kwargs = _without_proxies((args, kwargs))
         node = self.graph._make_node(kind, target, args, kwargs, name or wish_of(target), type_expr)
         self._note_origin(node, kind)
         return node
@@ -137,6 +198,10 @@ class TracerBase:
             node._origin = (*user_instruction(3), self._scope_chain)
         elif self._scope_chain is not None:
             node._origin = (None, 0, self._scope_chain)
+        if self._node_scopes is not None:
+            self._node_scopes[node._name] = self.scope.module_path, self.scope.module_type
+        if self._module_stack:
+            node.meta["nn_module_stack"] = dict(self._module_stack)
 
     def proxy(self, node: Node) -> Proxy:
         """The proxy of a node."""
@@ -153,28 +218,36 @@ class TracerBase:
         proxy_factory_fn: Callable[[Node], Proxy] | None = None,
     ) -> Proxy:
         """Record a call: lower its arguments, make the node, return its proxy."""
+        if not self._is_overridden and proxy_factory_fn is None and type(args) is tuple:
+            return self._record(kind, target, args, kwargs, name, type_expr)
         create = self.create_arg
-        if self._is_overridden or proxy_factory_fn is not None or type(args) is not tuple:
-            node = self.create_node(kind, target, create(args), create(kwargs) if kwargs else {}, name, type_expr)
-            return self.proxy(node) if proxy_factory_fn is None else proxy_factory_fn(node)
-        # The same as above with the calls of our own methods written out: this is most of the time that tracing takes.
-        graph = self.graph
+        node = self.create_node(kind, target, create(args), create(kwargs) if kwargs else {}, name, type_expr)
+        return self.proxy(node) if proxy_factory_fn is None else proxy_factory_fn(node)
+
+    def _record(
+        self,
+        kind: str,
+        target: Target,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        name: str | None = None,
+        type_expr: Any = None,
+        depth: int = 3,
+    ) -> Proxy:
+        """`create_proxy` with the calls of our own methods written out, because this is most of the time that tracing takes.
+        The user's line is at least `depth` frames away."""
         if len(args) == 1 and type(args[0]) is Proxy:
             lowered: tuple[Argument, ...] = (args[0].node,)
         else:
+            create = self.create_arg
             lowered = tuple(
                 [a.node if type(a) is Proxy else a if type(a) in UNCHANGED_TYPES else create(a) for a in args]
             )
-        node = graph._make_node(
-            kind,
-            target,
-            lowered,
-            create(kwargs) if kwargs else EMPTY_DICT,
-            name or wish_of(target),
-            type_expr,
-        )
+        named = self.create_arg(kwargs) if kwargs else EMPTY_DICT
+        node = self.graph._make_node(kind, target, lowered, named, name or wish_of(target), type_expr)
         if self.record_stack_traces and kind != "placeholder":
-            node._origin = (*user_instruction(2), self._scope_chain)
+            code, instruction = user_instruction(depth)
+            node._origin = code, instruction, self._scope_chain
         return Proxy(node, self)
 
     # ---- arguments ----
@@ -186,15 +259,17 @@ class TracerBase:
             return a.node
         if cls in UNCHANGED_TYPES:
             return a
+        create = self.create_arg
         if cls is tuple:
-            create = self.create_arg
             return tuple([create(item) for item in a])
-        return self._create_unusual_arg(a)
+        if cls is list:
+            return immutable_list([create(item) for item in a])
+        if cls is slice:
+            return slice(create(a.start), create(a.stop), create(a.step))
+        return a.node if issubclass(cls, Proxy) else self._create_unusual_arg(a)
 
     def _create_unusual_arg(self, a: Any) -> Argument:
         create = self.create_arg
-        if isinstance(a, Proxy):
-            return a.node
         if hasattr(a, "__fx_create_arg__"):
             return a.__fx_create_arg__(self)
         if isinstance(a, tuple):
@@ -306,10 +381,6 @@ class TracerBase:
     def _remembered(self, error: TraceError) -> TraceError:
         """A forward may catch what we raise and go on another way; the trace is no good all the same."""
         return error
-
-
-def _without_proxies(value: Any) -> Any:
-    return map_aggregate(value, lambda leaf: leaf.node if issubclass(type(leaf), Proxy) else leaf)
 
 
 def _refuse_mutation(target: Target, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:

@@ -11,9 +11,10 @@ from typing import Any
 
 import torch
 
-from torchgraft.capturing.example import bind, copied_input, placeholders
-from torchgraft.capturing.model_state import ModelState
-from torchgraft.capturing.parts import closed_over
+from torchgraft.capturing.state.model_state import ModelState
+from torchgraft.capturing.watching.example import copied_input
+from torchgraft.capturing.watching.parts import closed_over
+from torchgraft.capturing.watching.signatures import bind, placeholders
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.ir.graph import Graph
 from torchgraft.ir.modules import paths_of_modules

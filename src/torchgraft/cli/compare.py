@@ -1,13 +1,12 @@
 """`graft compare MODEL [OTHER]`: run two programs on the same inputs and name the first node that differs.
-The work is done by `torchgraft.compare`; which two programs is decided in `pairs.py`.
+The work is done by `torchgraft.compare`; which two programs is decided in `programs.py`.
 """
 
 from __future__ import annotations
 
 import argparse
 
-from torchgraft.cli.pairs import add_pair_arguments, chosen_pair
-from torchgraft.cli.programs import add_json, add_output, needs_inputs, put_out_result
+from torchgraft.cli.programs import add_json, add_output, add_pair_arguments, chosen_pair, needs_inputs, put_out_result
 
 NAME = "compare"
 SUMMARY = "run two programs on the same inputs and name the first node that differs"

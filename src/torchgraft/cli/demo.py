@@ -1,5 +1,5 @@
 """`graft demo`: capture a model of the zoo, show its table and code, swap its activation, and check it against eager.
-The models are in `torchgraft.zoo`, the clock for torch.fx in `torchgraft.bridge.trace_time`.
+The models are in `torchgraft.zoo`, the clock for torch.fx in `torchgraft.bridge.torch_fx`.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def _show_program(name: str, program: GraphModule, rows: int) -> None:
 
 def _show_trace_time(model: nn.Module) -> None:
     import torchgraft
-    from torchgraft.bridge.trace_time import time_beside_torch_fx
+    from torchgraft.bridge.torch_fx import time_beside_torch_fx
 
     ours, theirs = time_beside_torch_fx(lambda: torchgraft.symbolic_trace(model).code, model)
     _title("Time to capture and generate code (median, side by side)")

@@ -1,13 +1,12 @@
 """`graft diff MODEL [OTHER]`: what is different in the text of two programs, node by node.
-The work is done by `torchgraft.diff`; which two programs is decided in `pairs.py`.
+The work is done by `torchgraft.diff`; which two programs is decided in `programs.py`.
 """
 
 from __future__ import annotations
 
 import argparse
 
-from torchgraft.cli.pairs import add_pair_arguments, chosen_pair
-from torchgraft.cli.programs import add_json, add_output, put_out_result, with_shapes
+from torchgraft.cli.programs import add_json, add_output, add_pair_arguments, chosen_pair, put_out_result, with_shapes
 
 NAME = "diff"
 SUMMARY = "show what is different between two programs, node by node"

@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Write the drawing and say how large it is."""
     from torchgraft.view.drawing import draw
-    from torchgraft.view.drawing.files import check_suffix
+    from torchgraft.view.drawing.drawing import check_suffix
 
     check_suffix(arguments.output)  # before the work, not after
     chosen = chosen_model(arguments)

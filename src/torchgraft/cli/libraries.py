@@ -167,5 +167,3 @@ LIBRARIES: dict[str, Callable[[str, bool], LibraryModel]] = {
     "timm": _timm,
     "hf": _transformers,
 }
-
-__all__ = ["LIBRARIES", "LibraryModel", "library_model"]

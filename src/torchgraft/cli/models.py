@@ -110,7 +110,7 @@ def load_model(text: str, full: bool = False) -> tuple[nn.Module, Inputs | None]
     ('MLP', [(1, 16)])
     """
     if text.endswith(".pt2"):
-        from torchgraft.bridge.exported_files import load_exported
+        from torchgraft.bridge.torch_export import load_exported
 
         program, args, kwargs = load_exported(text)
         return program, (args, kwargs) if args or kwargs else None

@@ -37,7 +37,7 @@ class Adoption:
         value = getattr(original, name, _MISSING)
         if value is _MISSING:
             self._refuse(path)
-        persistent = isinstance(original, torch.nn.Module) and _is_persistent_buffer(original, name)
+        persistent = isinstance(original, torch.nn.Module) and is_persistent_buffer(original, name)
         place_attribute(holder, name, value, persistent)
         return is_plain_tensor(value) and name not in getattr(original, "_buffers", ())
 
@@ -116,7 +116,7 @@ def _is_of_class(holder: torch.nn.Module, name: str) -> bool:
     return name in _OF_MODULES if type(holder) is torch.nn.Module else hasattr(type(holder), name)
 
 
-def assign_attribute(destination: torch.nn.Module, path: str, value: Any) -> None:
+def assign_attribute(destination: torch.nn.Module, path: str, value: Any, persistent: bool = True) -> None:
     """Make `destination.path` be `value`, with empty modules where the way is not there yet."""
     *containers, name = path.split(".")
     holder = destination
@@ -126,7 +126,7 @@ def assign_attribute(destination: torch.nn.Module, path: str, value: Any) -> Non
             inner = torch.nn.Module()
             setattr(holder, part, inner)
         holder = inner
-    place_attribute(holder, name, value, persistent=True)
+    place_attribute(holder, name, value, persistent)
 
 
 def place_attribute(holder: Any, name: str, value: Any, persistent: bool) -> None:
@@ -144,6 +144,6 @@ def is_plain_tensor(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and not isinstance(value, torch.nn.Parameter)
 
 
-def _is_persistent_buffer(module: torch.nn.Module, name: str) -> bool:
+def is_persistent_buffer(module: torch.nn.Module, name: str) -> bool:
     """Plain tensor attributes are not in the model's state_dict, so they must not appear in the program's either."""
     return name in module._buffers and name not in module._non_persistent_buffers_set

@@ -120,6 +120,3 @@ def _advice(args: Any) -> str:
     if isinstance(args, str):
         return "a file name is given by its keyword, such as path="
     return "for one input write (value,); for none leave args out"
-
-
-__all__ = ["copied_inputs", "example_inputs", "placeholder_values"]

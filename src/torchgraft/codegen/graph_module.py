@@ -68,6 +68,14 @@ class GraphModule(torch.nn.Module):
 
     `root` is the model (or a dict from dotted paths to values) that the graph's `call_module` and `get_attr` nodes refer to.
     Parameters and submodules are shared with it.
+
+    >>> import torch, torchgraft
+    >>> graph = torchgraft.Graph()
+    >>> x = graph.placeholder("x")
+    >>> _ = graph.output(graph.call_module("layer", (x,)))
+    >>> program = GraphModule({"layer": torch.nn.ReLU()}, graph)
+    >>> program(torch.tensor([-1.0, 2.0]))
+    tensor([0., 2.])
     """
 
     if TYPE_CHECKING:  # TorchScript reads the annotations of a class as types of its own
@@ -159,7 +167,9 @@ class GraphModule(torch.nn.Module):
             previous._remove_owner(self)
         self.__dict__["_graph"] = graph
         graph._add_owner(self)
-        graph._hooks = self._edit_hooks if len(graph._owners) == 1 else SharedHooks(graph)
+        # A subclass may have a constructor of its own, which leaves ours out.
+        hooks = self.__dict__.setdefault("_edit_hooks", EditHooks())
+        graph._hooks = hooks if len(graph._owners) == 1 else SharedHooks(graph)
         self._graph_changed()
 
     def _graph_changed(self) -> None:

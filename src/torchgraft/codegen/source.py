@@ -30,48 +30,15 @@ if TYPE_CHECKING:
 BodyTransformer = Callable[[list[str]], list[str]]
 
 # Operators are written the way people write them.
-OPERATOR_TEXT = {
-    "add": "{} + {}",
-    "sub": "{} - {}",
-    "mul": "{} * {}",
-    "floordiv": "{} // {}",
-    "truediv": "{} / {}",
-    "div": "{} / {}",
-    "mod": "{} % {}",
-    "pow": "{} ** {}",
-    "matmul": "{} @ {}",
-    "lshift": "{} << {}",
-    "rshift": "{} >> {}",
-    "and_": "{} & {}",
-    "or_": "{} | {}",
-    "xor": "{} ^ {}",
-    "eq": "{} == {}",
-    "ne": "{} != {}",
-    "lt": "{} < {}",
-    "gt": "{} > {}",
-    "le": "{} <= {}",
-    "ge": "{} >= {}",
-    "getitem": "{}[{}]",
-    "pos": "+{}",
-    "neg": "-{}",
-    "invert": "~{}",
-}
-INPLACE_TEXT = {
-    "iadd": "{} += {}",
-    "isub": "{} -= {}",
-    "imul": "{} *= {}",
-    "ifloordiv": "{} //= {}",
-    "itruediv": "{} /= {}",
-    "imod": "{} %= {}",
-    "ipow": "{} **= {}",
-    "imatmul": "{} @= {}",
-    "ilshift": "{} <<= {}",
-    "irshift": "{} >>= {}",
-    "iand": "{} &= {}",
-    "ior": "{} |= {}",
-    "ixor": "{} ^= {}",
-    "setitem": "{}[{}] = {}",
-}
+_SIGNS = {
+    "add": "+", "sub": "-", "mul": "*", "floordiv": "//", "truediv": "/", "mod": "%", "pow": "**", "matmul": "@",
+    "lshift": "<<", "rshift": ">>", "and_": "&", "or_": "|", "xor": "^",
+}  # fmt: skip
+_COMPARISONS = {"eq": "==", "ne": "!=", "lt": "<", "gt": ">", "le": "<=", "ge": ">="}
+OPERATOR_TEXT = {name: f"{{}} {sign} {{}}" for name, sign in (_SIGNS | _COMPARISONS).items()}
+OPERATOR_TEXT |= {"div": "{} / {}", "getitem": "{}[{}]", "pos": "+{}", "neg": "-{}", "invert": "~{}"}
+INPLACE_TEXT = {f"i{name.removesuffix('_')}": f"{{}} {sign}= {{}}" for name, sign in _SIGNS.items()}
+INPLACE_TEXT["setitem"] = "{}[{}] = {}"
 
 
 @dataclass
@@ -86,7 +53,17 @@ class PythonCode:
 
 class CodeGen:
     """Generates the code of a graph. Override `gen_fn_def`, `generate_output`, `process_inputs`, `process_outputs` or
-    `additional_globals` to change the calling convention."""
+    `additional_globals` to change the calling convention.
+
+    >>> import torchgraft
+    >>> class Commented(CodeGen):
+    ...     def gen_fn_def(self, *args, **kwargs):
+    ...         return super().gen_fn_def(*args, **kwargs) + "  # from Commented"
+    >>> program = torchgraft.symbolic_trace(lambda x: x + 1)
+    >>> program.graph.set_codegen(Commented())
+    >>> program.code.strip().splitlines()[0]
+    'def forward(self, x):  # from Commented'
+    """
 
     def __init__(self) -> None:
         self._body_transformer: BodyTransformer | None = None

@@ -159,36 +159,18 @@ class SourceGlobals:
         return self.add(type_text(annotation), annotation)
 
 
-def _device_text(value: torch.device) -> str:
-    return repr(value)
-
-
 def _complex_text(value: complex) -> str:
     # repr loses the sign of zero, and writes infj.
     plain = all(math.isfinite(part) and (part != 0 or math.copysign(1, part) > 0) for part in (value.real, value.imag))
     return repr(value) if plain else f"complex({value.real!r}, {value.imag!r})"
 
 
-def _float_text(value: float) -> str:
-    return repr(value)  # inf and nan are globals of every generated function
-
-
 _WRITTEN_WITH_GLOBALS = frozenset({float, complex, torch.dtype, torch.memory_format, torch.layout, torch.device})
+_BY_REPR = (int, float, bool, str, bytes, range, type(None), type(...), torch.dtype, torch.memory_format, torch.layout)
 _WRITERS: dict[type, Callable[[Any], str]] = {
     Node: lambda node: node._name,
-    int: repr,
-    float: _float_text,
-    bool: repr,
-    str: repr,
-    bytes: repr,
     complex: _complex_text,
-    type(None): repr,
-    type(Ellipsis): repr,
-    torch.dtype: repr,
-    torch.memory_format: repr,
-    torch.layout: repr,
-    torch.device: _device_text,
-    range: repr,
+    **dict.fromkeys((*_BY_REPR, torch.device), repr),  # inf and nan are globals of every generated function
 }
 
 

@@ -8,33 +8,19 @@ from typing import Any
 
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import GraftError
-from torchgraft.ir.node import Node
-from torchgraft.ir.printing import target_text
 from torchgraft.view.drawing import draw
-
-_COLOURS = {
-    "placeholder": "AliceBlue", "get_attr": "LemonChiffon", "call_module": "LightSteelBlue1", "call_method": "LightSteelBlue1",
-    "call_function": "LightSteelBlue1", "output": "PowderBlue",
-}  # fmt: skip
+from torchgraft.view.graph_files import to_dot
 
 
 class DotGraph:
     """What `get_dot_graph` returns, with the methods of pydot that code uses: `write_svg`, `write_raw`, `to_string` and so on."""
 
-    def __init__(self, drawer: FxGraphDrawer, module: GraphModule, name: str) -> None:
-        self._drawer, self._module, self._name = drawer, module, name
+    def __init__(self, module: GraphModule, name: str) -> None:
+        self._module, self._name = module, name
 
     def to_string(self) -> str:
         """The program in the DOT language."""
-        lines = [f"digraph {_quoted(self._name)} {{", "rankdir=TB;"]
-        for node in self._module.graph.nodes:
-            style = {"label": self._drawer._get_node_label(self._module, node), **self._drawer._get_node_style(node)}
-            lines.append(
-                f"{_quoted(node.name)} [{', '.join(f'{key}={_quoted(value)}' for key, value in style.items())}];"
-            )
-        for node in self._module.graph.nodes:
-            lines += [f"{_quoted(source.name)} -> {_quoted(node.name)};" for source in node.all_input_nodes]
-        return "\n".join([*lines, "}"]) + "\n"
+        return to_dot(self._module)
 
     def create_svg(self) -> bytes:
         """The drawing as SVG."""
@@ -94,12 +80,11 @@ class FxGraphDrawer:
         normalize_args: bool = False,
     ) -> None:
         self._name = name
-        self.dot_graph_shape = dot_graph_shape or "box"
-        self._dot_graphs = {name: DotGraph(self, graph_module, name)}
+        self._dot_graphs = {name: DotGraph(graph_module, name)}
         for node in graph_module.graph.nodes:
             module = graph_module.get_submodule(node.target) if node.op == "call_module" else None
             if isinstance(module, GraphModule):
-                self._dot_graphs[f"{name}_{node.target}"] = DotGraph(self, module, f"{name}_{node.target}")
+                self._dot_graphs[f"{name}_{node.target}"] = DotGraph(module, f"{name}_{node.target}")
 
     def get_dot_graph(self, submod_name: str | None = None) -> DotGraph:
         """The drawing of the program, or of one that it calls."""
@@ -116,20 +101,3 @@ class FxGraphDrawer:
     def get_all_dot_graphs(self) -> dict[str, DotGraph]:
         """All drawings, by name."""
         return self._dot_graphs
-
-    def _get_node_style(self, node: Node) -> dict[str, str]:
-        """Attributes of a node in the DOT language; subclasses change colours here."""
-        return {
-            "shape": self.dot_graph_shape,
-            "fillcolor": _COLOURS[node.op],
-            "style": "filled,rounded",
-            "fontcolor": "#000000",
-        }
-
-    def _get_node_label(self, module: GraphModule, node: Node) -> str:
-        return f"{node.name}\n{node.op}\n{target_text(node.target)}"
-
-
-def _quoted(text: Any) -> str:
-    escaped = str(text).replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-    return f'"{escaped}"'

@@ -10,8 +10,7 @@ from torchgraft.ir.graph import Graph
 from torchgraft.ir.node import Node, map_arg
 from torchgraft.rewriting.matching import InternalMatch, same_value
 from torchgraft.rewriting.matching import SubgraphMatcher as _Search
-from torchgraft.rewriting.pattern import Pattern
-from torchgraft.rewriting.program import Program
+from torchgraft.rewriting.pattern import Pattern, Program
 
 __all__ = ["InternalMatch", "SubgraphMatcher"]
 

@@ -20,8 +20,8 @@ from torchgraft.ir.node import Node
 from torchgraft.passes.shape_prop import ShapeProp
 from torchgraft.splitting.operator_support import OperatorSupportBase
 from torchgraft.splitting.order import Order
-from torchgraft.splitting.regions import regions_of_two_kinds
 from torchgraft.splitting.split_module import split_by_tags
+from torchgraft.splitting.strategies import regions_of_two_kinds
 
 DEFAULT_MIN_ACC_MODULE_SIZE = 1
 DEFAULT_SKIP_FUSION = False

@@ -37,7 +37,17 @@ class immutable_list(list):  # noqa: N801 (torch.fx's public name)
 
 
 class immutable_dict(dict):  # noqa: N801 (torch.fx's public name)
-    """A dict that refuses to change, for the same reason as `immutable_list`."""
+    """A dict that refuses to change, for the same reason as `immutable_list`.
+
+    >>> arguments = immutable_dict(dim=1)
+    >>> arguments["dim"], arguments == {"dim": 1}
+    (1, True)
+    >>> try:
+    ...     arguments["dim"] = 2
+    ... except TypeError as error:
+    ...     print(str(error).partition(":")[0])
+    'immutable_dict' object is immutable and does not support mutation
+    """
 
     __delitem__ = __ior__ = __setitem__ = _refuse
     clear = pop = popitem = setdefault = update = _refuse
@@ -124,3 +134,24 @@ def map_aggregate(value: Any, function: Callable[[Any], Any]) -> Any:
             map_aggregate(value.step, function),
         )
     return function(value)
+
+
+def leaves(tree: Any) -> list[Any]:
+    """The leaves of a tree of tuples, lists, dicts and slices, in the order in which they are written.
+
+    >>> leaves((1, [2, {"a": slice(3, None)}]))
+    [1, 2, 3, None, None]
+    """
+    found: list[Any] = []
+    pending = [tree]
+    while pending:
+        value = pending.pop()
+        if isinstance(value, (tuple, list)):
+            pending += value[::-1]
+        elif isinstance(value, dict):
+            pending += [*value.values()][::-1]
+        elif isinstance(value, slice):
+            pending += (value.step, value.stop, value.start)
+        else:
+            found.append(value)
+    return found

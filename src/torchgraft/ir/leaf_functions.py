@@ -1,5 +1,5 @@
 """Leaf functions: the marks that `wrap` leaves on functions whose calls are recorded whole.
-Reading the marks and acting on them while tracing is the business of `capturing/wrapping.py`.
+Reading the marks and acting on them while tracing is the business of `capturing/patching/wrapping.py`.
 """
 
 from __future__ import annotations
@@ -14,14 +14,23 @@ from torchgraft.errors import TraceError
 GENERATED = "__torchgraft_generated__"
 
 _MARKS = "__torchgraft_wrapped__"
-# (globals of the module that called wrap, name): looked up when a trace begins, because wrap may precede the definition.
-_wrapped: dict[tuple[int, str], tuple[dict[str, Any], str]] = {}
+# The globals of the modules that called wrap, by their ids and the name: looked up when a trace begins, because wrap may
+# precede the definition. Both tables are reached by torch.fx's names for them, and may be added to.
+wrapped_functions: dict[tuple[int, str], dict[str, Any]] = {}
+wrapped_methods: list[tuple[type, str]] = []
 
 
 def wrap(fn_or_name: str | Callable[..., Any]) -> str | Callable[..., Any]:
     """Record calls of a function as one node instead of tracing through it.
 
     Call it at the top level of a module, with a name (`wrap("len")`) or a function defined there (also as a decorator).
+
+    >>> import math, torchgraft
+    >>> @torchgraft.wrap
+    ... def rounded(x):
+    ...     return math.floor(x)  # asks for a number, which a traced value is not
+    >>> [node.name for node in torchgraft.symbolic_trace(lambda x: rounded(x) + 1).graph.nodes]
+    ['x', 'rounded', 'add', 'output']
     """
     if isinstance(fn_or_name, str):
         name = fn_or_name
@@ -43,12 +52,12 @@ def _mark(scope: dict[str, Any], name: str) -> None:
         # Generated code comes and goes; its marks live and die with its namespace.
         scope.setdefault(_MARKS, []).append(name)
     else:
-        _wrapped[id(scope), name] = (scope, name)
+        wrapped_functions[id(scope), name] = scope
 
 
 def marked_functions() -> list[tuple[dict[str, Any], str]]:
     """Every marked function outside generated code, as (namespace, name)."""
-    return list(_wrapped.values())
+    return [(scope, key[1]) for key, scope in list(wrapped_functions.items())]
 
 
 def marks_in(scope: dict[str, Any]) -> list[str]:

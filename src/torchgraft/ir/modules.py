@@ -47,13 +47,14 @@ def paths_of_modules(root: torch.nn.Module) -> dict[torch.nn.Module, str]:
     paths: dict[torch.nn.Module, str] = {}
     pending = [(root, "")]
     while pending:
-        module, prefix = pending.pop()
+        module, path = pending.pop()
         if module in paths:  # used twice, or a circle
             continue
-        paths[module] = prefix[:-1]
+        paths[module] = path
         inner = module._modules
         if inner:
-            pending += [(child, f"{prefix}{name}.") for name, child in reversed(inner.items()) if child is not None]
+            prefix = f"{path}." if path else ""
+            pending += [(child, prefix + name) for name, child in reversed(inner.items()) if child is not None]
     return paths
 
 

@@ -17,7 +17,6 @@ import torch
 
 from torchgraft.errors import GraphError, UnknownArgumentError
 from torchgraft.ir.arguments import EMPTY_DICT, immutable_dict, immutable_list, map_aggregate, rebuild_tuple
-from torchgraft.ir.names import is_legal_name
 from torchgraft.ir.origin import Origin, metadata
 
 if TYPE_CHECKING:
@@ -39,7 +38,17 @@ _side_effectful_functions: set[Callable[..., Any]] = set()
 
 
 def has_side_effect(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Declare that calls of `function` must never be removed as dead code; usable as a decorator."""
+    """Declare that calls of `function` must never be removed as dead code; usable as a decorator.
+
+    >>> import torchgraft
+    >>> @has_side_effect
+    ... def log(x): ...  # writes to a file
+    >>> graph = torchgraft.Graph()
+    >>> node = graph.call_function(log, (graph.placeholder("x"),))
+    >>> _ = graph.output(None), graph.eliminate_dead_code()
+    >>> [node.name for node in graph.nodes]
+    ['x', 'log', 'output']
+    """
     _side_effectful_functions.add(function)
     return function
 
@@ -49,6 +58,15 @@ class Node:
 
     `op` is one of six: `placeholder` (an input; `args[0]` is its default), `get_attr` (a parameter or other attribute of the
     module), `call_function`, `call_method` (on `args[0]`), `call_module`, and `output` (`args[0]` is what is returned).
+
+    >>> import torch, torchgraft
+    >>> program = torchgraft.symbolic_trace(lambda x: torch.relu(x) * 2)
+    >>> [relu] = program.graph.find_nodes(op="call_function", target=torch.relu)
+    >>> relu.op, relu.args, list(relu.users)
+    ('call_function', (x,), [mul])
+    >>> relu.target = torch.neg
+    >>> program(torch.ones(2))
+    tensor([-2., -2.])
     """
 
     __slots__ = (
@@ -102,20 +120,23 @@ class Node:
         self._erased = False
         self._meta = self._origin = None
         if not kwargs and len(args) == 1 and type(args[0]) is Node:
-            inputs: Any = args  # the commonest case by far; one tuple serves for both
-            self._args = args
+            # The commonest case by far; one tuple serves for both.
+            source = args[0]
+            if source.graph is not graph or source._erased:
+                _refuse_input(self, source)
+            source.users[self] = None
+            self._args = self._inputs = args
             self._kwargs = EMPTY_DICT
-        else:
-            inputs = {}
-            self._args = freeze_arguments(args, inputs) if args else ()
-            self._kwargs = freeze_named(kwargs, inputs) if kwargs else EMPTY_DICT
-            inputs = tuple(inputs)
+            return
+        inputs: dict[Node, None] = {}
+        self._args = freeze_arguments(args, inputs) if args else ()
+        self._kwargs = freeze_named(kwargs, inputs) if kwargs else EMPTY_DICT
         for source in inputs:
             if source.graph is not graph or source._erased:
                 _refuse_input(self, source)
         for source in inputs:
             source.users[self] = None
-        self._inputs = inputs
+        self._inputs = tuple(inputs)
 
     # ---- what a node is ----
 
@@ -153,17 +174,15 @@ class Node:
         if value == self._name:
             return
         self._changing()
-        if not isinstance(value, str) or not is_legal_name(value) or value == "self":
-            raise GraphError(
-                f"cannot rename node '{self._name}' to {value!r}: it is not a name that Python code can use; "
-                "use an identifier that is no keyword, builtin or torch"
-            )
+        if not isinstance(value, str):
+            raise GraphError(f"cannot rename node '{self._name}' to {value!r}: a name is a string")
         if self.graph._graph_namespace.is_used(value):
             raise GraphError(
                 f"cannot rename node '{self._name}' to '{value}': the name is taken in this graph; "
                 "take another, or let graph._graph_namespace.create_name() choose"
             )
-        self._name = self.graph._graph_namespace.create_name(value)
+        # What Python code cannot use as a name becomes one that it can: `cat-3` is `cat_3`.
+        self._name = self.graph._graph_namespace.create_name("self_1" if value == "self" else value)
 
     def _rename(self, candidate: str) -> None:
         """Take a free name as close to `candidate` as possible."""
@@ -469,6 +488,8 @@ def _freeze(value: Any, inputs: dict[Node, None]) -> Any:
         return immutable_dict([(key, _freeze(item, inputs)) for key, item in value.items()])
     if isinstance(value, slice):
         return slice(_freeze(value.start, inputs), _freeze(value.stop, inputs), _freeze(value.step, inputs))
+    if getattr(cls, "__torchgraft_proxy__", False) is True:  # handed on as it came, by a method of a Transformer say
+        return _freeze(value.node, inputs)
     return value
 
 
@@ -487,7 +508,13 @@ def substitute(value: Any, old: Node, new: Any) -> Any:
 
 
 def map_arg(a: Argument, fn: Callable[[Node], Argument]) -> Argument:
-    """Apply `fn` to every node in an argument tree; everything else stays as it is."""
+    """Apply `fn` to every node in an argument tree; everything else stays as it is.
+
+    >>> import torchgraft
+    >>> x = torchgraft.Graph().placeholder("x")
+    >>> map_arg({"a": [x, 1]}, lambda node: node.name)
+    {'a': ['x', 1]}
+    """
     if not callable(fn):
         raise TypeError(f"map_arg needs a function to apply, not {type(fn).__name__}")
     if type(a) is Node:

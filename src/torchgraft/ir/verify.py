@@ -66,11 +66,6 @@ def find_problems(graph: Graph) -> list[str]:
         for source in node._inputs:
             if source._order >= order or source._erased or source.graph is not graph or node not in source.users:
                 problems.append(_input_problem(graph, node, source))
-        is_plain = node._args is node._inputs or _PLAIN.issuperset(map(type, node._args))
-        if (not is_plain and _has_proxy(node._args)) or (node._kwargs and _has_proxy(node._kwargs)):
-            problems.append(
-                f"node '{node._name}' has a Proxy in its arguments; give it the node of the proxy (proxy.node)"
-            )
         if op == "call_function":
             if not callable(node._target):
                 problems.append(f"node '{node._name}' calls {node._target!r}, which is not callable; give a function")
@@ -108,20 +103,6 @@ def find_problems(graph: Graph) -> list[str]:
     if has_regions:
         problems.extend(_region_problems(graph))
     return problems
-
-
-# What arguments mostly are, and what is no proxy: looked for at once, because a graph may have a million nodes.
-_PLAIN = frozenset({Node, int, float, bool, str, type(None), torch.dtype, torch.device})
-
-
-def _has_proxy(value: Any) -> bool:
-    if isinstance(value, (tuple, list)):
-        return any(map(_has_proxy, value))
-    if isinstance(value, dict):
-        return any(map(_has_proxy, value.values()))
-    if isinstance(value, slice):
-        return any(map(_has_proxy, (value.start, value.stop, value.step)))
-    return getattr(type(value), "__torchgraft_proxy__", False) is True
 
 
 def _input_problem(graph: Graph, node: Node, source: Node) -> str:

@@ -13,16 +13,16 @@ from typing import Any
 import torch
 from torch._decomp import core_aten_decompositions
 
-from torchgraft.capturing.sizes import unwrapped
-from torchgraft.lowering.recorder import concrete
+from torchgraft.capturing.flowing.sizes import unwrapped
 from torchgraft.lowering.sizes import merged
 from torchgraft.lowering.tensors import TracedTensor
+from torchgraft.lowering.values import concrete
 
 _aten = torch.ops.aten
 
 
 @functools.cache
-def core_decompositions() -> dict[Any, Callable[..., Any]]:
+def core_decompositions() -> dict[Any, Callable[..., Any] | None]:
     """What to compute in the place of each operator that is not in core ATen."""
     table = {**core_aten_decompositions(), **_OWN}
     del table[_aten.detach.default]  # torch's table drops it, and gradients would flow where the model stops them
@@ -176,19 +176,17 @@ def _batch_norm(
     return _aten._native_batch_norm_legit_no_training.default(tensor, weight, bias, mean, variance, momentum, eps)[0]
 
 
-def _stays(*args: Any, **kwargs: Any) -> Any:
-    """torch would take these apart into `copy`, which has no derivative."""
-    return NotImplemented
-
-
-_OWN: dict[Any, Callable[..., Any]] = {
+# None is for those that stay: torch would take them apart into operators without a derivative (`copy`), or of a library's
+# (`mkldnn_rnn_layer`).
+_OWN: dict[Any, Callable[..., Any] | None] = {
     _aten.reshape.default: _reshape,
     _aten.contiguous.default: _contiguous,
     _aten.flatten.using_ints: _flatten,
     _aten.linear.default: _linear,
     _aten.matmul.default: _matmul,
     _aten.batch_norm.default: _batch_norm,
-    _aten.fill.Tensor: _stays,
-    _aten.fill_.Tensor: _stays,
+    _aten.fill.Tensor: None,
+    _aten.fill_.Tensor: None,
+    _aten.lstm.input: None,
     _aten.scaled_dot_product_attention.default: _attention,
 }

@@ -1,83 +1,82 @@
-"""The guard that a program in torch's operators begins with: what the operators were chosen by, and no other guard speaks of.
+"""The guards that a program in torch's operators begins with: what the operators were chosen by, and no other guard speaks of.
 All other guards are those of the program above.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from torchgraft.ir.guards import guard, refuse
-from torchgraft.lowering.recorder import Recorder
 from torchgraft.lowering.tensors import TracedTensor
 
+if TYPE_CHECKING:
+    from torchgraft.lowering.recorder import Recorder
+
+Tensors = dict[str, Any]
+_INPUTS = "the inputs of"
+_MODES = {True: "training mode", False: "evaluation mode"}
 _AGAIN = "capture the model again with tensors like these, or run it at level 'function'"
 
 
-def _conditions(
-    tensors: Any,
-    ranks: Sequence[int],
-    dtypes: str | Sequence[str],
-    layouts: Sequence[str],
-    names: Sequence[str],
-    autocast: bool | None,
-    where: str,
-) -> Iterator[tuple[str, Any]]:
-    yield from _grouped("number of dimensions", names, ranks)
-    yield from _grouped("dtype", names, _each(dtypes, names))
-    yield from _grouped("layout", names, layouts)
-    if autocast is not None:
-        yield "torch.is_autocast_enabled()", autocast
+def _facts(found: Tensors, dtypes: Any, ranks: Any, where: str) -> Iterator[tuple[str, Any]]:
+    whose = ", ".join([f"'{name}'" for name in found]) if where.startswith(_INPUTS) else f"the tensors of '{where}'"
+    if dtypes:
+        yield f"dtype of {whose}", dtypes
+    yield f"number of dimensions of {whose}", ranks if len(set(ranks)) > 1 else ranks[0]
 
 
-def _grouped(what: str, names: Sequence[str], answers: Sequence[Any]) -> Iterator[tuple[str, Any]]:
-    """One condition for all tensors with the same answer: a model has hundreds of parameters."""
-    for answer in dict.fromkeys(answers):
-        found = [f"'{name}'" for name, other in zip(names, answers, strict=False) if other == answer]
-        more = f" and {len(found) - 3} more" if len(found) > 4 else ""
-        yield f"{what} of {', '.join(found[:3] if more else found)}{more}", answer
+@guard(_facts)
+def check_tensors(found: Tensors, dtypes: str | Sequence[str] | None, ranks: Sequence[int], where: str) -> None:
+    """Raise unless tensors have these dtypes, or all of them this one, and these numbers of dimensions.
 
-
-def _shortened(dtypes: list[str]) -> str | tuple[str, ...]:
-    """Commonly all tensors have one dtype, which need not be said for each."""
-    return dtypes[0] if len(set(dtypes)) == 1 else tuple(dtypes)
-
-
-def _each(dtypes: str | Sequence[str], tensors: Sequence[Any]) -> Sequence[str]:
-    return [dtypes] * len(tensors) if isinstance(dtypes, str) else dtypes
-
-
-@guard(_conditions)
-def check_tensors(
-    tensors: Sequence[Any],
-    ranks: Sequence[int],
-    dtypes: str | Sequence[str],
-    layouts: Sequence[str],
-    names: Sequence[str],
-    autocast: bool | None,
-    where: str,
-) -> None:
-    """Raise unless tensors have these numbers of dimensions, dtypes and layouts, and autocast is on or off as it was. There may
-    be fewer layouts than tensors, one dtype for all or none at all; None says that autocast does not matter."""
-    dtypes = _each(dtypes, tensors)
-    for index, tensor in enumerate(tensors):
+    `where` is the module that holds the tensors, or says that they are inputs.
+    """
+    names = [dtypes] * len(ranks) if isinstance(dtypes, str) else dtypes
+    for index, (name, tensor) in enumerate(found.items()):
         if not isinstance(tensor, torch.Tensor):
             return  # the check of the inputs says so better
-        name = names[index]
         if tensor.dim() != ranks[index]:
-            what = f"the program was lowered for {ranks[index]} dimensions of '{name}', and now it has {tensor.dim()}"
-            refuse(what, where, _AGAIN)
-        if dtypes and str(tensor.dtype) != dtypes[index]:
-            what = f"the program was lowered for the dtype {dtypes[index]} of '{name}', and now it is {tensor.dtype}"
-            refuse(what, where, _AGAIN)
-        if index < len(layouts) and not _has_layout(tensor, layouts[index]):
-            what = f"the program was lowered for '{name}' with the layout {layouts[index]}, and now it has another"
+            what = f"{ranks[index]} dimensions of '{name}', and now it has {tensor.dim()}"
+        elif names is not None and str(tensor.dtype) != names[index]:
+            what = f"the dtype {names[index]} of '{name}', and now it is {tensor.dtype}"
+        else:
+            continue
+        refuse(f"the program was lowered for {what}", where or "the model", _AGAIN)
+
+
+def _circumstances(found: Tensors, layouts: Sequence[str], autocast: bool, where: str) -> Iterator[tuple[str, Any]]:
+    for layout in dict.fromkeys(layouts):
+        names = [f"'{name}'" for name, other in zip(found, layouts, strict=False) if other == layout]
+        yield f"layout of {', '.join(names)}", layout
+    yield "torch.is_autocast_enabled()", autocast
+
+
+@guard(_circumstances)
+def check_layouts(found: Tensors, layouts: Sequence[str], autocast: bool, where: str) -> None:
+    """Raise unless inputs have these layouts, and autocast is on or off as it was."""
+    for (name, tensor), layout in zip(found.items(), layouts, strict=False):
+        if isinstance(tensor, torch.Tensor) and not _has_layout(tensor, layout):
+            what = f"the program was lowered for '{name}' with the layout {layout}, and now it has another"
             refuse(what, where, "give a copy in that layout, or capture the model again with inputs like these")
-    if autocast is not None and is_autocast_enabled() != autocast:
+    if is_autocast_enabled() != autocast:
         what = f"the program was lowered with autocast {'on' if autocast else 'off'}, and its operators have no other casts"
         refuse(what, where, "capture the model again under this autocast, or run it at level 'function' or 'aten'")
+
+
+@guard(lambda found, expected, where: [(str(getattr(found, "target", "training")), expected)])
+def check_mode(found: bool, expected: bool, where: str) -> None:
+    """Raise unless a module is in the mode that its operators were chosen by."""
+    if found != expected:
+        switch, back = ("eval", "train") if expected else ("train", "eval")
+        refuse(
+            f"the program was lowered in {_MODES[expected]}, and the module is now in {_MODES[not expected]}",
+            where,
+            f"call .{switch}() on the model and capture it again at this level, switch this module back with .{back}(), "
+            "or run it at level 'function' or 'aten', which take both modes",
+        )
 
 
 def _has_layout(tensor: torch.Tensor, layout: str) -> bool:
@@ -110,21 +109,34 @@ def is_autocast_enabled() -> bool:
     return torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
 
 
-def guard_tensors(
-    recorder: Recorder, inputs: dict[str, TracedTensor], held: dict[str, TracedTensor], where: str
-) -> None:
-    """Have a program begin with the guard, for inputs and the tensors that it holds."""
-    decided = recorder.decompositions is not None
-    tensors = {**inputs, **held} if decided else inputs
-    if not tensors:
-        return
-    arguments: tuple[Any, ...] = (
-        tuple([tensor.node for tensor in tensors.values()]),
+def guard_tensors(recorder: Recorder, inputs: dict[str, TracedTensor], where: str) -> None:
+    """Have a program begin with guards on its inputs."""
+    if inputs:
+        _check(recorder, inputs, where)
+        if recorder.decompositions is not None:
+            nodes = {name: tensor.node for name, tensor in inputs.items()}
+            layouts = tuple([layout_of(tensor.actual) for tensor in inputs.values()])
+            recorder.create_node("call_function", check_layouts, (nodes, layouts, is_autocast_enabled(), where), {})
+
+
+def guard_state(recorder: Recorder, names: Iterable[str], fetch: Callable[[str], Any]) -> None:
+    """Have a program check the tensors that it holds, module by module."""
+    modules: dict[str, list[str]] = {}
+    for name in names:
+        modules.setdefault(name.rpartition(".")[0], []).append(name)
+    for module, paths in modules.items():
+        values = {path.rpartition(".")[2]: fetch(path) for path in paths}
+        tensors = {name: value for name, value in values.items() if type(value) is TracedTensor}
+        if tensors:
+            _check(recorder, tensors, module)
+
+
+def _check(recorder: Recorder, tensors: dict[str, TracedTensor], where: str) -> None:
+    dtypes = None if recorder.decompositions is None else tuple([str(tensor.dtype) for tensor in tensors.values()])
+    arguments = (
+        {name: tensor.node for name, tensor in tensors.items()},
+        dtypes[0] if dtypes and len(set(dtypes)) == 1 else dtypes,
         tuple([tensor.actual.dim() for tensor in tensors.values()]),
-        _shortened([str(tensor.dtype) for tensor in tensors.values()]) if decided else (),
-        tuple([layout_of(tensor.actual) for tensor in inputs.values()]) if decided else (),
-        tuple(tensors),
-        is_autocast_enabled() if decided else None,
         where,
     )
     recorder.create_node("call_function", check_tensors, arguments, {})

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from torchgraft.capturing.sizes import unwrapped
+from torchgraft.capturing.flowing.sizes import unwrapped
 from torchgraft.lowering.tensors import TracedTensor
 
 _aten = torch.ops.aten

@@ -1,62 +1,35 @@
 """Forward and backward of a captured program as one program without state, in ATen operators.
-How the operators are written down is in `recorder.py`, how the program is cut in two in `partition.py`.
+How the operators are written down is in `operators.py`, how the program is cut in two in `partition.py`.
 """
 
 from __future__ import annotations
 
 import functools
-import operator
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
-from torchgraft.capturing.sizes import unwrapped
-from torchgraft.capturing.watch import OTHER_MODE
+from torchgraft.capturing.watching.modules import OTHER_MODE
 from torchgraft.codegen.calling import placeholder_values
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import BridgeError, GraftError
+from torchgraft.ir.arguments import leaves
 from torchgraft.ir.contexts import enter_context, exit_context
-from torchgraft.ir.graph import Graph
-from torchgraft.ir.guards import are_different, check_inputs
-from torchgraft.ir.node import Node, map_arg
+from torchgraft.ir.guards import check_inputs, check_length
+from torchgraft.ir.node import Node
 from torchgraft.ir.origin import source_of
-from torchgraft.ir.structures import put_together, put_together_record, take_apart
 from torchgraft.ir.verify import find_attribute
-from torchgraft.lowering.guards import guard_tensors
-from torchgraft.lowering.lower import Walk, drop_unused, has_traced, inputs_text, plain_values
+from torchgraft.lowering.entries import Joint, OutputEntry, Primal, finish, held_tensors, named_parts
+from torchgraft.lowering.guards import guard_state, guard_tensors
+from torchgraft.lowering.kept_calls import record_kept
+from torchgraft.lowering.kinds import Kind
+from torchgraft.lowering.lower import Walk, drop_unused, inputs_text
 from torchgraft.lowering.modes import recording
-from torchgraft.lowering.recorder import Recorder, concrete
+from torchgraft.lowering.operators import part_of
+from torchgraft.lowering.recorder import Recorder
 from torchgraft.lowering.tensors import TracedTensor
-
-
-class OutputEntry(NamedTuple):
-    """What one entry of the output of a training program is.
-
-    `kind` is "result" (of the model, or of the loss), "update" (the new value of a buffer or input that the model writes in
-    place), "gradient" (of a parameter or input) or "saved" (for the backward); `name` says of what.
-    """
-
-    kind: str
-    name: str
-
-
-class Primal(NamedTuple):
-    """An input of the joint program: a tensor that the program holds, or one among its inputs."""
-
-    kind: str
-    name: str
-    value: torch.Tensor
-
-
-class Joint(NamedTuple):
-    """A joint program, its primals, its results by name and structure, and the attributes that it took for granted."""
-
-    program: GraphModule
-    primals: list[Primal]
-    results: list[Any]
-    structure: Any
-    attributes: dict[str, Any]
+from torchgraft.lowering.values import concrete, plain_values
 
 
 class _Written(BaseException):
@@ -69,6 +42,10 @@ class _Written(BaseException):
 
 def lower_to_joint(program: GraphModule, args: tuple[Any, ...], kwargs: dict[str, Any], result_name: str) -> Joint:
     """Run a program and its gradients once, and write both down."""
+    kept = program.meta.get("kept_whole", {})
+    if "" in kept:
+        what = f"the model is one call that runs Python\n  because {kept['']}"
+        raise _refusal(what, f"rewrite it with tensor operations, or {_INSTEAD}")
     copied: set[int] = set()
     # Gradients are what is asked for, whatever the caller has switched off around this.
     with torch.inference_mode(False), torch.enable_grad():
@@ -83,7 +60,11 @@ def lower_to_joint(program: GraphModule, args: tuple[Any, ...], kwargs: dict[str
                 raise
             except Exception as error:  # the program itself ran when it was captured
                 text = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}{_at(walk.recorder.above)}"
-                raise BridgeError(f"cannot write forward and backward as one program: {text}\n  {_INSTEAD}") from error
+                raise _refusal(text, _INSTEAD) from error
+
+
+def _refusal(what: str, remedy: str) -> BridgeError:
+    return BridgeError(f"cannot write forward and backward as one program: {what}\n  {remedy}")
 
 
 _INSTEAD = "train the program at level 'function', whose gradients autograd computes"
@@ -101,12 +82,15 @@ class _JointWalk(Walk):
         super().__init__(program, Recorder(is_above_autograd=False, decompositions={}), inputs)
         self.primals: list[Primal] = []
         self.attributes: dict[str, Any] = {}
+        self.modules: dict[str, torch.nn.Module] = {}
         self.result: Any = None
         self._own = copied
         self._traced_primals: list[TracedTensor] = []
         self._current: list[TracedTensor] = []
         self._by_identity: dict[int, int] = {}
         self._seen_gradients: set[Any] = set()
+        # Objects with traced tensors in them, which calls that stayed one call have returned.
+        self._objects: dict[int, Any] = {}
 
     def number_of(self, memory: int) -> int:
         """The primal with this memory."""
@@ -114,9 +98,8 @@ class _JointWalk(Walk):
         found = [index for index, item in enumerate(memories) if item == memory]
         if len(found) > 1:
             names = " and ".join([f"'{self.primals[index].name}'" for index in found[:2]])
-            raise BridgeError(
-                f"cannot write forward and backward as one program: {names} share memory, and one of them is written\n"
-                "  give each a memory of its own with clone()"
+            raise _refusal(
+                f"{names} share memory, and one of them is written", "give each a memory of its own with clone()"
             )
         return found[0]
 
@@ -124,14 +107,15 @@ class _JointWalk(Walk):
 
     def begin(self) -> None:
         """Make the inputs of the joint program."""
-        for kind, name, tensor in _held(self.program):
-            self._add(Primal(kind, name, tensor), tensor)
+        for primal in held_tensors(self.program):
+            self._add(primal, primal.value)
         self._seen: dict[int, torch.Tensor] = {}
         self._inputs = {node: self._input(str(node.target), value) for node, value in self.inputs.items()}
         named = dict(zip([item.name for item in self.primals], self._traced_primals, strict=True))
         inputs = {item.name: named[item.name] for item in self.primals if item.kind == "input"}
-        held = {name: tensor for name, tensor in named.items() if name not in inputs}
-        guard_tensors(self.recorder, inputs, held, inputs_text(self.program))
+        guard_tensors(self.recorder, inputs, inputs_text(self.program))
+        guard_state(self.recorder, [name for name in named if name not in inputs], named.__getitem__)
+        self.recorder.end_of_inputs()
         with recording(self.recorder):
             self._current = [
                 torch.ops.aten.clone.default(item) if index in self._own else item
@@ -181,33 +165,44 @@ class _JointWalk(Walk):
         value, problem = find_attribute(self.program, target)
         assert problem is None, problem
         if isinstance(value, torch.Tensor):
-            return self._current[self._by_identity[id(value)]]
+            return self._of(value)
         if type(value) in (bool, int, float, str, type(None)):
             self.attributes[target] = value
         return value
+
+    def _of(self, tensor: torch.Tensor) -> TracedTensor:
+        return self._current[self._by_identity[id(tensor)]]
+
+    def _known(self, value: Any, node: Node, is_outside: bool = False) -> Any:
+        """Numbers in a list that the backward may need stay symbolic, one by one."""
+        if type(value) is not list or not value or any(type(item) is not int for item in value):
+            return super()._known(value, node, is_outside)
+        recorder = self.recorder
+        arguments = (node, len(value), f"the length of '{node.name}'", recorder.line())
+        recorder.create_node("call_function", check_length, arguments, {})
+        items = enumerate(value)
+        return [recorder.number(item, part_of(recorder, node, index), f"{node.name}[{index}]") for index, item in items]
 
     # ---- calls ----
 
     def node(self, node: Node) -> Any:
         """Write down one node; gradients that are computed for it later come from its line, too."""
-        if node.op == "output":
-            result = map_arg(node.args[0], self.env.__getitem__)
-            # An object of a class that torch has been told how to take apart stays what it is.
-            known = pytree.SUPPORTED_NODES.get(type(result)) if isinstance(node.args[0], Node) else None
-            is_known = known is not None and known.flatten_with_keys_fn is not None and isinstance(result, dict)
-            self.result = result if is_known else plain_values(result)
-            return None
-        if node.target is check_inputs:
-            return None  # the inputs are in another form here; whoever flattens them checks that
         value = super().node(node)
         for leaf in pytree.tree_leaves(value):
             if type(leaf) is TracedTensor and leaf.grad_fn is not None:
                 self._mark_gradients(leaf.grad_fn, node)
         return value
 
-    def _traced(self, node: Node, args: Any, kwargs: Any) -> Any:
+    def _output(self, args: Any) -> None:
+        node, (result,) = self.program.graph.output_node(), args
+        # An object of a class that torch has been told how to take apart stays what it is.
+        known = pytree.SUPPORTED_NODES.get(type(result)) if isinstance(node.args[0], Node) else None
+        stays = known is not None and known.flatten_with_keys_fn is not None and isinstance(result, dict)
+        self.result = result if stays else plain_values(result)
+
+    def _recorded(self, node: Node, args: Any, kwargs: Any) -> Any:
         try:
-            return super()._traced(node, args, kwargs)
+            return super()._recorded(node, args, kwargs)
         except RuntimeError as error:
             # An input that autograd takes for a leaf is written: the copy of one is no leaf.
             if "leaf Variable that requires grad" in str(error) and self._leaves():
@@ -231,49 +226,70 @@ class _JointWalk(Walk):
     def _enter_gradient(self, node: Node, gradients: Any) -> None:
         self.recorder.above = node
 
-    def _kept(self, node: Node, args: Any, kwargs: Any) -> Any:
-        """Calls that compute no tensors stay; what runs a user's Python has no gradient that could be written down."""
-        if node.op == "call_module" or "" in self.program.meta.get("kept_whole", {}):
-            return self._called_module(node, args, kwargs)
-        if node.op == "call_function" and (node.target in _ABOUT_INPUTS or _home(node) == "torchgraft.ir.input_kinds"):
+    def call(self, kind: Kind, node: Node, args: Any, kwargs: Any) -> Any:
+        """Do with a call what is done with its kind, where gradients are wanted."""
+        if node.target is check_inputs:
+            return None  # the inputs are in another form here; whoever flattens them checks that
+        if kind is Kind.QUESTION:  # asked when a step is run, before inputs become primals
             return node.target(*concrete(args), **concrete(kwargs))
-        if node.target is getattr and node.args[1] in _ABOUT_GRADIENTS:
-            return (
-                getattr(args[0], str(node.args[1])) if isinstance(args[0], torch.Tensor) else getattr(*concrete(args))
-            )
-        if node.target is setattr and type(args[0]) is TracedTensor:
-            raise BridgeError(
-                f"cannot write forward and backward as one program: it writes {args[1]} of a tensor{_at(node)}\n"
-                "  write it in place with copy_()"
-            )
-        if node.target not in _OF_EVERY_RUN and (not has_traced((args, kwargs)) or node.target in _FACTS):
-            return super()._kept(node, args, kwargs)
+        if kind is Kind.GRADIENT:  # as it was when the program was captured: primals are detached
+            return getattr(*(args if isinstance(args[0], torch.Tensor) else concrete(args)))
+        if kind is Kind.WRITE:
+            raise _refusal(f"it writes {args[1]} of a tensor{_at(node)}", "write it in place with copy_()")
+        if kind is Kind.REGION or kind is Kind.RESULT:
+            return self._run(node, args, kwargs)
+        if kind is Kind.MODULE:
+            return self._module(node, args, kwargs)
+        if kind is Kind.FOREIGN:
+            return self._foreign(node, args, kwargs)
+        if any(id(leaf) in self._objects for leaf in leaves((args, kwargs))):
+            return self._hold(self._run(node, args, kwargs))
+        return super().call(kind, node, args, kwargs)
+
+    def _run(self, node: Node, args: Any, kwargs: Any) -> Any:
+        """Make a call on traced tensors; what it computes with them is recorded."""
         function, args, kwargs = node.target, plain_values(args), plain_values(kwargs)
         if node.op == "call_method":
             function, args = getattr(args[0], str(node.target)), args[1:]
         with recording(self.recorder):
             value = function(*args, **kwargs)
-        if node.target is enter_context:
+        if function is enter_context:
             self._contexts.append(value)
-        elif node.target is exit_context:
+        elif function is exit_context:
             self._contexts.pop()
         return value
 
-    def _called_module(self, node: Node, args: Any, kwargs: Any) -> Any:
-        """A part that was kept whole because it chooses by its mode is run in the mode it is in; any other is refused."""
-        kept = self.program.meta.get("kept_whole", {})
-        reason = kept.get(str(node.target), kept.get(""))
-        if node.op == "call_module" and reason is not None and OTHER_MODE in reason:
-            module = self.program.get_submodule(str(node.target))
-            self.attributes[f"{node.target}.training"] = module.training
+    def _foreign(self, node: Node, args: Any, kwargs: Any) -> Any:
+        last = self.recorder.begin(node)
+        if node.name not in self.kept:  # it was not tried yet
+            try:
+                return self._run(node, args, kwargs)
+            except Exception as error:
+                self.recorder.take_back(last)
+                self.kept[node.name] = f"{type(error).__name__}: {error}"
+        if node.op == "call_method":
+            method = getattr(torch.Tensor, str(node.target))
+            return self._hold(record_kept(self.recorder, method, method, {}, args, kwargs))
+        return self._hold(record_kept(self.recorder, node.target, node.target, {}, args, kwargs))
+
+    def _module(self, node: Node, args: Any, kwargs: Any) -> Any:
+        """A part that was kept whole because it chooses by its mode is taken apart in the mode it is in; others are one call."""
+        path = str(node.target)
+        module = self.program.get_submodule(path)
+        named: dict[str, torch.Tensor] = {name: self._of(value) for name, value in module.named_parameters()}
+        if OTHER_MODE in self.program.meta.get("kept_whole", {}).get(path, ""):
+            self.attributes[f"{path}.training"] = module.training
             with recording(self.recorder):
-                return module(*plain_values(args), **plain_values(kwargs))
-        name = "the model" if "" in kept else f"'{node.target}'"
-        raise BridgeError(
-            f"cannot write forward and backward as one program: {name} is one call that runs Python"
-            f"{f'{chr(10)}  because {reason}' if reason else _at(node)}\n"
-            f"  rewrite it with tensor operations, or {_INSTEAD}"
-        )
+                return torch.func.functional_call(module, named, plain_values(args), plain_values(kwargs))
+        self._state.tensors.save_all(module)
+        fetched = self.recorder.create_node("get_attr", path, (), {})
+        self.modules[path] = module
+        return self._hold(record_kept(self.recorder, module, fetched, named, args, kwargs))
+
+    def _hold(self, value: Any) -> Any:
+        if not isinstance(value, (torch.Tensor, bool, int, float, str, type(None))):
+            self._objects[id(value)] = value
+        return value
 
     # ---- results and gradients ----
 
@@ -284,7 +300,7 @@ class _JointWalk(Walk):
         named = [(result_name + pytree.keystr(path), leaf) for path, leaf in pairs]
         learning = {name: leaf for name, leaf in named if type(leaf) is TracedTensor and leaf.requires_grad}
         results: dict[str, Any] = {}
-        places = [_named(name, leaf, results) for name, leaf in named]
+        places = [named_parts(name, leaf, results) for name, leaf in named]
         if not any(type(value) is TracedTensor for value in results.values()):
             raise BridgeError(
                 f"cannot write the backward of {type(self.program).__name__}: it returns {type(self.result).__name__}, in which "
@@ -297,7 +313,7 @@ class _JointWalk(Walk):
         outputs += self._gradients(learning)
         recorder.note_numbers()
         finish(recorder.graph, outputs)
-        module = GraphModule({}, recorder.graph, f"{type(self.program).__name__}Joint")
+        module = GraphModule(self.modules, recorder.graph, f"{type(self.program).__name__}Joint")
         drop_unused(module)
         return Joint(module, self.primals, places, structure, self.attributes)
 
@@ -343,60 +359,5 @@ class _JointWalk(Walk):
         return tangents
 
 
-def finish(graph: Graph, outputs: list[tuple[OutputEntry, Any]]) -> None:
-    """Add the output to a training program, with its entries named."""
-    output = graph.output(tuple([value for _, value in outputs]))
-    output.meta["entries"] = [entry for entry, _ in outputs]
-    output.meta["val"] = map_arg(output.args[0], lambda node: node.meta.get("val"))
-
-
 class _Place(int):
     """The number of a primal, in the place of a tensor among inputs."""
-
-
-class Name(str):
-    """The name of a result, in the place of a tensor among results."""
-
-
-def _named(name: str, leaf: Any, results: dict[str, Any]) -> Any:
-    """A part of the result with names in the places of what every run computes: tensors and sizes, added to the results.
-
-    What is in an object of its own kind, as in a cache of keys and values, is returned; it is given no tangent.
-    """
-    template, parts = take_apart(leaf, lambda item: type(item) is TracedTensor or unwrapped(item) is not None)
-    names = [Name(name if part is leaf else f"{name}: part {index}") for index, part in enumerate(parts)]
-    results.update(zip(names, parts, strict=True))
-    return put_together(template, *names)
-
-
-# Regions, and results made of values that every run computes, which may be sizes or lie inside an object.
-_OF_EVERY_RUN = frozenset({enter_context, exit_context, put_together, put_together_record})
-# What takes a value apart or asks something about it: the program does so, too.
-_FACTS = frozenset({getattr, operator.getitem})
-# Questions about inputs that are asked when a step is run, before they become primals.
-_ABOUT_INPUTS = frozenset({isinstance, operator.is_, are_different, type, hasattr})
-# Facts about tensors that are as they were when the program was captured: primals are detached.
-_ABOUT_GRADIENTS = frozenset({"requires_grad", "is_leaf", "grad_fn", "retains_grad", "grad"})
-
-
-def _home(node: Node) -> str:
-    return getattr(node.target, "__module__", None) or ""
-
-
-def _held(program: GraphModule) -> list[tuple[str, str, torch.Tensor]]:
-    """The tensors that a program fetches: its parameters, its buffers, then constants; each once."""
-    targets = dict.fromkeys(str(node.target) for node in program.graph.find_nodes(op="get_attr"))
-    kinds: dict[str, str] = {}
-    for kind, pairs in (
-        ("parameter", program.named_parameters(remove_duplicate=False)),
-        ("buffer", program.named_buffers(remove_duplicate=False)),
-    ):
-        kinds |= {name: kind for name, _ in pairs if name in targets}
-    kinds |= {name: "constant" for name in targets if name in program.graph._constants or name not in kinds}
-    order = sorted(kinds, key=lambda name: ("parameter", "buffer", "constant").index(kinds[name]))
-    found: dict[int, tuple[str, str, torch.Tensor]] = {}
-    for name in order:
-        value, _ = find_attribute(program, name)
-        if isinstance(value, torch.Tensor):
-            found.setdefault(id(value), (kinds[name], name, value))
-    return list(found.values())

@@ -14,7 +14,10 @@ from torch._ops import _set_mode_pre_dispatch, unset_mode_pre_dispatch
 from torch._subclasses.schema_check_mode import SchemaCheckMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from torchgraft.lowering.operators import record
 from torchgraft.lowering.recorder import Recorder
+
+_FREE_IN_PYTHON = frozenset({torch.nn.functional.interpolate, torch.nn.functional.upsample})
 
 
 class AfterAutograd(TorchDispatchMode):
@@ -25,7 +28,7 @@ class AfterAutograd(TorchDispatchMode):
         self.recorder = recorder
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return self.recorder.call(function, args, kwargs or {}, self)
+        return record(self.recorder, function, args, kwargs or {}, self)
 
 
 class BeforeAutograd(SchemaCheckMode):
@@ -41,7 +44,7 @@ class BeforeAutograd(SchemaCheckMode):
         self.recorder = recorder
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return self.recorder.call(function, args, kwargs or {}, self)
+        return record(self.recorder, function, args, kwargs or {}, self)
 
     def __enter__(self) -> BeforeAutograd:
         _set_mode_pre_dispatch(self)
@@ -61,5 +64,7 @@ def recording(recorder: Recorder) -> Iterator[None]:
         with BeforeAutograd(recorder), enable_python_dispatcher():
             yield
     else:
-        with AfterAutograd(recorder):
+        # torch's C++ code for these fixes sizes; that in Python does not.
+        is_free_in_python = recorder.above is not None and recorder.above.target in _FREE_IN_PYTHON
+        with AfterAutograd(recorder), enable_python_dispatcher() if is_free_in_python else contextlib.nullcontext():
             yield

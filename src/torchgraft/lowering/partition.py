@@ -14,9 +14,7 @@ from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.ir.graph import Graph
 from torchgraft.ir.guards import is_guard
 from torchgraft.ir.node import Node, map_arg
-from torchgraft.lowering.joint import OutputEntry, finish
-
-KINDS = ("result", "update", "gradient", "saved")
+from torchgraft.lowering.entries import OutputEntry, finish
 
 
 def partition(joint: GraphModule) -> tuple[GraphModule, GraphModule]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from torchgraft.capturing.sizes import SymbolicNumber, factors, unwrapped, wrapped
+from torchgraft.capturing.flowing.sizes import SymbolicNumber, factors, unwrapped, wrapped
 from torchgraft.lowering.tensors import TracedTensor
 
 Sizes = list[Any]

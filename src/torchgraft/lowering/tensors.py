@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from torchgraft.capturing.sizes import SymbolicNumber, wrapped
+from torchgraft.capturing.flowing.sizes import SymbolicNumber, wrapped
 from torchgraft.ir.node import Node
 
 if TYPE_CHECKING:

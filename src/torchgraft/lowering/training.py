@@ -20,9 +20,10 @@ from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import BridgeError, GuardError
 from torchgraft.ir.structures import put_together, take_apart
 from torchgraft.ir.verify import find_attribute
+from torchgraft.lowering.entries import KINDS, Joint, Name
 from torchgraft.lowering.input_checks import input_checks
-from torchgraft.lowering.joint import Joint, Name, lower_to_joint
-from torchgraft.lowering.partition import KINDS, partition
+from torchgraft.lowering.joint import lower_to_joint
+from torchgraft.lowering.partition import partition
 
 Model = torch.nn.Module | Callable[..., Any]
 Loss = Callable[[Any], torch.Tensor] | None
@@ -185,7 +186,7 @@ class _Call:
             if found != expected:
                 raise GuardError(
                     f"the programs were captured for {target} = {expected!r}, and now it is {found!r}\n"
-                    "  switch it back, or capture the model again"
+                    "  switch it back, or call capture_training again with the model as it is now"
                 )
         plain = [None if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
         if (

@@ -5,6 +5,7 @@ answered in `analysis/`; edits that match a pattern are in `rewriting/`.
 from __future__ import annotations
 
 import importlib
+import re
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -25,22 +26,11 @@ if TYPE_CHECKING:
 
 # Imported when they are first used: `graph.eliminate_dead_code()` reaches into this folder and needs only one file of it.
 _HOMES = {
-    "definition": ("Pass", "PassReport"),
-    "fold_constants": ("FoldConstants",),
-    "functionalize": ("Functionalize",),
-    "fuse_activations": ("FuseActivations",),
-    "fuse_conv_norm": ("FuseConvNorm",),
-    "merge_common": ("MergeCommon",),
-    "normalize_arguments": ("NormalizeArguments",),
-    "pipeline": ("Pipeline", "PipelineReport", "Step"),
-    "propagate_shapes": ("PropagateShapes",),
-    "registry": ("find", "names", "register"),
-    "remove_dead_code": ("RemoveDeadCode",),
-    "remove_no_ops": ("RemoveNoOps",),
-    "reorder_for_memory": ("ReorderForMemory",),
-    "replace_module": ("ReplaceModule",),
+    "definition": "Pass PassReport",
+    "pipeline": "Pipeline PipelineReport Step",
+    "registry": "find names register",
 }
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
 
 __all__ = [
     "FoldConstants",
@@ -66,9 +56,10 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    home = _HOME_OF.get(name)
-    if home is None:
+    if name not in __all__:
         raise AttributeError(f"module 'torchgraft.passes' has no attribute '{name}'")
+    # A pass is in the file of its name: FoldConstants in fold_constants.py.
+    home = _HOME_OF.get(name) or re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
     value = getattr(importlib.import_module(f"torchgraft.passes.{home}"), name)
     globals()[name] = value
     return value

@@ -36,10 +36,6 @@ class References:
             self._below[part] = self._below.get(part, 0) + amount
             part = part.rpartition(".")[0]
 
-    def count(self, path: str) -> int:
-        """How many nodes refer to exactly this path."""
-        return self._count.get(path, 0)
-
     def is_only_use(self, path: str) -> bool:
         """Whether one node alone refers to this path, to anything below it, or to a module around it."""
         around = path.rpartition(".")[0]
@@ -51,24 +47,20 @@ class References:
 
     def put(self, path: str, value: Any) -> str:
         """Place a value at `path` if that concerns nobody else, or else at a free path like it; return the path."""
-        holder, name = self._holder(path)
-        if holder is None or not self.is_only_use(path):
-            holder, name, path = self._free_place(path)
-        _set(holder, name, value)
-        return path
+        return self._put(path, value, self.is_only_use(path))
 
     def put_for_all(self, path: str, value: Any) -> str:
         """Place a value for every node that refers to `path`, or at a free path like it where the place is the model's."""
-        holder, name = self._holder(path)
-        if holder is None or self._below.get(path, 0) != self._count.get(path, 0):
-            holder, name, path = self._free_place(path)
-        _set(holder, name, value)
-        return path
+        return self._put(path, value, self._below.get(path, 0) == self._count.get(path, 0))
 
     def put_new(self, path: str, value: Any) -> str:
         """Place a value where nothing is yet, as close to `path` as possible."""
         holder, name = self._holder(path)
-        if holder is None or getattr(holder, name, None) is not None:
+        return self._put(path, value, getattr(holder, name, None) is None)
+
+    def _put(self, path: str, value: Any, is_free: bool) -> str:
+        holder, name = self._holder(path)
+        if holder is None or not is_free:
             holder, name, path = self._free_place(path)
         _set(holder, name, value)
         return path

@@ -24,7 +24,14 @@ _PLAIN_TEXT = re.compile(r"(?!(?:true|false|none)$)[A-Za-z_./][\w./:*-]*", re.IG
 
 @dataclass(frozen=True)
 class PassReport:
-    """What one pass did. `notes` are what it left alone that somebody may have expected it to change, and why."""
+    """What one pass did. `notes` are what it left alone that somebody may have expected it to change, and why.
+
+    >>> import torchgraft
+    >>> program = torchgraft.symbolic_trace(lambda x: x.relu() + x.relu())
+    >>> report = torchgraft.passes.MergeCommon()(program)
+    >>> report.name, report.changes
+    ('merge-common', 1)
+    """
 
     name: str
     changes: int

@@ -14,8 +14,6 @@ from torchgraft.analysis.fake_calls import FakeCalls, FakeInterpreter
 from torchgraft.ir.arguments import map_aggregate
 from torchgraft.ir.node import Node
 
-__all__ = ["FakeTensorProp"]
-
 _NUMBERS = (int, float, bool, torch.SymInt, torch.SymFloat, torch.SymBool)
 
 

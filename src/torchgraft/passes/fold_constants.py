@@ -1,5 +1,5 @@
 """Compute once, while the program is being made ready, what would come out the same in every run.
-Where a constant may be kept in the place of a computation is known to `memory.py`.
+Where a constant may be kept in the place of a computation is known to `analysis/aliases.py`.
 """
 
 from __future__ import annotations

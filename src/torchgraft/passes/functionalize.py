@@ -1,5 +1,5 @@
 """Turn writes in place into plain computations, where it can be shown that nobody can tell the difference.
-Who shares memory with whom is known to `memory.py`.
+Who shares memory with whom is known to `analysis/aliases.py`.
 
 A write `y.add_(1)` may become `y.add(1)` if the memory of `y` was made by the program itself, no other value that may
 share it is looked at afterwards, and `y` was made in the same region. Later uses of `y` then mean the result.
@@ -8,7 +8,6 @@ share it is looked at afterwards, and `y` was made in the same region. Later use
 from __future__ import annotations
 
 import inspect
-import operator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +17,7 @@ from torch.nn import functional
 
 from torchgraft.analysis.aliases import Aliases
 from torchgraft.analysis.effects import is_impure
+from torchgraft.capturing.symbolic.inplace import PLAIN_FORM
 from torchgraft.ir.modules import has_hooks
 from torchgraft.ir.node import Node
 from torchgraft.ir.verify import find_attribute
@@ -26,15 +26,6 @@ from torchgraft.passes.definition import Pass
 if TYPE_CHECKING:
     from torchgraft.codegen.graph_module import GraphModule
 
-_OPERATORS = {
-    operator.iadd: operator.add,
-    operator.isub: operator.sub,
-    operator.imul: operator.mul,
-    operator.itruediv: operator.truediv,
-    operator.ifloordiv: operator.floordiv,
-    operator.imod: operator.mod,
-    operator.ipow: operator.pow,
-}
 # The functions behind modules that write their input, where the module has no options of its own but these.
 _MODULES: dict[type, tuple[Any, tuple[str, ...]]] = {
     nn.ReLU: (functional.relu, ()),
@@ -146,9 +137,9 @@ def _form(node: Node, written: Node, memory: Aliases) -> _Form | None:
             return None
         return "call_function", entry[0], node._args[:1], {name: getattr(module, name) for name in entry[1]}
     target = node._target
-    if target in _OPERATORS:
+    if target in PLAIN_FORM:
         # `+=` also means lists and numbers.
-        return ("call_function", _OPERATORS[target], node._args, node._kwargs) if memory.is_tensor(written) else None
+        return ("call_function", PLAIN_FORM[target], node._args, node._kwargs) if memory.is_tensor(written) else None
     if getattr(target, "__module__", None) == "torch.nn.functional":
         return _without_inplace(node)
     name = getattr(target, "__name__", "")

@@ -20,24 +20,17 @@ _CONVOLUTION = ("input", "weight", "bias", "stride", "padding", "dilation", "gro
 _TRANSPOSED = ("input", "weight", "bias", "stride", "padding", "output_padding", "groups", "dilation")
 # (number of spatial dimensions, transposed)
 _MODULES: dict[type, tuple[int, bool]] = {
-    nn.Conv1d: (1, False),
-    nn.Conv2d: (2, False),
-    nn.Conv3d: (3, False),
-    nn.ConvTranspose1d: (1, True),
-    nn.ConvTranspose2d: (2, True),
-    nn.ConvTranspose3d: (3, True),
-    nn.Linear: (0, False),
+    **{kind: (number, False) for number, kind in enumerate((nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d))},
+    **{
+        kind: (number, True)
+        for number, kind in enumerate((nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d), 1)
+    },
 }
 LAYERS = tuple(_MODULES)
-_FUNCTIONS: dict[Any, tuple[int, bool]] = {
-    functional.conv1d: (1, False),
-    functional.conv2d: (2, False),
-    functional.conv3d: (3, False),
-    functional.conv_transpose1d: (1, True),
-    functional.conv_transpose2d: (2, True),
-    functional.conv_transpose3d: (3, True),
-    functional.linear: (0, False),
-}
+_FUNCTIONS: dict[Any, tuple[int, bool]] = {functional.linear: (0, False)}
+for _number in (1, 2, 3):
+    _FUNCTIONS[getattr(functional, f"conv{_number}d")] = (_number, False)
+    _FUNCTIONS[getattr(functional, f"conv_transpose{_number}d")] = (_number, True)
 _aten = torch.ops.aten
 # The operators themselves, as a program of ATen calls them, take the same arguments in the same order.
 _FUNCTIONS |= {

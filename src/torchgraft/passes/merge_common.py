@@ -1,5 +1,5 @@
 """Compute once what a program computes twice: the same call of the same values.
-What may not be merged (random draws, written memory, two results that the caller gets) is known to `memory.py`.
+What may not be merged (random draws, written memory, two results that the caller gets) is known to `analysis/aliases.py`.
 """
 
 from __future__ import annotations

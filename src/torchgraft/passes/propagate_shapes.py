@@ -16,8 +16,8 @@ from torchgraft.analysis.shapes import shapes
 from torchgraft.codegen.source import PyTreeCodeGen
 from torchgraft.errors import GraftError, PassError
 from torchgraft.ir.printing import known_value
-from torchgraft.passes.checking import restored
 from torchgraft.passes.definition import Pass
+from torchgraft.passes.pipeline import restored
 
 if TYPE_CHECKING:
     from torchgraft.codegen.graph_module import GraphModule

@@ -1,12 +1,15 @@
-"""Passes by their text names: those of this folder, those registered in this process and those of installed packages.
-What a pass is, is said in `definition.py`; the text form of several passes is read in `pipeline_text.py`.
+"""Passes by their text names: those of this folder, those registered in this process and those of installed packages; and
+pipelines as text. What a pass is, is said in `definition.py`; several of them are run by `pipeline.py`.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import importlib
 import importlib.metadata
+import json
+import re
 from typing import Any, TypeVar
 
 from torchgraft.errors import PassError
@@ -15,17 +18,8 @@ from torchgraft.passes.definition import Pass, text_name
 GROUP = "torchgraft.passes"
 
 BUILT_IN = (
-    "remove-dead-code",
-    "merge-common",
-    "fold-constants",
-    "normalize-arguments",
-    "remove-no-ops",
-    "functionalize",
-    "propagate-shapes",
-    "fuse-conv-norm",
-    "fuse-activations",
-    "replace-module",
-    "reorder-for-memory",
+    *("remove-dead-code", "merge-common", "fold-constants", "normalize-arguments", "remove-no-ops", "functionalize"),
+    *("propagate-shapes", "fuse-conv-norm", "fuse-activations", "replace-module", "reorder-for-memory"),
 )
 
 _registered: dict[str, type[Pass]] = {}
@@ -37,6 +31,16 @@ def register(cls: PassClass) -> PassClass:
     """Make a pass of your own known by its text name in this process; a decorator.
 
     An installed package does the same for everybody with an entry point in the group `torchgraft.passes`.
+
+    >>> from dataclasses import dataclass
+    >>> from torchgraft.passes import Pass, names
+    >>> @register
+    ... @dataclass(frozen=True)
+    ... class DoNothing(Pass):
+    ...     def run(self, module):
+    ...         return 0
+    >>> "do-nothing" in names()
+    True
     """
     if not (isinstance(cls, type) and issubclass(cls, Pass)):
         raise PassError(f"cannot register {cls!r}: it is no subclass of torchgraft.passes.Pass")
@@ -89,3 +93,77 @@ def _loaded(entry: Any) -> type[Pass]:
             f"the entry point '{entry.name}' names {entry.value}, which is no subclass of Pass; fix it there"
         )
     return cls
+
+
+# ---- text ----
+
+
+_STEP = re.compile(
+    r"\s*(?P<name>[A-Za-z][\w-]*)\s*(?:\{(?P<options>(?:[^{}\"]|\"(?:[^\"\\]|\\.)*\")*)\})?\s*(?P<end>,|$)"
+)
+_OPTION = re.compile(r"\s*(?P<key>[A-Za-z_]\w*)\s*=\s*(?P<value>\"(?:[^\"\\]|\\.)*\"|[^,\"\s]+)\s*(?P<end>,|$)")
+_CONSTANTS = {"true": True, "false": False, "none": None}
+
+
+def parse_passes(text: str) -> tuple[Pass, ...]:
+    """The passes that a text names.
+
+    >>> [str(step) for step in parse_passes("remove-dead-code, fold-constants{max_bytes=4096}")]
+    ['remove-dead-code', 'fold-constants{max_bytes=4096}']
+    """
+    passes = []
+    position = 0
+    end = ""
+    while position < len(text.rstrip()) or end == ",":
+        match = _STEP.match(text, position)
+        if match is None:
+            raise PassError(
+                f"cannot read the pipeline {text!r} at {text[position:].strip() or 'its end'!r}; "
+                'write names and commas, with options in braces: "remove-dead-code, fold-constants{max_bytes=4096}"'
+            )
+        passes.append(_pass(match["name"], match["options"] or ""))
+        position, end = match.end(), match["end"]
+    return tuple(passes)
+
+
+def _pass(name: str, options: str) -> Pass:
+    cls = find(name)
+    known = {field.name: field for field in dataclasses.fields(cls)}
+    given: dict[str, Any] = {}
+    position = 0
+    while position < len(options.rstrip()):
+        match = _OPTION.match(options, position)
+        if match is None:
+            raise PassError(f"cannot read the options of {name} at {options[position:].strip()!r}; write option=value")
+        key = match["key"]
+        if key not in known:
+            have = f"its options are {', '.join(known)}" if known else "it has none"
+            raise PassError(f"{name} has no option {key!r}; {have}")
+        given[key] = _value(match["value"], known[key].default, f"the option {key} of {name}")
+        position = match.end()
+    return cls(**given)
+
+
+def _value(text: str, default: Any, what: str) -> Any:
+    if text.startswith('"'):
+        value = json.loads(text)
+    elif text.lower() in _CONSTANTS:
+        value = _CONSTANTS[text.lower()]
+    else:
+        value = _number(text)
+    if isinstance(default, str) and not isinstance(value, str):
+        return text
+    if type(default) in (bool, int, float) and value is not None:
+        fits = type(value) is type(default) or (type(default) is float and type(value) is int)
+        if not fits:
+            raise PassError(f"{what} must be of type {type(default).__name__}, not {text!r}")
+    return value
+
+
+def _number(text: str) -> Any:
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            pass
+    return text

@@ -1,5 +1,5 @@
 """Take out calls that hand on what they are given: identities, copies nobody can tell from the original, and the like.
-Whether a copy can be told from the original is known to `memory.py`.
+Whether a copy can be told from the original is known to `analysis/aliases.py`.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """Run the nodes of a program in an order that keeps less memory alive at once.
-What must stay before what is gathered here from the facts of `memory.py`; sizes come from `propagate-shapes`.
+What must stay before what is gathered here from the facts of `analysis/aliases.py`; sizes come from `propagate-shapes`.
 
 Writes, random draws, guards and the ends of regions keep their order among each other, and no node moves before a guard
 that stood before it. A new order is taken only if its peak, as reckoned from the shapes, is lower.
@@ -53,15 +53,6 @@ class ReorderForMemory(Pass):
     def notes(self, module: GraphModule) -> list[str]:
         """Say so where nothing could be done for want of sizes."""
         return [] if _sizes(module) else ["no shapes are known, so nothing was moved; run propagate-shapes before"]
-
-
-def estimated_peak(module: GraphModule) -> int:
-    """The most bytes that the values of a program hold at once, reckoned from the shapes noted on its nodes.
-
-    Inputs and the module's own state are held by others, and are not counted.
-    """
-    plan = _Plan(module)
-    return plan.peak(plan.nodes)
 
 
 class _Plan:

@@ -46,7 +46,7 @@ class ReplaceModule(Pass):
         matches = self._matcher()
         make = _maker(self.new)
         references = References(module)
-        places = _Places(module)
+        placed: dict[str, str] = {}
         made: dict[int, tuple[nn.Module, nn.Module]] = {}
         for node in list(module.graph.nodes):
             if node.op != "call_module":
@@ -60,7 +60,7 @@ class ReplaceModule(Pass):
                 made[id(found)] = found, self._replacement(make, found, node.target)
             replacement = made[id(found)][1]
             if replacement is not found:
-                _install(references, places, node, replacement)
+                _install(references, placed, node, replacement)
         return sum(old is not new for old, new in made.values())
 
     def _matcher(self) -> Callable[[nn.Module, str], bool]:
@@ -85,42 +85,14 @@ class ReplaceModule(Pass):
         return result
 
 
-class _Places:
-    """Where in a program each module is, found once and not for every module that is replaced."""
-
-    def __init__(self, program: GraphModule) -> None:
-        self._program = program
-        self._paths: dict[int, tuple[nn.Module, str]] = {}
-        self.note("", program)
-
-    def note(self, path: str, module: nn.Module) -> None:
-        """Remember where a module and those in it are now."""
-        for inner, item in module.named_modules(remove_duplicate=False):
-            self._paths.setdefault(id(item), (item, ".".join(filter(None, (path, inner)))))
-
-    def of(self, module: nn.Module) -> str | None:
-        """A path at which the program has this module, if there is one."""
-        _, path = self._paths.get(id(module), (module, None))
-        if path is None or find_attribute(self._program, path)[0] is module:
-            return path
-        del self._paths[id(module)]  # it was taken away from there, and may be elsewhere
-        found = (path for path, item in self._program.named_modules(remove_duplicate=False) if item is module)
-        return next(found, None)
-
-
-def _install(references: References, places: _Places, node: Any, replacement: nn.Module) -> None:
+def _install(references: References, placed: dict[str, str], node: Any, replacement: nn.Module) -> None:
+    """Put a module in the place of the one that a node calls; `placed` has the paths of those that went elsewhere."""
     old_path = node.target
-    module = references.module
-    if find_attribute(module, old_path)[0] is replacement:
+    if find_attribute(references.module, old_path)[0] is replacement:
         return
-    known = places.of(replacement)
-    if known is not None and references.count(old_path) <= 1:
-        path = references.put(old_path, replacement)
-    elif known is not None:
-        path = known
-    else:
-        path = references.put_for_all(old_path, replacement)
-        places.note(path, replacement)
+    if old_path not in placed:
+        placed[old_path] = references.put_for_all(old_path, replacement)
+    path = placed[old_path]
     if path != old_path:
         references.change(old_path, -1)
         references.change(path, 1)

@@ -293,6 +293,3 @@ class GeneratedCode:
         # A module that the program calls is running, and knows its path itself.
         path = str([*stack.values()][-1][0]) if stack and node.op != "call_module" else ""
         return re.sub(r"^L\['self'\]\.?", "", path), str(source_of(node) or "")
-
-
-__all__ = ["ModuleSpan", "RawCall", "TensorBrief", "Watch", "brief", "brief_text", "qualified_name"]

@@ -294,6 +294,3 @@ def _short_line(line: str) -> str:
 def _event(name: str, category: str, start: float, duration: float, details: dict[str, Any]) -> dict[str, Any]:
     times = {"ts": start / 1e3, "dur": duration / 1e3}
     return {"name": name, "cat": category, "ph": "X", **times, "pid": 1, "tid": 1, "args": plain(details)}
-
-
-__all__ = ["CallLog", "LoggedCall", "log_calls"]

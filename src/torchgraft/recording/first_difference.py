@@ -9,24 +9,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from torchgraft.analysis.comparison import Tolerance, tensors_in
+from torchgraft.analysis.comparison import Tolerance
 from torchgraft.capturing.program import capture
 from torchgraft.codegen.graph_module import GraphModule
-from torchgraft.errors import GraftError, one_line
+from torchgraft.errors import one_line
 from torchgraft.ir.guards import is_guard
 from torchgraft.ir.node import Node
 from torchgraft.ir.origin import source_of
-from torchgraft.recording.program_comparison import (
-    DIFFERENT,
-    ProgramComparison,
-    Run,
-    compared,
-    run_both,
-    verdict_of,
-)
+from torchgraft.recording.program_comparison import ProgramComparison, Run, compared, run_both
 from torchgraft.recording.situations import Situation
-
-Paths = dict[str, tuple[str, ...]]
 
 
 @dataclass(frozen=True)
@@ -48,9 +39,9 @@ def first_difference(
     situation: Situation,
     seed: int,
     tolerance: Tolerance,
-    different: Paths,
+    returns_others: bool,
 ) -> FirstDifference | None:
-    """Find it by capturing the model and running both programs; `different` has the paths that differ, by what they are of.
+    """Find it by capturing the model and running both programs; `returns_others` says that the results are among what differs.
 
     None where the model cannot be captured, or where a capture of it is as wrong as the program.
     """
@@ -63,17 +54,21 @@ def first_difference(
     if second.error is not None:
         return _raised(second, program)
     comparison = compared(first.recording, second.recording, tolerance)
-    return (
-        _different_value(comparison, reference, program)
-        or _different_gradient(reference, program, situation, seed, tolerance, different)
-        or _missing_call(comparison, reference, different)
-        or _owner_of(program, [*different.get("state", ()), *different.get("gradients", ())])
-        or _added_input(comparison, program.graph.output_node())
-        or (_at_node(program.graph.output_node(), _ANOTHER_RESULT) if "outputs" in different else None)
-    )
+    output = program.graph.output_node()
+    found = _different_value(comparison, reference, program) or _added_input(comparison, output)
+    return found or (_at_node(output, _ANOTHER_RESULT) if returns_others else _missing_call(comparison, reference))
 
 
 _ANOTHER_RESULT = "every value is the model's, but the program returns others"
+
+
+def _missing_call(comparison: ProgramComparison, reference: GraphModule) -> FirstDifference | None:
+    """A call of the model that the program does not make, which left a trace outside of the values."""
+    for node in reference.graph.nodes:
+        is_missing = node.name in comparison.only_first and node.op.startswith("call_")
+        if is_missing and node.is_impure() and not is_guard(node.target):
+            return FirstDifference(None, f"the program lacks the call '{node.name}' ({_called(node)})", _line(node))
+    return None
 
 
 def _raised(run: Run, program: GraphModule) -> FirstDifference | None:
@@ -119,61 +114,6 @@ def _named(program: GraphModule, name: str) -> Node:
     return next(node for node in program.graph.nodes if node.name == name)
 
 
-def _different_gradient(
-    reference: GraphModule,
-    program: GraphModule,
-    situation: Situation,
-    seed: int,
-    tolerance: Tolerance,
-    different: Paths,
-) -> FirstDifference | None:
-    """From the end, the first node that passes another gradient back than it does in the model."""
-    if "gradients" not in different:
-        return None
-    try:
-        runs = run_both([reference, program], situation, seed, _sum_of_outputs)
-    except GraftError:  # nothing that the program returns depends on a tensor that requires grad
-        return _at_node(program.graph.output_node(), "has no gradient, and in the model it has")
-    theirs, mine = (run.recording.gradients.entries for run in runs)
-    for pair in reversed(compared(runs[0].recording, runs[1].recording, tolerance).pairs):
-        if (pair.first in theirs) != (pair.second in mine) or (
-            pair.first in theirs and verdict_of(theirs[pair.first], mine[pair.second], tolerance)[0] == DIFFERENT
-        ):
-            node = _named(program, pair.second)
-            user = next(iter(node.users), node)
-            return _at_node(user, f"passes another gradient back to '{node.name}' than in the model")
-    return None
-
-
-def _sum_of_outputs(result: Any) -> Any:
-    """One number with a gradient that is different at every place of every output."""
-    outputs = [tensor for tensor in tensors_in(result) if tensor.requires_grad]
-    return sum([(tensor.double().flatten().cos() * 3).sum() for tensor in outputs], start=0)
-
-
-def _missing_call(comparison: ProgramComparison, reference: GraphModule, different: Paths) -> FirstDifference | None:
-    """A call of the model that the program does not make, where that left a trace outside of the values."""
-    if not different.keys() & {"random", "state", "inputs"}:
-        return None
-    missing = set(comparison.only_first)
-    for node in reference.graph.nodes:
-        if node.name in missing and node.op.startswith("call_") and node.is_impure() and not is_guard(node.target):
-            return FirstDifference(None, f"the program lacks the call '{node.name}' ({_called(node)})", _line(node))
-    return None
-
-
-def _owner_of(program: GraphModule, paths: list[str]) -> FirstDifference | None:
-    """The first node that refers to a parameter or buffer that differs, or to the module that holds it."""
-    names = [path.removeprefix("gradient of ") for path in paths]
-    for node in program.graph.nodes:
-        if node.op in ("get_attr", "call_module"):
-            target = str(node.target)
-            owned = next((name for name in names if name == target or name.startswith(f"{target}.")), None)
-            if owned is not None:
-                return _at_node(node, f"every value is the model's, but '{owned}' is not")
-    return None
-
-
 def _at_node(node: Node, text: str) -> FirstDifference:
     return FirstDifference(node.name, f"{_called(node)} {text}", _line(node))
 
@@ -184,6 +124,3 @@ def _called(node: Node) -> str:
 
 def _line(node: Node) -> str:
     return str(source_of(node) or "")
-
-
-__all__ = ["FirstDifference", "first_difference"]

@@ -1,21 +1,21 @@
 """`compare`: runs two programs on the same inputs and names the first node that differs, with error measures for every pair.
-Which nodes belong together is found in `alignment.py`, how far apart their values are in `error_measures.py`.
+Which nodes belong together is found in `alignment.py`.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
 
-from torchgraft.analysis.comparison import Tolerance, compare_tensors, has_values
+from torchgraft.analysis.comparison import Tolerance, comparable, compare_tensors, has_values
 from torchgraft.codegen.calling import example_inputs
 from torchgraft.errors import RunError
 from torchgraft.ir.node import Node
 from torchgraft.ir.origin import source_of
 from torchgraft.recording.alignment import Pair, line_up
-from torchgraft.recording.error_measures import ErrorMeasures, error_measures
 from torchgraft.recording.record import as_program, recording_of
 from torchgraft.recording.recorded import Entry, Recording
 from torchgraft.recording.runs import Surroundings
@@ -271,4 +271,50 @@ def _dtype(tensor: torch.Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
 
 
-__all__ = ["NodePair", "ProgramComparison", "compare"]
+# ---- how far apart two tensors are ----
+
+
+class ErrorMeasures(NamedTuple):
+    """The error of a second tensor against a first; positions where either is NaN or infinite are left out and counted.
+
+    `sqnr` is the ratio of signal to error in decibels, infinite where there is no error. `unlike` counts positions where one is
+    NaN or infinite and the other is not the same.
+    """
+
+    max_abs: float
+    max_rel: float
+    sqnr: float
+    cosine: float
+    unlike: int = 0
+
+
+_EQUAL = ErrorMeasures(0.0, 0.0, math.inf, 1.0)
+
+
+def error_measures(first: torch.Tensor, second: torch.Tensor) -> ErrorMeasures:
+    """The measures of two tensors with the same number of elements.
+
+    >>> error_measures(torch.tensor([3.0, 4.0]), torch.tensor([3.0, 4.5]))
+    ErrorMeasures(max_abs=0.5, max_rel=0.125, sqnr=20.0, cosine=0.9984603532054123, unlike=0)
+    """
+    with torch.no_grad():
+        expected, found = comparable(first).reshape(-1), comparable(second).reshape(-1).to(first.device)
+        finite = torch.isfinite(expected) & torch.isfinite(found)
+        same = finite | (expected == found) | (torch.isnan(expected) & torch.isnan(found))
+        unlike = int((~same).sum())
+        if not bool(finite.all()):
+            expected, found = expected[finite], found[finite]
+        distance = (expected - found).abs()
+        if not len(distance) or not bool(distance.any()):
+            return _EQUAL._replace(unlike=unlike)
+        sizes = expected.abs()
+        signal, noise = float(torch.linalg.vector_norm(expected)), float(torch.linalg.vector_norm(distance))
+        other = float(torch.linalg.vector_norm(found))
+        relative = torch.where(sizes > 0, distance / sizes, torch.where(distance > 0, math.inf, 0.0))
+        return ErrorMeasures(
+            float(distance.max()),
+            float(relative.max()),
+            20 * math.log10(signal / noise) if signal and noise else -math.inf,
+            float(expected @ found) / (signal * other) if signal and other else 0.0,
+            unlike,
+        )

@@ -94,13 +94,9 @@ class Recording(Tabular, Mapping[str, Any]):
 
     def rows(self) -> list[dict[str, Any]]:
         """One dict for each recorded tensor, and for each node without one."""
-        return [
-            row for name, entry in self.entries.items() for row in _rows(self._values.nodes[name], entry, False)
-        ] + [
-            row
-            for name, entry in self.gradients.entries.items()
-            for row in _rows(self._values.nodes[name], entry, True)
-        ]
+        entries = [(name, entry, False) for name, entry in self.entries.items()]
+        entries += [(name, entry, True) for name, entry in self.gradients.entries.items()]
+        return [row for name, entry, gradient in entries for row in _rows(self.node(name), entry, gradient)]
 
     def to_dict(self) -> dict[str, Any]:
         """The rows, and where the tensors are."""
@@ -157,18 +153,15 @@ class Values(Mapping[str, Any]):
 
 
 def _rows(node: Node, entry: Entry, is_gradient: bool) -> Iterator[dict[str, Any]]:
-    common = {"node": node.name, "op": node.op, "target": node._pretty_print_target(node.target)}
+    common = {
+        "node": node.name,
+        "op": node.op,
+        "target": node._pretty_print_target(node.target),
+        "gradient": is_gradient,
+    }
     if not entry.parts:
         value = brief_text(brief(entry.template))
-        yield {
-            "key": node.name,
-            **common,
-            "gradient": is_gradient,
-            "shape": None,
-            "dtype": None,
-            "value": value,
-            "note": "",
-        }
+        yield {"key": node.name, **common, "shape": None, "dtype": None, "value": value, "note": ""}
     for key, part, described in zip(entry.keys, entry.parts, entry.briefs, strict=True):
         measures: dict[str, Any] = {}
         if isinstance(part, Statistics):
@@ -178,7 +171,6 @@ def _rows(node: Node, entry: Entry, is_gradient: bool) -> Iterator[dict[str, Any
         yield {
             "key": key,
             **common,
-            "gradient": is_gradient,
             "shape": None if described.shape is None else list(described.shape),
             "dtype": str(described.dtype).removeprefix("torch."),
             "value": str(described),
@@ -191,6 +183,3 @@ def _cell(value: Any) -> str:
     if isinstance(value, tuple):
         return f"{len(value[0])} bins" if value and isinstance(value[0], list) else str(value)
     return number_text(value) if isinstance(value, (int, float)) or value is None else str(value)
-
-
-__all__ = ["Entry", "Recording", "Stored", "Values"]

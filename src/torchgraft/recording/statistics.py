@@ -107,6 +107,3 @@ def _histogram(values: torch.Tensor) -> tuple[list[int], float, float]:
         scaled = (values / 2 - low / 2) * (HISTOGRAM_BINS / (high / 2 - low / 2))
     places = scaled.to(torch.int64).clamp_(0, HISTOGRAM_BINS - 1)
     return torch.bincount(places, minlength=HISTOGRAM_BINS).tolist(), low, high
-
-
-__all__ = ["HISTOGRAM_BINS", "MEASURES", "USUAL", "Reduction", "Statistics", "reducer", "statistics_of"]

@@ -165,6 +165,3 @@ def _opened(path: str | PathLike[str]) -> Any:
             f"cannot read '{Path(path)}': the package safetensors is not installed\ninstall it with: pip install safetensors"
         ) from error
     return safe_open(path, framework="pt")
-
-
-__all__ = ["TensorWriter", "read_tensor", "storable", "tensor_file"]

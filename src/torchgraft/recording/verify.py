@@ -268,8 +268,8 @@ class _Comparer:
     def _first_difference(self, situation: Situation, wrong: dict[str, Comparison]) -> FirstDifference | None:
         if not isinstance(self._program, GraphModule):
             return None
-        paths = {name: tuple([item.path for item in aspect.differences]) for name, aspect in wrong.items()}
-        return first_difference(self._model, self._program, situation, self._seed, self._tolerance, paths)
+        others = "outputs" in wrong
+        return first_difference(self._model, self._program, situation, self._seed, self._tolerance, others)
 
 
 def _summary(name: str, aspect: Comparison) -> str:
@@ -286,6 +286,3 @@ def _input_names(model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[
         parameters = []
     named = [item.name for item in parameters if item.kind in (item.POSITIONAL_ONLY, item.POSITIONAL_OR_KEYWORD)]
     return [named[index] if index < len(named) else f"args[{index}]" for index in range(len(args))] + list(kwargs)
-
-
-__all__ = ["Check", "Verification", "verify"]

@@ -177,5 +177,3 @@ def _slowest(seen: Seen) -> Iterator[Fact]:
 
 
 _SOURCES = (_problems, _verified, _beside_script, _training, _arithmetic, _values, _slowest)
-
-__all__ = ["SHOWN", "Fact", "interesting_facts", "short"]

@@ -136,6 +136,3 @@ def _part(seen: Seen, what: str, step: Callable[[], None]) -> None:
         if isinstance(error, OSError) or isinstance(error.__cause__, OSError):
             raise  # no room, or no permission: that is the end of the whole report
         seen.failures.append(Failure(what, one_line(error)))
-
-
-__all__ = ["LevelTexts", "Written", "write_files"]

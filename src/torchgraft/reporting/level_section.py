@@ -134,30 +134,19 @@ def level_section(level: Level, written: Written) -> str:
 
 def tab_group(name: str, tabs: list[tuple[str, str]]) -> str:
     """Panels of which one is shown; without scripts all are."""
-    shown = [(title, content) for title, content in tabs if content]
-    buttons = [
-        element(
-            "button",
-            escape(title),
-            type="button",
-            role="tab",
-            id=f"tab-{name}-{place}",
-            aria_controls=f"panel-{name}-{place}",
-            aria_selected="true" if place == 0 else "false",
-        )
-        for place, (title, _) in enumerate(shown)
-    ]
-    panels = [
-        element(
-            "div",
-            content,
-            role="tabpanel",
-            id=f"panel-{name}-{place}",
-            aria_labelledby=f"tab-{name}-{place}",
-            class_="panel" if place == 0 else "panel away",
-        )
-        for place, (_, content) in enumerate(shown)
-    ]
+    buttons, panels = [], []
+    for place, (title, content) in enumerate([tab for tab in tabs if tab[1]]):
+        tab, panel, is_first = f"tab-{name}-{place}", f"panel-{name}-{place}", place == 0
+        selected = "true" if is_first else "false"
+        button = {"type": "button", "role": "tab", "id": tab, "aria_controls": panel, "aria_selected": selected}
+        buttons.append(element("button", escape(title), **button))
+        shown = {
+            "role": "tabpanel",
+            "id": panel,
+            "aria_labelledby": tab,
+            "class_": "panel" if is_first else "panel away",
+        }
+        panels.append(element("div", content, **shown))
     row = element("div", "".join(buttons), role="tablist", class_="tabs")
     return element("div", row + "".join(panels), class_="tab-group")
 
@@ -264,6 +253,3 @@ def file_table(written: Written, paths: list[str]) -> str:
 
 def _size_text(size: int) -> str:
     return f"{size:,} B" if size < 1000 else f"{size / 1e3:,.1f} kB" if size < 1e6 else f"{size / 1e6:,.1f} MB"
-
-
-__all__ = ["file_table", "level_section", "side_by_side", "tab_group"]

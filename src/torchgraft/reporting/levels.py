@@ -31,10 +31,7 @@ LEVELS = {
     "function": ("Functions", "What the layers call: functions of torch, with parameters fetched where they are used."),
     "aten": ("ATen", "The operators of torch below Python."),
     "core_aten": ("Core ATen", "The same in the smaller set of operators that backends have to implement."),
-    "joint": (
-        "Training",
-        "Forward and backward of one training step as one program, in training mode.",
-    ),
+    "joint": ("Training", "Forward and backward of one training step as one program, in training mode."),
 }
 
 
@@ -188,11 +185,16 @@ def node_rows(level: Level) -> list[NodeRow]:
                 _cut(", ".join(arguments)),
                 _cut(value_text(known_value(node)) or ""),
                 module_path_of(node) or "",
-                line.partition(' "')[0].replace("\\", "/").rsplit("/", 1)[-1],
+                place_of(line),
                 line,
             )
         )
     return rows
+
+
+def place_of(line: str) -> str:
+    """The name of the file and the number of a source line."""
+    return line.partition(' "')[0].replace("\\", "/").rsplit("/", 1)[-1]
 
 
 def _cut(text: str) -> str:
@@ -220,15 +222,3 @@ def call_name(node: Node, program: GraphModule) -> str:
     if isinstance(node.target, torch._ops.OpOverload):
         return str(node.target)
     return target_text(node.target).removeprefix("torch.nn.functional.").removeprefix("_operator.")
-
-
-__all__ = [
-    "LEVELS",
-    "Counts",
-    "Level",
-    "NodeRow",
-    "call_name",
-    "captured_levels",
-    "counts_of",
-    "node_rows",
-]

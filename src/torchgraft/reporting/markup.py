@@ -139,19 +139,3 @@ def histogram(measured: Sequence[Any] | None) -> str:
     title = f"{len(counts)} equal parts from {low:.4g} to {high:.4g}; heights are square roots of counts"
     width = len(counts) * 3 + 1
     return f'<svg class="histogram" viewBox="0 0 {width} 22" role="img"><title>{escape(title)}</title><path d="{path}"/></svg>'
-
-
-__all__ = [
-    "Cell",
-    "bar",
-    "code_block",
-    "code_cell",
-    "element",
-    "escape",
-    "histogram",
-    "link",
-    "number_cell",
-    "python_markup",
-    "table",
-    "text_cell",
-]

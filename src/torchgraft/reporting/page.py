@@ -157,6 +157,3 @@ def _all_files(written: Written) -> str:
         "<code>pickle.load</code> where there is no torch."
     )
     return element("p", intro) + file_table(written, list(written.descriptions))
-
-
-__all__ = ["page"]

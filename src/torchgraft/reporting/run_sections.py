@@ -7,8 +7,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from torchgraft.recording.symbolic_trials import Finding
+from torchgraft.recording.doctor import Finding
 from torchgraft.reporting.level_section import tab_group
+from torchgraft.reporting.levels import place_of
 from torchgraft.reporting.markup import (
     Cell,
     bar,
@@ -87,7 +88,7 @@ def calls_section(seen: Seen) -> str:
                 code_cell(call.module, "keep"),
                 number_cell(call.seconds, seconds_text(call.seconds)),
                 Cell(bar(call.seconds / slowest)),
-                Cell(element("code", escape(_place(call.line)), title=call.line), None, "keep"),
+                Cell(element("code", escape(place_of(call.line)), title=call.line), None, "keep"),
                 code_cell(call.arguments, "long"),
             ]
             for call in log
@@ -102,11 +103,6 @@ def calls_section(seen: Seen) -> str:
         columns = ("#", "call", "result", "module", "time", "", "line", "arguments")
         tabs.append((level.capitalize(), intro + table(columns, rows, find="name, module, shape", more=link(file))))
     return tab_group("call-logs", tabs) if tabs else NOTHING
-
-
-def _place(line: str) -> str:
-    """The name of the file and the number of a source line."""
-    return line.partition(' "')[0].replace("\\", "/").rsplit("/", 1)[-1]
 
 
 _MEASURES = ("min", "max", "mean", "std", "norm")
@@ -182,6 +178,3 @@ def _findings(findings: tuple[Finding, ...], nothing: str) -> str:
         where = element("code", escape(finding.where)) if finding.where else ""
         items.append(f"<li>{escape(finding.what)}{times}{where}<span class=note>{escape(finding.remedy)}</span></li>")
     return element("ul", "".join(items), class_="findings")
-
-
-__all__ = ["calls_section", "diagnosis_section", "statistics_section", "summary_section"]

@@ -4,7 +4,11 @@ How it is written down is in `files.py` and `page.py`.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
+import io
+import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
@@ -22,8 +26,7 @@ from torchgraft.recording.recorded import Recording
 from torchgraft.recording.runs import Surroundings
 from torchgraft.recording.statistics import MEASURES
 from torchgraft.recording.verify import verify
-from torchgraft.reporting.levels import Level, captured_levels
-from torchgraft.reporting.script_trace import ScriptTrace, script_trace
+from torchgraft.reporting.levels import Counts, Level, captured_levels
 from torchgraft.view.module_facts import ModelFacts, forward_cost, model_facts, noted_modules
 from torchgraft.view.module_summary import ModelSummary
 
@@ -38,6 +41,15 @@ class Failure(NamedTuple):
 
     what: str
     reason: str
+
+
+@dataclass(frozen=True)
+class ScriptTrace:
+    """What torch.jit.trace wrote; without a text, `failure` says why."""
+
+    text: str = field(default="", repr=False)
+    counts: Counts | None = None
+    failure: str = ""
 
 
 @dataclass
@@ -167,4 +179,41 @@ def _inputs(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
     return [(name, tensor_text(value) or type(value).__name__) for name, value in [*named, *kwargs.items()]]
 
 
-__all__ = ["CALL_LEVELS", "Failure", "Progress", "Seen", "look"]
+# ---- torch.jit.trace ----
+
+
+def script_trace(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ScriptTrace:
+    """Trace a model with torch.jit.trace, everything inlined. Whatever goes wrong is noted, never raised.
+
+    >>> script_trace(torch.nn.ReLU(), (torch.ones(2),), {}).counts.by_call
+    {'aten::relu': 1}
+    """
+    surroundings = Surroundings(model)
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
+            warnings.simplefilter("ignore")
+            keyword_inputs = {"example_kwarg_inputs": kwargs} if kwargs and not args else {}
+            if kwargs and args:
+                return ScriptTrace(failure="torch.jit.trace takes inputs by place or by name, not both")
+            traced = torch.jit.trace(
+                model, None if keyword_inputs else args, check_trace=False, strict=False, **keyword_inputs
+            )
+            graph = traced.inlined_graph
+            return ScriptTrace(str(graph), _counts(graph))
+    except Exception as error:  # most models of transformers, and it raises nearly anything
+        return ScriptTrace(failure=one_line(error))
+    finally:
+        surroundings.restore()
+
+
+def _counts(graph: Any) -> Counts:
+    kinds: Counter[str] = Counter()
+    blocks = [graph]
+    while blocks:
+        for node in blocks.pop().nodes():
+            kinds[node.kind()] += 1
+            blocks.extend(node.blocks())
+    state = kinds["prim::GetAttr"]
+    calls = {kind: count for kind, count in kinds.most_common() if not kind.startswith("prim::")}
+    inputs = len(list(graph.inputs())) - 1  # the first is the model itself
+    return Counts(sum(kinds.values()), sum(calls.values()), inputs, state, 0, calls)

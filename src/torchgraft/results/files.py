@@ -64,6 +64,3 @@ def named_errors(path: str | PathLike[str]) -> Iterator[None]:
         raise WriteError(
             f"cannot write '{os.fspath(path)}': {reason}\ngive a path in a folder that exists and may be written to"
         ) from error
-
-
-__all__ = ["named_errors", "whole_file", "write_text", "write_whole"]

@@ -136,6 +136,3 @@ def plain(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return value if value is None or type(value) in (bool, int, float, str) else repr(value)
-
-
-__all__ = ["NamedTexts", "Shown", "Tabular", "plain"]

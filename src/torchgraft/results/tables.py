@@ -133,6 +133,3 @@ def _html_row(row: tuple[str, ...], tag: str, align: Any, is_marked: bool) -> st
         f'<{tag} style="text-align: {align(position)}">{html.escape(text)}</{tag}>' for position, text in enumerate(row)
     ]
     return f"<tr{style}>{''.join(cells)}</tr>"
-
-
-__all__ = ["Table", "aligned", "amount", "number_text", "painted", "seconds_text"]

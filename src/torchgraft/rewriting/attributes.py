@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from torchgraft.codegen.attributes import place_attribute
+from torchgraft.codegen.attributes import assign_attribute, is_persistent_buffer
 from torchgraft.errors import GraphAttributeError
-from torchgraft.rewriting.program import MISSING, Program
+from torchgraft.rewriting.pattern import MISSING, Program
 
 
 class Adoption:
@@ -76,20 +76,10 @@ class Adoption:
 
     def _install(self, target: str, value: Any, replacement: Program | None) -> None:
         path, _, name = target.rpartition(".")
-        holder = self._module
-        for part in path.split(".") if path else ():
-            if not hasattr(holder, part):
-                holder.add_module(part, torch.nn.Module())
-            holder = getattr(holder, part)
-        place_attribute(holder, name, value, persistent=_is_persistent_buffer(replacement, path, name))
-
-
-def _is_persistent_buffer(replacement: Program | None, path: str, name: str) -> bool:
-    """Whether the attribute belongs in a state_dict; constants and plain tensor attributes do not."""
-    if replacement is None or replacement.module is None:
-        return False
-    holder = replacement.module.get_submodule(path)
-    return name in holder._buffers and name not in holder._non_persistent_buffers_set
+        model = None if replacement is None else replacement.module
+        # Constants and plain tensor attributes are in no state_dict.
+        is_saved = model is not None and is_persistent_buffer(model.get_submodule(path), name)
+        assign_attribute(self._module, target, value, is_saved)
 
 
 def _is_same_constant(existing: Any, value: Any) -> bool:
@@ -98,8 +88,7 @@ def _is_same_constant(existing: Any, value: Any) -> bool:
     if not isinstance(existing, torch.Tensor) or type(existing) is not type(value):
         return False
     if (
-        existing.dtype != value.dtype
-        or existing.device != value.device
+        (existing.dtype, existing.device) != (value.dtype, value.device)
         or existing.requires_grad
         or value.requires_grad
     ):

@@ -15,8 +15,8 @@ from torchgraft.ir.origin import source_of
 from torchgraft.rewriting.found import Found
 from torchgraft.rewriting.matching import InternalMatch
 from torchgraft.rewriting.meaning_matching import MeaningMatcher, MeaningPattern
+from torchgraft.rewriting.pattern import Program, ProgramLike
 from torchgraft.rewriting.placement import Placement
-from torchgraft.rewriting.program import Program, ProgramLike
 from torchgraft.rewriting.rewrite import Where, as_conditions
 
 

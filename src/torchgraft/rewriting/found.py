@@ -9,13 +9,13 @@ from typing import Any
 
 import torch
 
-from torchgraft.capturing.proxy import Proxy
+from torchgraft.capturing.symbolic.proxy import Proxy
 from torchgraft.errors import GraphError
 from torchgraft.ir.node import Node
 from torchgraft.ir.printing import known_value
 from torchgraft.rewriting.matching import InternalMatch
 from torchgraft.rewriting.modules import State
-from torchgraft.rewriting.program import MISSING, Program
+from torchgraft.rewriting.pattern import MISSING, Program
 
 
 def call_any(kinds: Any, *inputs: Any, name: str | None = None) -> Any:
@@ -47,6 +47,12 @@ class Found:
 
     `nodes` and `modules` are by the names of the pattern's nodes (or by the `name` given to `call_any`). `replacements` are the
     new nodes, once it is replaced.
+
+    >>> import torch, torchgraft
+    >>> program = torchgraft.symbolic_trace(lambda x: torch.relu(x) + 1)
+    >>> [found] = torchgraft.rewrite(program, lambda a: torch.relu(a), lambda a: torch.tanh(a))
+    >>> found["a"], found.replacements
+    (x, [tanh])
     """
 
     def __init__(self, program: Program, match: InternalMatch) -> None:

@@ -15,8 +15,7 @@ from functools import cached_property
 from typing import Any
 
 from torchgraft.ir.node import Node
-from torchgraft.rewriting.pattern import Literal, Mapping, Operation, Pattern, Sequence, Wildcard
-from torchgraft.rewriting.program import Program
+from torchgraft.rewriting.pattern import Literal, Mapping, Operation, Pattern, Program, Sequence, Wildcard
 
 _UNBOUND: Any = type("Unbound", (), {"__repr__": lambda self: "<unbound>"})()
 

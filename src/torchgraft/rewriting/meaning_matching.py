@@ -19,8 +19,7 @@ from torchgraft.rewriting.found import call_any, pattern_name
 from torchgraft.rewriting.matching import _UNBOUND, Binding, SubgraphMatcher, same_value
 from torchgraft.rewriting.meaning import Meaning, coarse_key, meaning_of_call
 from torchgraft.rewriting.modules import State, coarse_key_of_module, meaning_of_module_call
-from torchgraft.rewriting.pattern import Literal, Operation, Pattern, Wildcard
-from torchgraft.rewriting.program import Program
+from torchgraft.rewriting.pattern import Literal, Operation, Pattern, Program, Wildcard
 
 # Orders of commuting operands that are tried from one starting node.
 ORDERS_TRIED = 64

@@ -20,9 +20,8 @@ from torchgraft.ir.node import Node, map_arg
 from torchgraft.rewriting.attributes import Adoption
 from torchgraft.rewriting.matching import InternalMatch, SubgraphMatcher, same_value
 from torchgraft.rewriting.modules import State
-from torchgraft.rewriting.pattern import Pattern
+from torchgraft.rewriting.pattern import Pattern, Program, ProgramLike
 from torchgraft.rewriting.placement import Placement
-from torchgraft.rewriting.program import Program, ProgramLike
 
 MatchFilter = Callable[[InternalMatch, Graph, Graph], bool]
 ReplacementCallback = Callable[[InternalMatch, Graph, Graph], ProgramLike]
@@ -33,7 +32,14 @@ PROVENANCE = ("stack_trace", "nn_module_stack", "source_fn_stack")
 
 class Match(NamedTuple):
     """Where a pattern was found. `anchor` is the pattern node from which the match was found; `nodes_map` leads from
-    pattern nodes (inputs included) to what they matched."""
+    pattern nodes (inputs included) to what they matched.
+
+    >>> import torch, torchgraft
+    >>> program = torchgraft.symbolic_trace(lambda x: torch.relu(x) + 1)
+    >>> [match] = torchgraft.replace_pattern(program, lambda a: torch.relu(a), lambda a: torch.tanh(a))
+    >>> match.anchor, list(match.nodes_map.values())
+    (relu, [relu, x])
+    """
 
     anchor: Node
     nodes_map: dict[Node, Any]
@@ -41,7 +47,15 @@ class Match(NamedTuple):
 
 @dataclass
 class ReplacedPatterns:
-    """A `Match` together with the nodes that were put in its place."""
+    """A `Match` together with the nodes that were put in its place.
+
+    >>> import torch, torchgraft
+    >>> program = torchgraft.symbolic_trace(lambda x: torch.relu(x) + 1)
+    >>> pattern, replacement = lambda a: torch.relu(a), lambda a: torch.tanh(a)
+    >>> [replaced] = torchgraft.replace_pattern_with_filters(program, pattern, replacement)
+    >>> replaced.replacements
+    [tanh]
+    """
 
     anchor: Node
     nodes_map: dict[Node, Any]

@@ -17,8 +17,7 @@ from torchgraft.ir.node import Node
 from torchgraft.rewriting.found import Condition, Found
 from torchgraft.rewriting.matching import InternalMatch, SubgraphMatcher
 from torchgraft.rewriting.meaning_matching import MeaningMatcher, MeaningPattern
-from torchgraft.rewriting.pattern import Pattern
-from torchgraft.rewriting.program import MISSING, Program, ProgramLike
+from torchgraft.rewriting.pattern import MISSING, Pattern, Program, ProgramLike
 from torchgraft.rewriting.replace import Edit, Replacement, Rewrite
 
 Where = Condition | Mapping[str, Callable[[Any], bool]]

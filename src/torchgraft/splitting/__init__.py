@@ -6,14 +6,4 @@ from torchgraft.splitting.split import Part, Split, split
 from torchgraft.splitting.split_module import split_by_tags, split_module
 from torchgraft.splitting.strategies import Size, Stages, Supported, parameter_bytes
 
-__all__ = [
-    "Part",
-    "Size",
-    "Split",
-    "Stages",
-    "Supported",
-    "parameter_bytes",
-    "split",
-    "split_by_tags",
-    "split_module",
-]
+__all__ = ["Part", "Size", "Split", "Stages", "Supported", "parameter_bytes", "split", "split_by_tags", "split_module"]

@@ -1,5 +1,5 @@
 """torch.fx's CapabilityBasedPartitioner: the largest groups of supported nodes, proposed and then made submodules.
-The search is that of `split`, in `regions.py`; making the submodules is in `fusing.py`.
+The search is that of `split`, in `strategies.py`; making the submodules is in `fusing.py`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torchgraft.ir.printing import qualified_name
 from torchgraft.splitting.fusing import fuse_by_partitions
 from torchgraft.splitting.operator_support import OperatorSupportBase
 from torchgraft.splitting.order import Order, is_guard, is_mark
-from torchgraft.splitting.regions import regions_from_the_end
+from torchgraft.splitting.strategies import regions_from_the_end
 
 _NO_COMPUTATION = frozenset({"torch.ops.aten.view", "_operator.getitem"})
 

@@ -40,6 +40,14 @@ class Split(Shown):
 
     `names` leads from the name of each module and tensor that moved into a part to its name in the program. Printing it
     gives the report.
+
+    >>> import torch, torchgraft
+    >>> program = torchgraft.symbolic_trace(lambda x: x.relu().tanh())
+    >>> result = split(program, torchgraft.Size(nodes=1))
+    >>> [name for name, _ in result.module.named_children()]
+    ['submod_0', 'submod_1']
+    >>> torch.equal(result.module(torch.ones(2)), program(torch.ones(2)))
+    True
     """
 
     module: GraphModule

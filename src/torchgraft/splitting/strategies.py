@@ -15,7 +15,6 @@ import torch
 from torchgraft.errors import GraphError
 from torchgraft.ir.node import Node
 from torchgraft.splitting.order import Order, is_guard, is_mark
-from torchgraft.splitting.regions import regions_of_two_kinds
 
 Supports = Callable[[Node], bool | str]
 Cost = Callable[[Node], float]
@@ -37,6 +36,13 @@ class Supported:
 
     `supports` is asked for every call and answers True, False, or a text that says why not. A part with fewer than `min_size`
     calls is given back: crossing over to the backend and back costs more than it brings.
+
+    >>> import torch, torchgraft
+    >>> from torchgraft.splitting.split import split
+    >>> program = torchgraft.symbolic_trace(lambda x: x.relu().sort().values.tanh())
+    >>> parts = split(program, Supported(lambda node: node.target != "sort", min_size=1)).parts
+    >>> len(parts)
+    3
     """
 
     supports: Supports
@@ -77,7 +83,14 @@ class Supported:
 
 @dataclass(frozen=True)
 class Size:
-    """Parts of at most `nodes` calls each, in the order of the program. What belongs together stays so, even if that is more."""
+    """Parts of at most `nodes` calls each, in the order of the program. What belongs together stays so, even if that is more.
+
+    >>> import torchgraft
+    >>> from torchgraft.splitting.split import split
+    >>> program = torchgraft.symbolic_trace(lambda x: x.relu().tanh().exp().neg())
+    >>> [len(part.nodes) for part in split(program, Size(nodes=2)).parts]
+    [2, 2]
+    """
 
     nodes: int
 
@@ -102,6 +115,12 @@ class Stages:
 
     `cost` says what one call costs (`parameter_bytes` unless told). Of the places that are as good, the one is taken where the
     fewest values pass from one part to the next.
+
+    >>> import torch, torchgraft
+    >>> from torchgraft.splitting.split import split
+    >>> program = torchgraft.symbolic_trace(torch.nn.Sequential(*[torch.nn.Linear(4, 4) for _ in range(4)]))
+    >>> [len(part.nodes) for part in split(program, Stages(2)).parts]
+    [2, 2]
     """
 
     count: int
@@ -256,3 +275,103 @@ def _say_why(order: Order, parts: list[list[Node]], reasons: dict[Node, str]) ->
         binding = [earlier for earlier in order.before(node) if home[earlier] == number - 1]
         if binding:
             reasons[node] += f"; {order.why(binding[0], node)} of the part before"
+
+
+# ---- regions of two kinds ----
+
+
+Group = tuple[bool, list[int]]
+
+
+def regions_of_two_kinds(order: Order, kinds: list[bool], min_size: int) -> tuple[list[Group], list[list[int]]]:
+    """The regions in order, as (kind, unit numbers), and the regions of kind True that were too small and became False.
+
+    A small region first tries to wait for the next one of its kind.
+    """
+    before, after = _edges(order)
+    sizes = [len(unit) for unit in order.units]
+    kinds = list(kinds)
+    given_back: list[list[int]] = []
+    while True:
+        groups = min(
+            (_drained(kinds, before, after, first) for first in (True, False)),
+            key=lambda found: (sum(kind for kind, _ in found), len(found)),
+        )
+        groups = _postponed(groups, after, sizes, min_size)
+        small = [numbers for kind, numbers in groups if kind and sum(sizes[number] for number in numbers) < min_size]
+        if not small:
+            return groups, given_back
+        for numbers in small:
+            given_back.append(numbers)
+            for number in numbers:
+                kinds[number] = False
+
+
+def regions_from_the_end(order: Order, kinds: list[bool]) -> list[Group]:
+    """The regions with every node in the last one that it can be in, where the others have it in the first one."""
+    before, after = _edges(order)
+    later = [set(numbers) for numbers in after]
+    earlier = [sorted(numbers) for numbers in before]
+    groups = min(
+        (_drained(kinds, later, earlier, first) for first in (True, False)),
+        key=lambda found: (sum(kind for kind, _ in found), len(found)),
+    )
+    return groups[::-1]
+
+
+def _edges(order: Order) -> tuple[list[set[int]], list[list[int]]]:
+    home = {node: number for number, unit in enumerate(order.units) for node in unit}
+    before: list[set[int]] = []
+    after: list[list[int]] = [[] for _ in order.units]
+    for number, unit in enumerate(order.units):
+        earlier = {home[source] for node in unit for source in order.before(node)} - {number}
+        before.append(earlier)
+        for other in sorted(earlier):
+            after[other].append(number)
+    return before, after
+
+
+def _drained(kinds: list[bool], before: list[set[int]], after: list[list[int]], first: bool) -> list[Group]:
+    waiting = [len(earlier) for earlier in before]
+    ready: dict[bool, list[int]] = {True: [], False: []}
+    for number, count in enumerate(waiting):
+        if not count:
+            ready[kinds[number]].append(number)
+    groups: list[Group] = []
+    kind = first
+    while ready[True] or ready[False]:
+        taken: list[int] = []
+        pending = ready[kind]
+        while pending:
+            number = pending.pop()
+            taken.append(number)
+            for other in after[number]:
+                waiting[other] -= 1
+                if not waiting[other]:
+                    ready[kinds[other]].append(other)
+        if taken:
+            groups.append((kind, taken))
+        kind = not kind
+    return groups
+
+
+def _postponed(groups: list[Group], after: list[list[int]], sizes: list[int], min_size: int) -> list[Group]:
+    """Small regions joined with the next one of their kind, where nothing in between needs them."""
+    result: list[Group] = []
+    groups = list(groups)
+    number = 0
+    while number < len(groups):
+        kind, units = groups[number]
+        is_small = kind and sum(sizes[unit] for unit in units) < min_size
+        if is_small and number + 2 < len(groups):
+            between = set(groups[number + 1][1])
+            if between.isdisjoint(other for unit in units for other in after[unit]):
+                groups[number + 2] = (True, units + groups[number + 2][1])
+                number += 1
+                continue
+        if result and result[-1][0] == kind:
+            result[-1] = (kind, result[-1][1] + units)
+        else:
+            result.append((kind, units))
+        number += 1
+    return result

@@ -24,6 +24,12 @@ class CallInfo:
 
     Where nothing is known about the names (`bound` is False) they are `args[0]`, `args[1]`, ..., and no defaults are added.
     `given` are the names of the positional and keyword arguments that the node has itself, in the order in which it has them.
+
+    >>> import torch, torchgraft
+    >>> graph = torchgraft.symbolic_trace(lambda x: torch.sum(x, 1)).graph
+    >>> [node] = graph.find_nodes(op="call_function", target=torch.sum)
+    >>> torchgraft.node_call_info(node).arguments
+    {'input': x, 'dim': 1, 'keepdim': False, 'dtype': None}
     """
 
     target: str

@@ -7,28 +7,20 @@ from __future__ import annotations
 import json
 import pickle
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchgraft.errors import GraftError
 from torchgraft.results.files import write_whole
-from torchgraft.view.dot import to_dot
-from torchgraft.view.model_explorer import to_model_explorer
 from torchgraft.view.networkx_graph import EDGE_ATTRIBUTES, NODE_ATTRIBUTES, as_networkx, import_networkx
 
 if TYPE_CHECKING:
     import networkx
 
-_SUFFIXES = {
-    ".pickle": "pickle",
-    ".pkl": "pickle",
-    ".graphml": "graphml",
-    ".json": "json",
-    ".dot": "dot",
-    ".gv": "dot",
-}
+
+_SUFFIXES = {".pickle": "pickle", ".pkl": "pickle", ".graphml": "graphml", ".json": "json", ".dot": "dot", ".gv": "dot"}
 FORMATS = ("pickle", "graphml", "json", "dot", "model-explorer")
 
 
@@ -66,6 +58,13 @@ def load_graph(path: str | PathLike[str]) -> networkx.MultiDiGraph:
     """Read a graph that `save_graph` wrote as pickle, GraphML or node-link JSON.
 
     A pickle can run code when it is read: load only files that you trust. The two others are plain data.
+
+    >>> import tempfile, torchgraft
+    >>> program = torchgraft.symbolic_trace(lambda x: x.relu())
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = torchgraft.save_graph(program, f"{folder}/relu.json")
+    ...     list(load_graph(path))
+    ['x', 'relu', 'output']
     """
     place = Path(path)
     chosen = _SUFFIXES.get(place.suffix.lower())
@@ -186,3 +185,169 @@ _WRITERS: dict[str, Callable[[Any], bytes]] = {
     "model-explorer": _to_model_explorer_json,
 }
 _READERS: dict[str, Callable[[bytes], Any]] = {"pickle": pickle.loads, "graphml": _from_graphml, "json": _from_json}
+
+
+# ---- Model Explorer ----
+
+
+_ATTRIBUTES = ("op", "role", "phase", "origin_name", "module", "source", "source_text", "result")
+
+
+def to_model_explorer(program: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """A program, or a graph of `to_networkx`, as a graph collection of Model Explorer, ready for `json.dump`.
+
+    >>> import torchgraft
+    >>> collection = to_model_explorer(torchgraft.symbolic_trace(lambda x: x * x))
+    >>> collection["graphs"][0]["nodes"][1]["incomingEdges"]
+    [{'sourceNodeId': 'x', 'sourceNodeOutputId': '0', 'targetNodeInputId': '0'},
+     {'sourceNodeId': 'x', 'sourceNodeOutputId': '0', 'targetNodeInputId': '1'}]
+    """
+    graph = as_networkx(program, args, kwargs)
+    name = graph.graph.get("name") or "program"
+    nodes = [_node(graph, node, attributes) for node, attributes in graph.nodes(data=True)]
+    return {"label": name, "graphs": [{"id": name, "nodes": nodes}]}
+
+
+def _node(graph: networkx.MultiDiGraph, name: str, attributes: dict[str, Any]) -> dict[str, Any]:
+    path = attributes.get("module_path") or ""
+    if attributes.get("op") == "call_module":
+        path = path.rpartition(".")[0]
+    uses = sorted(graph.in_edges(name, keys=True, data=True), key=lambda edge: edge[2])
+    label = str(attributes.get("module") or attributes.get("target") or name)
+    call = attributes.get("node_call_info") or {}
+    details = {key: attributes.get(key) for key in _ATTRIBUTES}
+    details["target"] = attributes.get("target")
+    attributes_shown = {key: value for key, value in details.items() if value is not None}
+    attributes_shown |= {f"argument {key}": value for key, value in call.get("args", {}).items()}
+    return {
+        "id": name,
+        "label": label.partition("(")[0].removeprefix("torch.ops.").removeprefix("torch.nn.functional."),
+        "namespace": path.replace(".", "/"),
+        "attrs": [{"key": key, "value": _text(value)} for key, value in attributes_shown.items()],
+        "incomingEdges": [
+            {"sourceNodeId": source, "sourceNodeOutputId": "0", "targetNodeInputId": str(key)}
+            for source, _, key, _ in uses
+        ],
+        "inputsMetadata": [
+            {"id": str(key), "attrs": [{"key": "__tensor_tag", "value": _text(data.get("argument"))}]}
+            for _, _, key, data in uses
+        ],
+        "outputsMetadata": [
+            {"id": str(number), "attrs": [{"key": "tensor_shape", "value": text}]}
+            for number, text in enumerate(_outputs(attributes.get("shape"), attributes.get("dtype")))
+        ],
+    }
+
+
+def _outputs(shape: Any, dtype: Any) -> Iterator[str]:
+    """The shape on an edge; a value of several tensors leaves by one edge, so they are written together."""
+    if shape is not None:
+        yield _shape_text(shape, dtype)
+
+
+def _shape_text(shape: Any, dtype: Any) -> str:
+    if shape is None:
+        return "?"
+    if any(isinstance(item, (tuple, list)) or item is None for item in shape):
+        return ", ".join([_shape_text(*pair) for pair in zip(shape, dtype, strict=True)])
+    return f"{dtype}[{','.join(map(str, shape))}]"
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, default=str)
+
+
+# ---- DOT ----
+
+
+_COLOURS = {
+    "input": "#cfe8d5",
+    "tangent": "#f6d3c9",
+    "parameter": "#fff1c4",
+    "buffer": "#f3e6c8",
+    "constant": "#ececec",
+    "guard": "#f4f4f4",
+    "operation": "#dbe7f6",
+    "output": "#cfe8d5",
+}
+
+
+def to_dot(program: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None) -> str:
+    """A program, or a graph of `to_networkx`, in the DOT language: modules are clusters, every use is an edge with its shape.
+
+    >>> import torch, torchgraft
+    >>> text = to_dot(torchgraft.symbolic_trace(torch.nn.Sequential(torch.nn.ReLU())), torch.ones(2, 3))
+    >>> for line in text.splitlines():
+    ...     if "->" in line:
+    ...         print(line)
+      "input_1" -> "_0" [label="2x3", tooltip="input"];
+      "_0" -> "output" [label="2x3", tooltip="result"];
+    """
+    graph = as_networkx(program, args, kwargs)
+    lines = [
+        f"digraph {_quoted(graph.graph.get('name') or 'program')} {{",
+        '  graph [rankdir=TB, fontname="Helvetica", style="rounded", color="#9aa5b1"];',
+        '  node [shape=box, style="rounded,filled", fontname="Helvetica", fontsize=11, color="#5b6b7b"];',
+        '  edge [fontname="Helvetica", fontsize=9, color="#5b6b7b"];',
+        *_cluster(graph, _module_tree(graph), "", "  "),
+        *_edges(graph),
+        "}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _module_tree(graph: networkx.MultiDiGraph) -> dict[str, Any]:
+    """Nodes by the modules that hold them: each level has its nodes under None and its modules by their names."""
+    tree: dict[Any, Any] = {}
+    for name, attributes in graph.nodes(data=True):
+        path = attributes.get("module_path") or ""
+        if attributes.get("op") == "call_module":
+            path = path.rpartition(".")[0]  # a module that is one node is no box around it
+        level = tree
+        for part in path.split(".") if path else []:
+            level = level.setdefault(part, {})
+        level.setdefault(None, []).append(name)
+    return tree
+
+
+def _cluster(graph: networkx.MultiDiGraph, level: dict[Any, Any], path: str, indent: str) -> Iterator[str]:
+    for name in level.get(None, ()):
+        yield f"{indent}{_quoted(name)} [{_node_attributes(name, graph.nodes[name])}];"
+    for part, inner in level.items():
+        if part is None:
+            continue
+        inner_path = f"{path}.{part}" if path else part
+        yield f"{indent}subgraph {_quoted('cluster_' + inner_path)} {{"
+        yield f"{indent}  label={_quoted(inner_path)};"
+        yield from _cluster(graph, inner, inner_path, indent + "  ")
+        yield f"{indent}}}"
+
+
+def _node_attributes(name: str, attributes: dict[str, Any]) -> str:
+    target = attributes.get("module") or attributes.get("origin_name") or attributes.get("target") or ""
+    lines = [name, str(target).removeprefix("torch.ops."), attributes.get("result") or ""]
+    label = "\\n".join([_escaped(line) for line in dict.fromkeys(lines) if line])
+    call = attributes.get("node_call_info") or {}
+    details = [f"{key} = {value}" for key, value in call.get("args", {}).items()]
+    if attributes.get("source"):
+        details.append(f"{attributes['source']}  {attributes.get('source_text') or ''}")
+    tooltip = "\\n".join([_escaped(line) for line in details]) or _escaped(str(attributes.get("op")))
+    colour = _COLOURS.get(attributes.get("role") or "", _COLOURS["operation"])
+    return f'label="{label}", tooltip="{tooltip}", fillcolor="{colour}"'
+
+
+def _edges(graph: networkx.MultiDiGraph) -> Iterator[str]:
+    for source, user, attributes in graph.edges(data=True):
+        shape = attributes.get("shape")
+        is_plain = shape is not None and all(not isinstance(size, (tuple, list)) for size in shape)
+        parts = [f"label={_quoted('x'.join(map(str, shape)) or 'scalar')}"] if is_plain else []
+        parts.append(f"tooltip={_quoted(attributes.get('argument') or '')}")
+        yield f"  {_quoted(source)} -> {_quoted(user)} [{', '.join(parts)}];"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\r", " ").replace("\n", " ")
+
+
+def _quoted(text: Any) -> str:
+    return f'"{_escaped(str(text))}"'

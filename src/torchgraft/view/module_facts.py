@@ -12,13 +12,13 @@ from typing import Any
 import torch
 
 from torchgraft.analysis.cost import Cost, cost
+from torchgraft.analysis.cost.count import parameters_of
 from torchgraft.analysis.dry_run import program_of
 from torchgraft.analysis.fake import copied_inputs, copied_module, fake_inputs, fake_mode_of, fake_module
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import GraftError
 from torchgraft.ir.node import Node
-from torchgraft.view.node_facts import module_stack_of
-from torchgraft.view.values import Facts, facts_of, facts_text, known_facts
+from torchgraft.view.node_facts import Facts, facts_of, facts_text, known_facts, module_stack_of
 
 
 @dataclass
@@ -120,7 +120,7 @@ def _program_rows(program: GraphModule) -> list[ModuleFacts]:
     for node in program.graph.nodes:
         for path, kind in _stack(node, program):
             types[path] = types.get(path) or kind
-            tensors.setdefault(path, {}).update({id(item): item for item in _parameters_of(node, program)})
+            tensors.setdefault(path, {}).update({id(item): item for item in parameters_of(node, program)})
     rows = []
     for path in _tree_order(types):
         parts = path.split(".") if path else []
@@ -158,17 +158,6 @@ def _stack(node: Node, program: GraphModule) -> list[tuple[str, str]]:
         parts = path.split(".")
         stack = [(".".join(parts[: index + 1]), "") for index in range(len(parts))]
     return stack
-
-
-def _parameters_of(node: Node, program: GraphModule) -> list[torch.nn.Parameter]:
-    if node.op == "call_module":
-        return list(program.get_submodule(node.target).parameters())
-    if node.op == "get_attr":
-        value: Any = program
-        for part in node.target.split("."):
-            value = getattr(value, part, None)
-        return [value] if isinstance(value, torch.nn.Parameter) else []
-    return []
 
 
 def _row(

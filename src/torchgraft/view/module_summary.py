@@ -14,7 +14,7 @@ from torchgraft.errors import GraftError
 from torchgraft.results.shown import Shown
 from torchgraft.results.tables import aligned, amount, painted
 from torchgraft.view.module_facts import ModelFacts, ModuleFacts, model_facts
-from torchgraft.view.values import facts_text
+from torchgraft.view.node_facts import facts_text
 
 _UNKNOWN = "-"
 _WIDEST = 60
@@ -41,7 +41,13 @@ _TEXTS = ("input", "output")
 
 
 class ModelSummary(Shown):
-    """A model as a tree of modules; `modules` holds the facts about each, the model itself (path "") first."""
+    """A model as a tree of modules; `modules` holds the facts about each, the model itself (path "") first.
+
+    >>> import torch, torchgraft
+    >>> summary = torchgraft.summary(torch.nn.Sequential(torch.nn.Linear(2, 3)), torch.ones(1, 2))
+    >>> [(module.path, module.parameters) for module in summary.modules]
+    [('', 9), ('0', 9)]
+    """
 
     def __init__(self, facts: ModelFacts, depth: int | None, columns: tuple[str, ...]) -> None:
         self.facts = facts

@@ -5,7 +5,6 @@ What is wrong with the edits is found before anything is made, and reported all 
 from __future__ import annotations
 
 import copy
-import heapq
 import numbers
 from collections import Counter
 from typing import TYPE_CHECKING, Any
@@ -19,6 +18,7 @@ from torchgraft.ir.graph import Graph
 from torchgraft.ir.names import is_legal_name
 from torchgraft.ir.node import OPCODES, Node
 from torchgraft.ir.printing import target_text
+from torchgraft.splitting.fusing import sorted_stably
 from torchgraft.view.networkx_graph import import_networkx
 from torchgraft.view.plain import decode, encode, import_path, short_text, uses_in
 
@@ -233,18 +233,8 @@ class _Assembly:
     def _order(self) -> list[str]:
         """A topological order that departs from the nodes' own `order` only where an edge demands it."""
         ranks = self._ranks()
-        waiting = {name: len(set(self.sources[name].values())) for name in self.graph}
-        ready = [(ranks[name], name) for name, count in waiting.items() if not count]
-        heapq.heapify(ready)
-        result = []
-        while ready:
-            _, name = heapq.heappop(ready)
-            result.append(name)
-            for user in set(self.graph.successors(name)):
-                waiting[user] -= 1
-                if not waiting[user]:
-                    heapq.heappush(ready, (ranks[user], user))
-        return result
+        names = sorted(self.graph, key=lambda name: (ranks[name], name))
+        return sorted_stably(names, {name: self.sources[name].values() for name in names})
 
     def _ranks(self) -> dict[str, tuple[float, int]]:
         given = {name: order for name, order in self.graph.nodes(data="order") if order is not None}

@@ -21,15 +21,18 @@ from torchgraft.ir.printing import target_text
 from torchgraft.ir.verify import find_attribute
 from torchgraft.view.call_info import CallInfo, node_call_info
 from torchgraft.view.node_facts import (
+    Facts,
+    facts_text,
     graph_of,
+    known_facts,
     module_path_of,
     module_stack_of,
     origin_name,
+    part,
     phases_of,
     role_of,
 )
 from torchgraft.view.plain import encode, is_at, readable
-from torchgraft.view.values import Facts, facts_text, known_facts, part
 
 if TYPE_CHECKING:
     import networkx

@@ -1,5 +1,5 @@
 """Argument trees as plain data (numbers, texts, lists, dicts) that JSON can hold and that needs no torch to be read, and back.
-`readable` is for people, and cannot be read back.
+`readable` and `argument_text` are for people, and cannot be read back.
 
 What JSON has no word for is a dict with one key that says what it is: `{"tuple": [1, 2]}`, `{"dtype": "float32"}`. The use of
 another node's value is `{"input": key}`, where `key` is that of the edge it comes by.
@@ -10,6 +10,7 @@ from __future__ import annotations
 import enum
 import importlib
 import math
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -18,7 +19,7 @@ import torch
 from torchgraft.errors import GraphError
 from torchgraft.ir.copying import _import_object
 from torchgraft.ir.node import Node
-from torchgraft.ir.printing import qualified_name, target_text, type_text
+from torchgraft.ir.printing import DTYPE_LETTERS, qualified_name, target_text, type_text
 
 _TORCH_WORDS: dict[type, str] = {torch.dtype: "dtype", torch.memory_format: "memory_format", torch.layout: "layout"}
 
@@ -195,3 +196,90 @@ def readable(value: Any) -> Any:
     if callable(value) and not isinstance(value, torch.nn.Module):
         return target_text(value)
     return short_text(value)
+
+
+# ---- for people ----
+
+
+def is_node(value: Any) -> bool:
+    """Whether a value is a node of a graph, ours or torch.fx's."""
+    return hasattr(value, "all_input_nodes") and hasattr(value, "users")
+
+
+def argument_text(value: Any, longest: int = sys.maxsize, mark: str = "%") -> str:
+    """An argument tree as text, never much longer than `longest` however large it is; `mark` stands before names of nodes.
+
+    >>> argument_text((1, [torch.float32, "a"], slice(0, 2)))
+    "(1, [torch.float32, 'a'], slice(0, 2, None))"
+    """
+    pieces: list[str] = []
+    _write(value, pieces, [longest], mark)
+    return shorten("".join(pieces), longest)
+
+
+def _write(value: Any, pieces: list[str], left: list[int], mark: str) -> None:
+    if left[0] <= 0:
+        return
+    opening, closing, items = "", "", None
+    if is_node(value):
+        text = f"{mark}{value.name}"
+    elif isinstance(value, torch.Tensor):
+        text = f"tensor {shape_text(value)}"
+    elif isinstance(value, (list, tuple)):
+        opening, closing = ("[", "]") if isinstance(value, list) else ("(", ",)" if len(value) == 1 else ")")
+        items = [("", item) for item in value[: left[0]]]
+    elif isinstance(value, dict):
+        opening, closing = "{", "}"
+        items = [(f"{key!r}: ", item) for key, item in list(value.items())[: left[0]]]
+    elif isinstance(value, str):
+        text = repr(value[: left[0] + 1])
+    elif isinstance(value, slice):
+        opening, closing = "slice(", ")"
+        items = [("", value.start), ("", value.stop), ("", value.step)]
+    elif callable(value):
+        text = target_text(value)
+        text = text if " at 0x" not in text else type(value).__name__
+    else:
+        text = _plain_text(value)
+    if items is None:
+        pieces.append(text)
+        left[0] -= len(text)
+        return
+    pieces.append(opening)
+    for place, (key, item) in enumerate(items):
+        if left[0] <= 0:
+            break
+        pieces.append(f"{', ' if place else ''}{key}")
+        left[0] -= 2 + len(key)
+        _write(item, pieces, left, mark)
+    pieces.append(closing)
+
+
+def _plain_text(value: Any) -> str:
+    """Without the address that Python puts into the text of most objects: a drawing is the same every time."""
+    try:
+        text = str(value)
+    except Exception:  # the user's own class; a drawing must not fail for it
+        return type(value).__name__
+    return type(value).__name__ if " at 0x" in text else text
+
+
+def shorten(text: str, longest: int) -> str:
+    return text if len(text) <= longest else text[: longest - 1].rstrip() + "…"
+
+
+def shape_text(value: Any) -> str:
+    """`1×64×56×56`, with the dtype behind it where it is not float32; "" for what has no shape.
+
+    >>> shape_text(torch.ones(2, 3)), shape_text(torch.arange(4)), shape_text(torch.ones(())), shape_text(7)
+    ('2×3', '4 i64', 'scalar', '')
+    """
+    shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
+    if shape is None or not isinstance(dtype, torch.dtype):
+        if isinstance(value, (tuple, list)) and value and not isinstance(value, torch.Size):
+            texts = [text for text in map(shape_text, value[:4]) if text]
+            more = " …" if len(value) > 2 and len(texts) > 2 else ""
+            return ", ".join(texts[:2]) + more
+        return ""
+    sizes = "×".join(map(str, shape)) or "scalar"
+    return sizes if dtype is torch.float32 else f"{sizes} {DTYPE_LETTERS.get(dtype, str(dtype).removeprefix('torch.'))}"

@@ -5,8 +5,9 @@ Which nodes belong together is decided in `alignment.py`.
 from __future__ import annotations
 
 import html
+import itertools
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,9 +21,8 @@ from torchgraft.results.shown import Shown
 from torchgraft.results.tables import painted
 from torchgraft.view.alignment import align
 from torchgraft.view.call_info import node_call_info
-from torchgraft.view.node_facts import graph_of
-from torchgraft.view.plain import readable, short_text
-from torchgraft.view.values import Facts, facts_text, known_facts
+from torchgraft.view.node_facts import Facts, facts_text, graph_of, known_facts
+from torchgraft.view.plain import argument_text, short_text
 
 _ABSENT = "(none)"
 _HTML_COLOURS = {"removed": "#fdd8d8", "added": "#d5f2d9", "changed": "#fdf3cd"}
@@ -33,6 +33,11 @@ class NodeChange:
     """Two nodes that belong together, or one without a counterpart; each is given by its name and its line of text.
 
     `status` is "same", "renamed" (only the name differs), "changed", "removed" or "added".
+
+    >>> import torchgraft
+    >>> before, after = (torchgraft.symbolic_trace(f) for f in (lambda x: x.relu(), lambda x: x.tanh()))
+    >>> [(change.status, change.before, change.after) for change in torchgraft.diff(before, after)]
+    [('same', 'x', 'x'), ('changed', 'relu', 'tanh'), ('same', 'output', 'output')]
     """
 
     status: str
@@ -44,7 +49,13 @@ class NodeChange:
 
 
 class ProgramDiff(Shown):
-    """What changed between two programs. True where anything but names did; iterating gives every `NodeChange`, in order."""
+    """What changed between two programs. True where anything but names did; iterating gives every `NodeChange`, in order.
+
+    >>> import torchgraft
+    >>> program = torchgraft.symbolic_trace(lambda x: x.relu())
+    >>> bool(torchgraft.diff(program, program)), torchgraft.diff(program, program).counts["same"]
+    (False, 3)
+    """
 
     def __init__(self, before: str, after: str, changes: list[NodeChange]) -> None:
         self.before = before
@@ -69,18 +80,18 @@ class ProgramDiff(Shown):
     def text(self, color: bool = False, context: int | None = 3) -> str:
         """The changes with so many unchanged nodes around each (None: all of them)."""
         lines = [painted(self._title(), "bold", color)]
-        hidden = 0
-        for change, is_near in zip(self.changes, self._near(context), strict=True):
-            if not is_near:
-                hidden += 1
-                continue
-            if hidden:
-                lines.append(painted(_hidden_text(hidden), "dim", color))
-                hidden = 0
-            lines += _change_lines(change, color)
-        if hidden:
-            lines.append(painted(_hidden_text(hidden), "dim", color))
+        for item in self._shown(context):
+            is_hidden = isinstance(item, int)
+            lines += [painted(_hidden_text(item), "dim", color)] if is_hidden else _change_lines(item, color)
         return "\n".join(lines)
+
+    def _shown(self, context: int | None) -> Iterator[Any]:
+        """The changes to show, and in the place of others how many they are."""
+        for is_near, group in itertools.groupby(
+            zip(self._near(context), self.changes, strict=True), lambda item: item[0]
+        ):
+            changes = [change for _, change in group]
+            yield from changes if is_near else [len(changes)]
 
     def _title(self) -> str:
         parts = [f"{count} {status}" for status, count in self.counts.items() if count]
@@ -105,18 +116,7 @@ class ProgramDiff(Shown):
         return {"before": self.before, "after": self.after, "counts": self.counts, "changes": self.rows()}
 
     def _repr_html_(self) -> str:
-        rows = []
-        hidden = 0
-        for change, is_near in zip(self.changes, self._near(3), strict=True):
-            if not is_near:
-                hidden += 1
-                continue
-            if hidden:
-                rows.append(_html_hidden(hidden))
-                hidden = 0
-            rows.append(_html_row(change))
-        if hidden:
-            rows.append(_html_hidden(hidden))
+        rows = [_html_hidden(item) if isinstance(item, int) else _html_row(item) for item in self._shown(3)]
         style = "border-collapse: collapse; font-family: monospace; text-align: left"
         head = f"<tr><th>{html.escape(self.before)}</th><th>{html.escape(self.after)}</th><th></th></tr>"
         return f'<p>{html.escape(self._title())}</p><table style="{style}">{head}{"".join(rows)}</table>'
@@ -204,27 +204,6 @@ def _details(old: Node, new: Node, counterpart: dict[Node, Node], old_facts: Fac
 
 def _argument(arguments: dict[str, Any], name: str) -> str:
     return argument_text(arguments[name]) if name in arguments else _ABSENT
-
-
-def argument_text(value: Any, mark: str = "%") -> str:
-    """An argument as people write it; `mark` stands before the name of a node.
-
-    >>> argument_text((1, [torch.float32, "a"], slice(0, 2)))
-    "(1, [torch.float32, 'a'], slice(0, 2, None))"
-    """
-    if isinstance(value, Node):
-        return f"{mark}{value.name}"
-    if isinstance(value, (list, tuple)):
-        inner = ", ".join([argument_text(item, mark) for item in value])
-        if isinstance(value, list):
-            return f"[{inner}]"
-        return f"({inner},)" if len(value) == 1 else f"({inner})"
-    if isinstance(value, dict):
-        return "{" + ", ".join([f"{key!r}: {argument_text(item, mark)}" for key, item in value.items()]) + "}"
-    if isinstance(value, slice):
-        return f"slice({', '.join([argument_text(item, mark) for item in (value.start, value.stop, value.step)])})"
-    plain = readable(value)
-    return plain if isinstance(plain, str) and not isinstance(value, str) else short_text(value)
 
 
 def _setting(node: Node) -> str:

@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import torchgraft
 from torchgraft import zoo
 from torchgraft.analysis.cost import Work, cost, flop_formula
-from torchgraft.analysis.cost.registry import FORMULAS
+from torchgraft.analysis.cost.formulas import FORMULAS
 
 SMALL: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "mlp": ({}, {}),

@@ -95,7 +95,7 @@ def test_no_operator_of_common_models_is_unknown(model: nn.Module, x: torch.Tens
 
 
 def test_every_move_is_an_operator_of_torch_and_none_is_claimed_twice() -> None:
-    from torchgraft.analysis.cost.registry import FORMULAS
+    from torchgraft.analysis.cost.formulas import FORMULAS
 
     missing = [name for name in MOVES if not hasattr(torch.ops.aten, name)]
     assert missing == []

@@ -16,8 +16,8 @@ from benchmarks.allocations import taken_on_cpu, taken_on_gpu
 from torchgraft import zoo
 from torchgraft.analysis.fake import fake_mode_of, fakes_in_optimizers, is_fake, on_device
 from torchgraft.analysis.memory import Call, memory, workspaces
-from torchgraft.analysis.memory.storages import Storages
-from torchgraft.capturing.active import paused_collection
+from torchgraft.analysis.memory.peak import Storages
+from torchgraft.capturing.patching.active import paused_collection
 from torchgraft.errors import GraftError
 
 aten = torch.ops.aten

@@ -49,6 +49,20 @@ class TestLeaves:
         assert call_paths(graph) == ["0", "1"]
         assert asked == ["0", "1"]
 
+    @pytest.mark.parametrize("name", ["is_leaf_module", "call_module", "create_proxy", "create_node", "getattr"])
+    def test_a_class_that_is_mixed_in_has_its_say(self, name) -> None:
+        asked = []
+
+        def method(self, *args, **kwargs):
+            asked.append(name)
+            return getattr(super(Mixin, self), name)(*args, **kwargs)
+
+        Mixin = type("Mixin", (), {name: method})
+        Mixed = type("Mixed", (Mixin, fx.Tracer), {})
+        graph = Mixed().trace(nn.Sequential(Block(), Block()))
+        assert call_paths(graph) == ["0.linear", "1.linear"]
+        assert len(asked) >= 2
+
     def test_a_module_that_is_not_part_of_the_model_is_refused_with_the_line(self) -> None:
         stray = nn.Linear(2, 2)
         with pytest.raises(

@@ -5,7 +5,7 @@ import torch
 
 import torchgraft
 from tests.view.drawing.geometry import read
-from torchgraft.view.values import observe
+from torchgraft.view.node_facts import observe
 
 
 class Counting(torch.nn.Module):

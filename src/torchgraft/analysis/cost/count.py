@@ -1,20 +1,21 @@
 """`cost`: runs a program on fake tensors and adds up what each operator does, for the node that it runs for.
-What an operator does is said in `formulas.py`, `elementwise.py` and `traffic.py`.
+What an operator does is said in `formulas.py` and `elementwise.py`.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from torchgraft.analysis.cost import elementwise
-from torchgraft.analysis.cost.registry import formula_of_call
+from torchgraft.analysis.cost.elementwise import is_view
+from torchgraft.analysis.cost.formulas import formula_of_call
 from torchgraft.analysis.cost.report import Cost, ModuleCost, NodeCost, Work
-from torchgraft.analysis.cost.traffic import traffic
 from torchgraft.analysis.dry_run import DryRun, program_of
 from torchgraft.codegen.calling import example_inputs
 from torchgraft.codegen.graph_module import GraphModule
@@ -136,20 +137,12 @@ class _Counter:
             target_text(node.target),
             stack[-1] if stack else "",
             self.shapes.get(node),
-            _count(self._parameters_of(node)),
+            _count(parameters_of(node, self.program)),
             self.work[node, False],
             self.work[node, True],
             operators,
             tuple(dict.fromkeys(self.unknown.get(node, ()))),
         )
-
-    def _parameters_of(self, node: Node) -> list[torch.nn.Parameter]:
-        if node._op not in ("call_module", "get_attr"):
-            return []
-        value, _ = find_attribute(self.program, node._target)
-        if isinstance(value, torch.nn.Module):
-            return list(value.parameters())
-        return [value] if isinstance(value, torch.nn.Parameter) else []
 
     def _module_costs(self) -> dict[str, ModuleCost]:
         types: dict[str, str] = {"": type(self.program).__name__}
@@ -162,7 +155,7 @@ class _Counter:
         return {path: self._module_cost(path, types.get(path, ""), nodes) for path, nodes in members.items()}
 
     def _module_cost(self, path: str, kind: str, nodes: list[Node]) -> ModuleCost:
-        parameters = {id(item): item for node in nodes for item in self._parameters_of(node)}
+        parameters = {id(item): item for node in nodes for item in parameters_of(node, self.program)}
         if not path:
             parameters = {id(item): item for item in self.program.parameters()}
         if not kind and path:
@@ -172,6 +165,16 @@ class _Counter:
         if not path:
             forward, backward = forward + self.work[None, False], backward + self.work[None, True]
         return ModuleCost(path, kind, _count(parameters.values()), forward, backward, len(nodes))
+
+
+def parameters_of(node: Node, root: torch.nn.Module | None) -> list[torch.nn.Parameter]:
+    """The parameters that a node fetches, or those of the module that it calls."""
+    if root is None or node._op not in ("call_module", "get_attr"):
+        return []
+    value, _ = find_attribute(root, node._target)
+    if isinstance(value, torch.nn.Module):
+        return list(value.parameters())
+    return [value] if isinstance(value, torch.nn.Parameter) else []
 
 
 def _module_paths(node: Node) -> list[str]:
@@ -189,3 +192,66 @@ def _shape(value: Any) -> Any:
 
 def _count(parameters: Iterable[Any]) -> int:
     return sum(parameter.numel() for parameter in parameters)
+
+
+# ---- bytes ----
+
+
+_FETCHES_ROWS = frozenset({"embedding", "index", "index_select", "gather", "_embedding_bag", "masked_select", "take"})
+_PUTS_ROWS = frozenset({"index_put", "index_put_", "scatter", "scatter_", "scatter_add_", "index_add_", "index_copy_"})
+_OVERWRITES = frozenset({"copy_", "fill_", "zero_", "set_"})
+# Memory that is not written yet, and what torch calls unsafe: views that are declared to be none.
+_MAKES_NOTHING = ("empty", "new_empty", "unsafe_", "_unsafe_view", "lift_fresh")
+
+
+def traffic(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> tuple[int, int]:
+    """Bytes read and written by one call.
+
+    >>> x = torch.ones(2, 3)
+    >>> traffic(torch.ops.aten.add.Tensor, (x, x[0]), {}, x + x[0])
+    (36, 24)
+    """
+    packet = getattr(func, "overloadpacket", func)
+    name = getattr(packet, "__name__", str(func))
+    if is_view(func) or name.startswith(_MAKES_NOTHING):
+        return 0, 0
+    written = [tensor for tensor, is_written in _arguments(func, args, kwargs) if is_written]
+    memory = {id(tensor) for tensor, _ in _arguments(func, args, kwargs)}
+    made = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor) and id(leaf) not in memory]
+    if name in _PUTS_ROWS:
+        rows = [tensor for tensor, _ in list(_arguments(func, args, kwargs))[1:]]
+        moved = sum(map(distinct_bytes, rows))
+        return moved, max(map(distinct_bytes, rows), default=0) + sum(map(distinct_bytes, made))
+    read = sum(distinct_bytes(tensor) for tensor in _read(func, name, args, kwargs, made))
+    return read, sum(distinct_bytes(tensor) for tensor in [*written, *made])
+
+
+def _read(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], made: list[Tensor]) -> list[Tensor]:
+    tensors = list(_arguments(func, args, kwargs))
+    if name in _FETCHES_ROWS:
+        return [*made[:1], *[tensor for tensor, _ in tensors[1:]]]
+    draws = torch.Tag.nondeterministic_seeded in getattr(func, "tags", ()) and name.endswith("_")
+    blind = name in _OVERWRITES or draws or name.endswith("_like") or "out" in kwargs
+    return [tensor for tensor, is_written in tensors if not (blind and (is_written or name.endswith("_like")))]
+
+
+def _arguments(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[Tensor, bool]]:
+    """Every tensor among the arguments, and whether the operator writes it."""
+    schema = getattr(func, "_schema", None)
+    marks = [] if schema is None else [(item.name, item.alias_info) for item in schema.arguments]
+    written = {name for name, mark in marks if mark is not None and mark.is_write}
+    names = [name for name, _ in marks][: len(args)] + [""] * max(0, len(args) - len(marks))
+    for name, value in [*zip(names, args, strict=False), *kwargs.items()]:
+        for leaf in pytree.tree_leaves(value):
+            if isinstance(leaf, Tensor):
+                yield leaf, name in written
+
+
+def distinct_bytes(tensor: Tensor) -> int:
+    """The bytes of a tensor's elements, those that an expanded dimension repeats counted once."""
+    if tensor.layout is not torch.strided:
+        return tensor.numel() * tensor.itemsize
+    count = 1
+    for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
+        count *= size if stride or not size else 1
+    return int(count) * tensor.itemsize

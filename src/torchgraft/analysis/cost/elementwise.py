@@ -13,8 +13,14 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from torchgraft.analysis.cost.formulas import ATTENTION_OPERATORS, operators
-from torchgraft.analysis.cost.registry import FORMULAS, Formula, flop_formula, formula_of_operator
+from torchgraft.analysis.cost.formulas import (
+    ATTENTION_OPERATORS,
+    FORMULAS,
+    Formula,
+    flop_formula,
+    formula_of_operator,
+    operators,
+)
 
 _REDUCTION = getattr(torch.Tag, "reduction", None)
 
@@ -38,54 +44,22 @@ _MOVES = """
 MOVES = frozenset(_MOVES.split())
 
 # Operators that are several basic ones when written out.
-_PER_ELEMENT: dict[str, int] = {
-    "rsub": 1,
-    "polar": 4,
-    "addcmul": 3,
-    "addcdiv": 3,
-    "lerp": 3,
-    "sigmoid": 4,
-    "sigmoid_backward": 3,
-    "tanh_backward": 3,
-    "silu": 5,
-    "silu_backward": 9,
-    "mish": 6,
-    "mish_backward": 12,
-    "gelu": 5,
-    "gelu_backward": 10,
-    "softplus": 3,
-    "softplus_backward": 4,
-    "elu": 3,
-    "elu_backward": 3,
-    "hardsigmoid": 4,
-    "hardsigmoid_backward": 3,
-    "hardswish": 5,
-    "hardswish_backward": 5,
-    "logit": 3,
-    "glu": 5,
-    "glu_backward": 9,
-    "log_sigmoid_forward": 4,
-    "log_sigmoid_backward": 5,
-    "mse_loss": 3,
-    "mse_loss_backward": 3,
-    "smooth_l1_loss": 5,
-    "smooth_l1_loss_backward": 5,
-    "huber_loss": 5,
-    "huber_loss_backward": 5,
-    "binary_cross_entropy": 7,
-    "binary_cross_entropy_backward": 5,
-    "binary_cross_entropy_with_logits": 8,
-    "soft_margin_loss": 4,
-    "dist": 3,
-    "floor_divide": 2,
-    "hardtanh_backward": 3,
-    "leaky_relu_backward": 2,
-    "_prelu_kernel": 2,
-    "_prelu_kernel_backward": 4,
-    "_add_relu": 2,
-    "native_dropout": 3,
-    "native_dropout_backward": 2,
+_COUNTS = {
+    1: "rsub",
+    2: "floor_divide leaky_relu_backward _prelu_kernel _add_relu native_dropout_backward",
+    3: "addcmul addcdiv lerp sigmoid_backward tanh_backward softplus elu elu_backward hardsigmoid_backward logit mse_loss "
+    "mse_loss_backward dist hardtanh_backward native_dropout",
+    4: "polar sigmoid softplus_backward hardsigmoid log_sigmoid_forward soft_margin_loss _prelu_kernel_backward",
+    5: "silu gelu hardswish hardswish_backward glu log_sigmoid_backward smooth_l1_loss smooth_l1_loss_backward huber_loss "
+    "huber_loss_backward binary_cross_entropy_backward",
+    6: "mish",
+    7: "binary_cross_entropy",
+    8: "binary_cross_entropy_with_logits",
+    9: "silu_backward glu_backward",
+    10: "gelu_backward",
+    12: "mish_backward",
 }
+_PER_ELEMENT = {name: count for count, names in _COUNTS.items() for name in names.split()}
 _GROWS_WITH_RESULT = frozenset({"native_dropout", "glu_backward", "glu"})
 
 # One for each element that goes in.
@@ -300,15 +274,9 @@ def _weighted_sum(neighbours: int) -> Callable[..., int]:
 
 
 _NEIGHBOURS = {
-    "upsample_linear1d": 2,
-    "upsample_bilinear2d": 4,
-    "_upsample_bilinear2d_aa": 4,
-    "upsample_trilinear3d": 8,
-    "upsample_bicubic2d": 16,
-    "_upsample_bicubic2d_aa": 16,
-    "grid_sampler_2d": 4,
-    "grid_sampler_3d": 8,
-}
+    "upsample_linear1d": 2, "upsample_bilinear2d": 4, "_upsample_bilinear2d_aa": 4, "upsample_trilinear3d": 8,
+    "upsample_bicubic2d": 16, "_upsample_bicubic2d_aa": 16, "grid_sampler_2d": 4, "grid_sampler_3d": 8,
+}  # fmt: skip
 for _name, _count in _NEIGHBOURS.items():
     for _operator in operators(_name, f"{_name}_backward"):
         FORMULAS[_operator] = Formula(_weighted_sum(_count))

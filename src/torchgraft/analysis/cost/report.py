@@ -15,7 +15,12 @@ from torchgraft.results.tables import Table, amount
 
 @dataclass(frozen=True)
 class Work:
-    """An amount of work. A multiply-add is one MAC and two FLOPs; FLOPs count all other arithmetic as well."""
+    """An amount of work. A multiply-add is one MAC and two FLOPs; FLOPs count all other arithmetic as well.
+
+    >>> work = Work(flops=200, macs=100, bytes_read=30, bytes_written=10)
+    >>> work.intensity
+    5.0
+    """
 
     flops: int = 0
     macs: int = 0
@@ -69,6 +74,11 @@ class ModuleCost:
 class Cost(Shown):
     """What a program costs. `unknown` names the operators that no formula is known for and the nodes that called them:
     their arithmetic is in no sum.
+
+    >>> import torch, torchgraft
+    >>> cost = torchgraft.cost(torch.nn.Linear(4, 2), torch.empty(3, 4, device="meta"))
+    >>> cost.forward.macs, cost.total.flops, cost.unknown
+    (24, 102, {})
     """
 
     name: str

@@ -46,7 +46,13 @@ class NodeEffects:
 
 @dataclass(frozen=True, repr=False)
 class ProgramEffects(Tabular):
-    """The effects of every node of a program, in order."""
+    """The effects of every node of a program, in order.
+
+    >>> import torch, torchgraft
+    >>> effects = torchgraft.effects(torchgraft.symbolic_trace(lambda x: torch.rand_like(x).add_(1)))
+    >>> effects.random, effects.writes
+    (['rand_like'], {'add_': ('rand_like',)})
+    """
 
     nodes: tuple[NodeEffects, ...]
 

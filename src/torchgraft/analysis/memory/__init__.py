@@ -1,5 +1,5 @@
 """How long values live, and how much memory a run or a training step needs at its peak.
-`liveness.py` reads the program; `peak.py` runs it on fake tensors, `storages.py` keeps the books, `workspaces.py` measures
+`liveness.py` reads the program; `peak.py` runs it on fake tensors, `workspaces.py` measures
 what kernels take for themselves, `report.py` is the answer.
 """
 

@@ -17,6 +17,12 @@ from torchgraft.results.shown import NamedTexts
 class Lifetime:
     """A value from its making to its end. `last_use` is the node that uses it last (itself where none does);
     `memory_until` is the last one that uses anything that may share its memory.
+
+    >>> import torch, torchgraft
+    >>> program = torchgraft.symbolic_trace(lambda x: torch.relu(x).t() + 1)
+    >>> [_, relu, *_] = liveness(program).values()
+    >>> relu.node, relu.last_use, relu.memory_until
+    (relu, t, output)
     """
 
     node: Node

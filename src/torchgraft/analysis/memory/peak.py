@@ -4,8 +4,10 @@ Lifetimes are those of a real run: the same Python and the same autograd hold an
 
 from __future__ import annotations
 
+import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,10 +16,10 @@ from torch.utils import _pytree as pytree
 from torchgraft.analysis.dry_run import DryRun, program_of
 from torchgraft.analysis.fake import fakes_in_optimizers, on_device
 from torchgraft.analysis.memory.report import Memory, Moment
-from torchgraft.analysis.memory.storages import RESIDENT, Storage, Storages
 from torchgraft.analysis.memory.workspaces import HIDES_ROOM, Call, Measure, taken_on_gpu, takes_room
 from torchgraft.codegen.calling import example_inputs
 from torchgraft.codegen.graph_module import GraphModule
+from torchgraft.ir.node import Node
 
 MakeOptimizer = Callable[[Iterable[torch.nn.Parameter]], torch.optim.Optimizer]
 
@@ -215,3 +217,109 @@ def _gpu_of(run: DryRun) -> torch.device | None:
     """The kind of device whose memory is asked about, where part of the program lies on a GPU."""
     here = [*run.module.parameters(), *run.module.buffers(), *_tensors(run.inputs)]
     return torch.device("cuda") if any(tensor.device.type == "cuda" for tensor in here) else None
+
+
+# ---- storages ----
+
+
+RESIDENT = "resident"
+GPU_GRAIN = 512  # torch's allocator hands out the memory of a GPU in pieces of so many bytes
+
+
+@dataclass
+class Storage:
+    """One piece of memory. Times count operators; `died` is None while it lives."""
+
+    size: int
+    node: Node | None
+    phase: str
+    born: int
+    died: int | None = None
+
+    def lives_at(self, time: int) -> bool:
+        return self.born <= time and (self.died is None or self.died > time)
+
+
+class Storages:
+    """All storages seen so far, on one device where one is given.
+
+    A storage is known by a weak reference: torch keeps its Python object as long as the memory is in use, so it dies when the
+    last tensor on it does, wherever that was held (a local variable, autograd's graph).
+    """
+
+    def __init__(self, device: torch.device | None = None) -> None:
+        self.device = device
+        self.time = 0
+        self.phase = RESIDENT
+        self.log: list[Storage] = []
+        self.places: list[tuple[str, Node | None]] = []
+        self._known: dict[int, tuple[Any, Storage]] = {}
+
+    def note(self, tree: Any, node: Node | None = None) -> None:
+        """Enter the storages of the tensors in a tree that are not known yet."""
+        for leaf in pytree.tree_leaves(tree):
+            if isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided and self._is_here(leaf.device):
+                self._enter(leaf, node)
+
+    def _is_here(self, device: torch.device) -> bool:
+        mine = self.device
+        return mine is None or (device.type == mine.type and mine.index in (None, device.index))
+
+    def step(self, tree: Any, node: Node | None) -> None:
+        """An operator ran: time goes on, and what it made is entered."""
+        self.time += 1
+        self.places.append((self.phase, node))
+        self.note(tree, node)
+
+    def _enter(self, tensor: torch.Tensor, node: Node | None) -> None:
+        storage = tensor.untyped_storage()
+        key, size = storage._cdata, _taken(storage.nbytes(), tensor.device)
+        known = self._known.get(key)
+        if known is not None and known[0]() is not None:
+            known[1].size = max(known[1].size, size)  # a resize in place
+            return
+        entry = Storage(size, node, self.phase, self.time)
+        self.log.append(entry)
+
+        def gone(_: Any) -> None:
+            entry.died = self.time + 1
+            current = self._known.get(key)
+            if current is not None and current[1] is entry:
+                del self._known[key]
+
+        self._known[key] = weakref.ref(storage, gone), entry
+
+    def entry_of(self, tensor: torch.Tensor) -> Storage | None:
+        """The entry of a tensor's memory."""
+        known = self._known.get(tensor.untyped_storage()._cdata)
+        return None if known is None else known[1]
+
+    # ---- questions ----
+
+    def live_bytes(self) -> list[int]:
+        """How many bytes of tensors are alive while each operator runs, by time."""
+        changes = [0] * (self.time + 3)
+        for entry in self.log:
+            changes[entry.born] += entry.size
+            if entry.died is not None:
+                changes[entry.died] -= entry.size
+        live, result = 0, []
+        for change in changes[: self.time + 1]:
+            live += change
+            result.append(live)
+        return result
+
+    def made_bytes(self) -> list[int]:
+        """How many bytes of new tensors each operator made, by time."""
+        made = [0] * (self.time + 1)
+        for entry in self.log:
+            made[entry.born] += entry.size
+        return made
+
+    def alive(self, time: int) -> list[Storage]:
+        """Everything that is alive at one time."""
+        return [entry for entry in self.log if entry.lives_at(time)]
+
+
+def _taken(size: int, device: torch.device) -> int:
+    return -(-size // GPU_GRAIN) * GPU_GRAIN if device.type == "cuda" else size

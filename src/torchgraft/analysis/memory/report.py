@@ -31,6 +31,11 @@ class Memory(Shown):
     `peak` and `forward_peak` count everything, also what was there before; `saved` is what autograd keeps for backward when
     forward is over, by the node that made it; `unmeasured` names, by phase and node, the workspaces that could not be found
     and are in no sum.
+
+    >>> import torch, torchgraft
+    >>> memory = torchgraft.memory(torch.nn.Linear(4, 4), torch.empty(8, 4, device="meta"))
+    >>> memory.parameters, memory.inputs, memory.peak
+    (80, 128, 336)
     """
 
     name: str

@@ -12,7 +12,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from torchgraft.analysis.fake import active_fake_mode
-from torchgraft.capturing.active import paused_collection
+from torchgraft.capturing.patching.active import paused_collection
 
 aten = torch.ops.aten
 

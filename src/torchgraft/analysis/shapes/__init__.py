@@ -2,7 +2,6 @@
 Shapes as expressions of named sizes come through torch's symbolic sizes and are in `bridge/symbolic_shapes.py`.
 """
 
-from torchgraft.analysis.shapes.metadata import TensorMetadata, tensor_metadata, tree_metadata
-from torchgraft.analysis.shapes.observed import Shapes, shapes
+from torchgraft.analysis.shapes.metadata import Shapes, TensorMetadata, shapes, tensor_metadata, tree_metadata
 
 __all__ = ["Shapes", "TensorMetadata", "shapes", "tensor_metadata", "tree_metadata"]

@@ -1,5 +1,5 @@
 """Gradual types of tensors: annotations in which sizes may be left open, and the check that a program can agree with them.
-`tensor_type.py` is the types, `checking.py` the check, `trials.py` the sizes that are tried for what is left open.
+`tensor_type.py` is the types, `checking.py` the check and the sizes that are tried for what is left open.
 """
 
 from torchgraft.analysis.types.checking import Types, check_types

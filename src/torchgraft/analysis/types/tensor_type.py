@@ -9,7 +9,13 @@ from typing import Any
 
 
 class _DynType:
-    """Nothing is known: a size, or a whole type, that agrees with every other."""
+    """Nothing is known: a size, or a whole type, that agrees with every other.
+
+    >>> import torch, torchgraft
+    >>> program = torchgraft.symbolic_trace(torch.nn.Linear(3, 5))
+    >>> torchgraft.check_types(program, {"input": torchgraft.TensorType((torchgraft.Dyn, 3))})["output"]
+    TensorType[(Dyn, 5)]
+    """
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _DynType)
@@ -25,6 +31,7 @@ class _DynType:
 
 
 Dyn = _DynType()
+"""A size of a `TensorType`, or a whole type, of which nothing is known: it agrees with every other."""
 
 
 class TensorType:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from torchgraft.capturing.proxy import Proxy, _proxyable_classes
 from torchgraft.capturing.refusals import in_lines
+from torchgraft.capturing.symbolic.proxy import Proxy, _proxyable_classes
 from torchgraft.capturing.tracer_base import TracerBase
 from torchgraft.errors import TraceError, UnknownModuleError
 from torchgraft.ir.arguments import immutable_dict, immutable_list
@@ -51,7 +51,7 @@ class ModelAttributes(TracerBase):
     def _forget_attributes(self) -> None:
         self._constant_names: dict[int, str] = {}
         self._qualname_counter: dict[str, int] = defaultdict(int)
-        for name in ("_parameter_paths", "_buffer_paths", "_tensor_paths", "tensor_attrs"):
+        for name in ("_parameter_paths", "_buffer_paths", "tensor_attrs"):
             self.__dict__.pop(name, None)
 
     def get_fresh_qualname(self, prefix: str) -> str:
@@ -95,7 +95,7 @@ class ModelAttributes(TracerBase):
     def _path_of_tensor(self, tensor: torch.Tensor) -> str | None:
         """The dotted path of a tensor that belongs to the model."""
         key = id(tensor)
-        return self._parameter_paths.get(key) or self._buffer_paths.get(key) or self._tensor_paths.get(key)
+        return self._parameter_paths.get(key) or self._buffer_paths.get(key) or self.tensor_attrs.get(tensor)
 
     def _generator(self, generator: torch.Generator) -> Node:
         for prefix, module in self.root.named_modules():
@@ -164,11 +164,6 @@ class ModelAttributes(TracerBase):
     @functools.cached_property
     def _buffer_paths(self) -> dict[int, str]:
         return {id(value): name for name, value in reversed(list(self.root.named_buffers(remove_duplicate=False)))}
-
-    @functools.cached_property
-    def _tensor_paths(self) -> dict[int, str]:
-        """Tensors that are plain attributes of the model's modules."""
-        return {id(value): path for value, path in self.tensor_attrs.items()}
 
     @functools.cached_property
     def tensor_attrs(self) -> dict[Any, str]:

@@ -9,8 +9,8 @@ from types import CodeType
 
 import torch
 
-from torchgraft.capturing.comparisons import compared_types, compares_variables
 from torchgraft.capturing.refusals import LEAF, in_lines
+from torchgraft.capturing.user_code.comparisons import compared_types, compares_variables
 from torchgraft.errors import TraceError
 from torchgraft.ir.graph import Graph
 from torchgraft.ir.guards import are_different, check_value
@@ -18,7 +18,8 @@ from torchgraft.ir.modules import has_hooks
 from torchgraft.ir.node import Node
 from torchgraft.ir.origin import source_line
 
-_NUMBERS = frozenset({"size", "dim", "ndimension", "numel", "nelement", "item", getattr, len})
+# What is called to read a number.
+NUMBERS = frozenset({"size", "dim", "ndimension", "numel", "nelement", "item", getattr, len})
 
 
 def refuse_root_hooks(root: torch.nn.Module) -> None:
@@ -47,10 +48,10 @@ def drop_constants(graph: Graph, constants: list[Node]) -> None:
                     graph.erase_node(source)
 
 
-def guard_identities(graph: Graph, codes: Iterable[CodeType]) -> None:
+def guard_identities(graph: Graph, last_of_inputs: Node, codes: Iterable[CodeType]) -> None:
     """Have the program check that no two inputs are one tensor where a function that ran asks for that: proxies never are."""
     inputs = [node for node in graph.nodes if node._op == "placeholder" and not str(node._target).startswith("*")]
-    if len(inputs) < 2 or not any(map(compares_variables, [*codes, *_codes_of(graph)])):
+    if len(inputs) < 2 or not any(map(compares_variables, [*codes, *_codes_of(graph, last_of_inputs)])):
         return
     with graph.inserting_after(inputs[-1]):
         answer = graph.create_node("call_function", are_different, tuple(inputs))
@@ -59,10 +60,11 @@ def guard_identities(graph: Graph, codes: Iterable[CodeType]) -> None:
         graph.create_node("call_function", check_value, details)
 
 
-def _codes_of(graph: Graph) -> list[CodeType]:
+def _codes_of(graph: Graph, last_of_inputs: Node) -> list[CodeType]:
     """The functions in which the nodes of a graph were made."""
-    # The output is made by whoever asked for the trace.
-    codes = [node._origin[0] for node in graph.nodes if node._origin is not None and node._op != "output"]
+    # The output, and the checks of the inputs, are made by whoever asked for the trace.
+    made = [node for node in graph.nodes if node._op != "output" and node > last_of_inputs]
+    codes = [node._origin[0] for node in made if node._origin is not None]
     # By identity, because the hash of a code object is computed from everything in it.
     return list({id(code): code for code in codes if code is not None}.values())
 
@@ -70,7 +72,7 @@ def _codes_of(graph: Graph) -> list[CodeType]:
 def refuse_compared_types(graph: Graph) -> None:
     """`type(x.size(0)) is int` is false for the proxy of a size, and nothing is called that could notice."""
     for node in graph.nodes:
-        if node._target in _NUMBERS and node._op in ("call_method", "call_function") and node._origin is not None:
+        if node._target in NUMBERS and node._op in ("call_method", "call_function") and node._origin is not None:
             code, instruction, _ = node._origin
             if code is not None and compared_types(code) and _is_number(node):
                 raise TraceError(

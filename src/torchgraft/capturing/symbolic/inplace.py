@@ -138,46 +138,49 @@ class _Types:
 
     def _types_of(self, node: Node) -> _TwoTypes:
         """The types of the value of a node, as far as they are known without an input."""
-        types, pending = self._types, [node]
+        types = self._types
+        pending = [] if node in types else [(node, self._rule(node))]
         while pending:  # no recursion: a chain may be longer than Python's stack
-            current = pending[-1]
-            if current in types:
-                pending.pop()
-                continue
-            decided, sources, keeps = self._rule(current)
-            unknown = [source for source in sources if source not in types]
-            if unknown:
-                pending += unknown
-            elif decided is not None or not sources:
-                types[current] = decided or _NOTHING_KNOWN
-            else:
+            current, (decided, sources, keeps) = pending[-1]
+            if decided is None:
+                for source in sources:
+                    if source not in types:
+                        pending.append((source, self._rule(source)))
+                if pending[-1][0] is not current:
+                    continue
                 known, narrow = types[sources[0]]
                 for source in sources[1:]:
-                    known = known if types[source][0] == known else None
-                    narrow = narrow if types[source][1] == narrow else None
-                types[current] = known, narrow if keeps else None
+                    other = types[source]
+                    known = known if other[0] == known else None
+                    narrow = narrow if other[1] == narrow else None
+                decided = known, narrow if keeps else None
+            types[current] = decided
+            pending.pop()
         return types[node]
 
     def _rule(self, node: Node) -> tuple[_TwoTypes | None, Sequence[Node], bool]:
         """The types of a node if a module decides them, the nodes whose common types they are otherwise, and whether that is so
         under autocast too."""
+        sources: Sequence[Node] = ()
+        keeps = False
         if node._op == "call_module":
-            module = None if node in self._under_autocast else self._torch_module(node)
-            if module is None:
-                return None, (), False
-            # Products with a weight need, and give, the type of the weight, or that of autocast; other modules keep the type
-            # they get.
-            is_product, keeps = _rules_of_autocast(type(module))  # type: ignore[arg-type]
-            weight = _weight_of(module)
-            if weight is not None:
-                return (weight.dtype, _TYPE_OF_AUTOCAST if is_product else None), (), False
-            return None, node._inputs[:1], keeps
-        is_operator = node._op == "call_function" and (node._target in _FRESH_OPERATORS or node._target in PLAIN_FORM)
-        return None, node._inputs if is_operator else (), node._target not in _OPERATORS_OF_AUTOCAST
+            module: Any = self._modules.get(node._target)
+            rules = _rules_of_autocast(type(module))  # type: ignore[arg-type]
+            if rules is not None and node not in self._under_autocast:
+                # Products with a weight need, and give, the type of the weight, or that of autocast; other modules keep the
+                # type they get.
+                is_product, keeps = rules
+                weight = _weight_of(module)
+                if weight is not None:
+                    return (weight.dtype, _TYPE_OF_AUTOCAST if is_product else None), (), False
+                sources = node._inputs[:1]
+        elif node._op == "call_function" and (node._target in _FRESH_OPERATORS or node._target in PLAIN_FORM):
+            sources, keeps = node._inputs, node._target not in _OPERATORS_OF_AUTOCAST
+        return None if sources else _NOTHING_KNOWN, sources, keeps
 
     def _torch_module(self, node: Node) -> torch.nn.Module | None:
-        module = self._modules.get(node._target)
-        return module if module is not None and _is_from_torch(type(module)) else None  # type: ignore[arg-type]
+        module: Any = self._modules.get(node._target)
+        return None if _rules_of_autocast(type(module)) is None else module  # type: ignore[arg-type]
 
     def _wanted(self, node: Node, operator_node: Node) -> torch.dtype | None:
         """The type a value must have because a product with a weight takes it, or would raise."""
@@ -200,7 +203,11 @@ class _Types:
             # may have kept the output.
             if module is None or module._forward_hooks or module._forward_pre_hooks:
                 return False
-            return any(value is not None for table in (module._parameters, module._buffers) for value in table.values())
+            for table in (module._parameters, module._buffers):
+                for value in table.values():
+                    if value is not None:
+                        return True
+            return False
         # Schemas do not say it of all functions (atleast_2d hands its input through); Python's operators always do.
         return node._op == "call_function" and node._target in _FRESH_OPERATORS
 
@@ -223,16 +230,12 @@ _OPERATORS_OF_AUTOCAST = frozenset({operator.pow, operator.ipow, operator.matmul
 
 
 @functools.cache
-def _rules_of_autocast(cls: Any) -> tuple[bool, bool]:
-    """Whether modules of a class give the type that autocast was told, and whether they keep the type they get."""
-    return issubclass(cls, _PRODUCTS) and _is_from_torch(cls), issubclass(cls, _KEEP_TYPES) and _is_from_torch(cls)
+def _rules_of_autocast(cls: Any) -> tuple[bool, bool] | None:
+    """Whether modules of a class of torch's give the type that autocast was told, and whether they keep the type they get."""
+    is_torch = cls.__module__.startswith("torch.nn.modules")
+    return (issubclass(cls, _PRODUCTS), issubclass(cls, _KEEP_TYPES)) if is_torch else None
 
 
 def _weight_of(module: torch.nn.Module) -> torch.Tensor | None:
     weight = module._parameters.get("weight")
     return weight if weight is not None and weight.dim() > 1 else None
-
-
-@functools.cache
-def _is_from_torch(cls: Any) -> bool:
-    return cls.__module__.startswith("torch.nn.modules")

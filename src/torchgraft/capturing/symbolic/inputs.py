@@ -17,9 +17,9 @@ import torch
 from torch.overrides import handle_torch_function, has_torch_function
 from torch.utils import _pytree as pytree
 
-from torchgraft.capturing.comparisons import Operand, compared_types, identity_comparisons
-from torchgraft.capturing.proxy import Proxy
 from torchgraft.capturing.refusals import in_lines
+from torchgraft.capturing.symbolic.proxy import Proxy
+from torchgraft.capturing.user_code.comparisons import Operand, compared_types, identity_comparisons
 from torchgraft.codegen.source import PyTreeCodeGen
 from torchgraft.errors import TraceError
 from torchgraft.ir.guards import check_given, check_value
@@ -33,23 +33,32 @@ _VARIABLE = inspect.CO_VARARGS | inspect.CO_VARKEYWORDS
 
 
 class PHBase:
-    """A place in `concrete_args` that stays an input; attributes set on it are copied onto its placeholder node."""
+    """A place in `concrete_args` that stays an input; attributes set on it are copied onto its placeholder node.
+
+    >>> import torch, torchgraft
+    >>> def scaled(x, pair):
+    ...     return x * pair[0] if pair[1] == 2 else x
+    >>> program = torchgraft.symbolic_trace(scaled, concrete_args={"pair": (torchgraft.PH, 2)})
+    >>> program(torch.ones(2), (torch.tensor(3.0), 2))
+    tensor([3., 3.])
+    """
 
     def __repr__(self) -> str:
         return "PH"
 
 
 PH = PHBase()
+"""The place in `concrete_args` that stays an input: `concrete_args={"pair": (PH, 2)}` fixes the second of a pair."""
 
 
-def assert_is_none(value: Any, message: str) -> None:
+def _assert_is_none(value: Any, message: str) -> None:
     """What remains in the program of an argument fixed to None; tracing the program again records it."""
     if has_torch_function((value,)):
-        return handle_torch_function(assert_is_none, (value,), value, message)
+        return handle_torch_function(_assert_is_none, (value,), value, message)
     assert value is None, message
 
 
-assert_is_none.__torchgraft_effect__ = True  # type: ignore[attr-defined]
+_assert_is_none.__torchgraft_effect__ = True  # type: ignore[attr-defined]
 
 
 def create_inputs(
@@ -237,7 +246,7 @@ def _concrete_leaf(tracer: Tracer, name: str, number: int, default: tuple[Any, .
         return proxy
     message = f"{name} has been specialized to have value {leaf} but got another value"
     if leaf is None:
-        tracer.create_proxy("call_function", assert_is_none, (proxy, message), {})
+        tracer.create_proxy("call_function", _assert_is_none, (proxy, message), {})
     elif isinstance(
         leaf, (bool, int, float, complex, str, torch.dtype, torch.device, torch.memory_format, torch.layout)
     ):

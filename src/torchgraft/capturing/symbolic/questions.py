@@ -8,7 +8,6 @@ from __future__ import annotations
 import abc
 import ast
 import dis
-import functools
 import inspect
 import linecache
 import os
@@ -23,21 +22,22 @@ import torch
 from torchgraft.ir.guards import check_kind, check_value
 from torchgraft.ir.input_kinds import class_name, is_instance
 from torchgraft.ir.node import Node
-from torchgraft.ir.origin import current_source_line, is_user_code
+from torchgraft.ir.origin import asked_once, current_source_line, is_user_code
 from torchgraft.ir.value_classes import is_surely_of_class, likely_class
 
 if TYPE_CHECKING:
-    from torchgraft.capturing.proxy import Proxy
+    from torchgraft.capturing.symbolic.proxy import Proxy
 
 _STANDARD_LIBRARY = sysconfig.get_paths()["stdlib"] + os.sep
 _TENSOR_ATTRIBUTES = frozenset(dir(torch.Tensor))
 # Python functions that hand on a question.
 _ASK_FOR_OTHERS = frozenset(
-    {
-        torch.is_tensor.__code__,
-        abc.ABCMeta.__instancecheck__.__code__,
-        type(torch.nn.Parameter).__instancecheck__.__code__,
-    }
+    id(function.__code__)
+    for function in (
+        torch.is_tensor,
+        abc.ABCMeta.__instancecheck__,
+        type(torch.nn.Parameter).__instancecheck__,
+    )
 )
 
 
@@ -52,7 +52,9 @@ class Questions:
         """What `isinstance` finds. Only the model is told; the tracer and its parts know a proxy when they see one."""
         # torch looks at the classes of its arguments all the time, so the quick question comes first.
         frame: FrameType | None = sys._getframe(3)
-        if frame is not None and frame.f_code in _ASK_FOR_OTHERS:
+        if (
+            frame is not None and id(frame.f_code) in _ASK_FOR_OTHERS
+        ):  # by identity: the hash of a code object is computed from all of it
             frame = frame.f_back
         if frame is None or not _is_asking_for_class(frame.f_code, frame.f_lasti) or self._asker(4) is None:
             return type(proxy)
@@ -97,7 +99,7 @@ class Questions:
     def _asker(self, depth: int) -> FrameType | None:
         """The frame of the model that asks, or None if somebody else does. `depth` counts the frames of our own."""
         frame: FrameType | None = sys._getframe(depth)
-        while frame is not None and frame.f_code in _ASK_FOR_OTHERS:
+        while frame is not None and id(frame.f_code) in _ASK_FOR_OTHERS:
             frame = frame.f_back
         if frame is None or self._tracer._switching or not is_user_code(frame.f_code):
             return None
@@ -120,7 +122,7 @@ class Questions:
             self._tracer.create_node("call_function", check, (node, *details, where), {})
 
 
-@functools.cache
+@asked_once
 def _is_asking_for_class(code: CodeType, instruction: int) -> bool:
     """Not torch's own functions, which look at the classes of their arguments to find out how they are given."""
     if not is_user_code(code):
@@ -168,7 +170,7 @@ def _value_of(expression: Any, frame: FrameType) -> Any:
     return value
 
 
-@functools.cache
+@asked_once
 def _running_call(code: CodeType, instruction: int) -> ast.Call | None:
     """The call that an instruction makes, as it is written, where the source can be found."""
     line, last, column, end = list(code.co_positions())[instruction // 2]
@@ -184,7 +186,7 @@ def _running_call(code: CodeType, instruction: int) -> ast.Call | None:
     return expression if isinstance(expression, ast.Call) else None
 
 
-@functools.cache
+@asked_once
 def _is_for_people(code: CodeType, line: int) -> bool:
     """Whether a line raises, or calls something and drops the result (prints, logs, warns)."""
     try:

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 from torch.overrides import TorchFunctionMode
 
-from torchgraft.capturing.active import active
-from torchgraft.capturing.proxy import Proxy, find_proxy, record_torch_call
+from torchgraft.capturing.patching.active import active
 from torchgraft.capturing.refusals import LEAF, in_lines
-from torchgraft.capturing.tensors import has_tensor, tensors_in, version_of
+from torchgraft.capturing.symbolic.proxy import Proxy, find_proxy, record_torch_call
+from torchgraft.capturing.watching.tensors import has_tensor, tensors_in, version_of
 from torchgraft.errors import TraceError
 from torchgraft.ir.guards import check_value
 from torchgraft.ir.node import Node

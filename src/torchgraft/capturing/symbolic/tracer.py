@@ -16,16 +16,22 @@ from typing import Any
 import torch
 from torch.nn.utils import parametrize
 
-from torchgraft.capturing.active import acquire_all, active, paused_collection, release_all
-from torchgraft.capturing.comparisons import compared_with_none
-from torchgraft.capturing.model_state import ModelState
-from torchgraft.capturing.module_patches import MODULE_PATCHES, ModuleForward, plain_mode, read_attribute
-from torchgraft.capturing.proxy import ParameterProxy, Proxy
+from torchgraft.capturing.patching.active import acquire_all, active, paused_collection, release_all
+from torchgraft.capturing.patching.module_patches import (
+    MODULE_PATCHES,
+    ModuleForward,
+    call_module,
+    plain_mode,
+    read_attribute,
+)
+from torchgraft.capturing.patching.regions import remove_empty_regions
+from torchgraft.capturing.patching.switches import refuse_hooks_for_all_modules
+from torchgraft.capturing.patching.wrapping import Autowrap, wrapped_patches
 from torchgraft.capturing.refusals import ConversionError, UnsupportedArgument, in_lines, refusal_of, was_caught_by_user
-from torchgraft.capturing.regions import remove_empty_regions
-from torchgraft.capturing.switches import refuse_hooks_for_all_modules
+from torchgraft.capturing.state.model_state import ModelState
 from torchgraft.capturing.symbolic.attributes import ModelAttributes
 from torchgraft.capturing.symbolic.checks import (
+    NUMBERS,
     drop_constants,
     guard_identities,
     refuse_compared_types,
@@ -33,12 +39,14 @@ from torchgraft.capturing.symbolic.checks import (
 )
 from torchgraft.capturing.symbolic.inplace import PLAIN_FORM, renew_constants, simplify_in_place
 from torchgraft.capturing.symbolic.inputs import create_inputs
+from torchgraft.capturing.symbolic.proxy import ParameterProxy, Proxy
 from torchgraft.capturing.symbolic.questions import Questions
 from torchgraft.capturing.symbolic.recording import RecordingMode
-from torchgraft.capturing.tracer_base import Scope
-from torchgraft.capturing.wrapping import Autowrap, wrapped_patches
+from torchgraft.capturing.tracer_base import Scope, overrides
+from torchgraft.capturing.user_code.comparisons import compared_with_none
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import GraftError, TraceError, UnknownModuleError
+from torchgraft.ir.contexts import enter_context
 from torchgraft.ir.graph import Graph
 from torchgraft.ir.guards import check_given, check_training
 from torchgraft.ir.modules import has_hooks, no_model, paths_of_modules
@@ -48,17 +56,32 @@ from torchgraft.ir.origin import current_source_line, source_line
 # What torch says itself; a model that is being traced gets a guard with the answer. Not by its public name, which another
 # thread may have patched when this file is first imported.
 _is_grad_enabled = torch._C.is_grad_enabled
-_ANSWERS = frozenset({"to_bool", "iter", "keys", "call_module", "create_proxy", "create_node", "create_arg"})
-_RULES_FOR_MODULES = frozenset({"call_module", "is_leaf_module", "path_of_module"})
+_ANSWERS = frozenset(
+    {"to_bool", "iter", "keys", "call_module", "create_proxy", "create_node", "create_arg", "path_of_module", "proxy"}
+)
+_RULES = _ANSWERS | {"is_leaf_module", "getattr", "_module_getattr"}
 
 
 class Tracer(ModelAttributes):
-    """Symbolic tracing. Subclass it and override methods to change what is kept whole, recorded or refused."""
+    """Symbolic tracing. Subclass it and override methods to change what is kept whole, recorded or refused.
+
+    >>> import torch
+    >>> class Everything(Tracer):
+    ...     def is_leaf_module(self, module, path):
+    ...         return False
+    >>> graph = Everything().trace(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU()))
+    >>> [node.name for node in graph.nodes if node.op == "call_function"]
+    ['linear', 'relu']
+    """
 
     record_stack_traces = True
-    # Whether no subclass has a say in which modules are leaves and how they are called.
+    # Whether no subclass has a say in how modules are called and nodes are made.
     _default_rules = True
     _default_answers = True
+    _default_getattr = True
+    # Whether a subclass finds paths of its own: it may install a module of which the model has none.
+    _installs_modules = False
+    _state: Any = None
 
     def __init__(
         self,
@@ -74,10 +97,10 @@ class Tracer(ModelAttributes):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        if not _RULES_FOR_MODULES.isdisjoint(vars(cls)):
-            cls._default_rules = False
-        if not _ANSWERS.isdisjoint(vars(cls)):
-            cls._default_answers = False
+        cls._default_rules = not overrides(cls, Tracer, _RULES)
+        cls._default_answers = not overrides(cls, Tracer, _ANSWERS)
+        cls._installs_modules = overrides(cls, Tracer, frozenset({"path_of_module"}))
+        cls._default_getattr = not overrides(cls, Tracer, frozenset({"getattr", "_module_getattr"}))
 
     def _begin(self) -> None:
         """Forget everything about an earlier trace."""
@@ -94,8 +117,9 @@ class Tracer(ModelAttributes):
         self._refusals: list[TraceError] = []
         self._questions = Questions(self)
         self._function: Any = None
+        self._last_of_inputs: Node = self.graph._root
         self._entered: set[type] = set()
-        self._leaf_types: set[type] = set()
+        self._leaf_types: dict[type, bool] = {}
         self._forget_attributes()
 
     # ---- decisions that users override ----
@@ -123,9 +147,10 @@ class Tracer(ModelAttributes):
     ) -> Any:
         """Record a call of a leaf module, or run the forward of any other with the traced values."""
         path = self.path_of_module(m)
-        outer = self._scope_chain
+        if self._installs_modules and self._state is not None and m not in self._state.paths:
+            self._state.let_edit(self.root)
         count = self._calls[path] = self._calls.get(path, -1) + 1
-        self._scope_chain = (outer, f"{path}@{count}" if count else path, path, type(m))
+        before = self._enter_scope(path, type(m), f"{path}@{count}" if count else path)
         try:
             is_leaf = self.is_leaf_module(m, path)
             if has_hooks(m):
@@ -137,7 +162,7 @@ class Tracer(ModelAttributes):
                 return self.create_proxy("call_module", path, args, kwargs)
             return forward(*args, **kwargs)
         finally:
-            self._scope_chain = outer
+            self._leave_scope(before)
 
     def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Proxy]) -> Any:
         """What the model gets when it reads a parameter, buffer or submodule of a module."""
@@ -151,13 +176,24 @@ class Tracer(ModelAttributes):
             return attr_val
         proxy = parameter_proxy_cache.get(path)
         if proxy is None:
-            factory = None
+            options: dict[str, Any] = {}
             if self.param_shapes_constant and isinstance(attr_val, torch.nn.Parameter):
-                factory = functools.partial(_parameter_proxy, self, path, attr_val)
-            # Overrides of create_proxy need not know about factories, so it is only mentioned where there is one.
-            options: dict[str, Any] = {} if factory is None else {"proxy_factory_fn": factory}
+                # An override of create_proxy need not know about factories.
+                if "proxy_factory_fn" in inspect.signature(self.create_proxy).parameters:
+                    options["proxy_factory_fn"] = functools.partial(_parameter_proxy, self, path, attr_val)
             proxy = parameter_proxy_cache[path] = self.create_proxy("get_attr", path, (), {}, **options)
         return proxy
+
+    def _module_getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Proxy]) -> Any:
+        return self.getattr(attr, attr_val, parameter_proxy_cache)
+
+    @property
+    def _autowrap_search(self) -> list[ModuleType]:
+        return self._autowrap.modules
+
+    @property
+    def _autowrap_function_ids(self) -> set[int]:
+        return self._autowrap.function_ids
 
     # ---- refusals that the model may catch ----
 
@@ -235,6 +271,7 @@ class Tracer(ModelAttributes):
     def _run(self, function: Callable[..., Any], is_module: bool, concrete_args: Any) -> None:
         """Call the function with proxies, and end the graph with what it returns."""
         call, args = self.create_args_for_root(function, is_module, concrete_args)
+        self._last_of_inputs = self.graph._root._prev
         result = self.create_arg(call(*args))
         annotation = getattr(self._function, "__annotations__", {}).get("return")
         self.create_node("output", "output", (result,), {}, type_expr=annotation)
@@ -258,27 +295,36 @@ class Tracer(ModelAttributes):
         if self.graph._constants:
             renew_constants(self.graph, self._ids_of_tensors_outside)
         drop_constants(self.graph, constants)
-        remove_empty_regions(self.graph)
-        guard_identities(self.graph, [item.__code__ for item in self._functions()])
-        simplify_in_place(self.graph, self._state.paths)
-        refuse_compared_types(self.graph)
+        # Most programs have nothing of what is looked for below, and one walk shows it.
+        targets = {node._target for node in self.graph.nodes}
+        if enter_context in targets:
+            remove_empty_regions(self.graph)
+        guard_identities(self.graph, self._last_of_inputs, [item.__code__ for item in self._functions()])
+        if not targets.isdisjoint(PLAIN_FORM):
+            simplify_in_place(self.graph, self._state.paths)
+        if not targets.isdisjoint(NUMBERS):
+            refuse_compared_types(self.graph)
 
     def _call(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A module of the model, or another one, is called."""
         cls = type(module)
-        if cls not in self._leaf_types:
-            if self._default_rules and self.is_leaf_module(module, ""):
-                self._leaf_types.add(cls)
-            return self.call_module(module, ModuleForward(module, self), args, kwargs)
-        # The default rule looks at the type alone, so that the second call of a leaf type needs no question; see call_module.
-        path = self.submodule_paths.get(module)  # type: ignore[union-attr]
-        if path is None:
+        # The default rule looks at the type alone, so that the second call of a type needs no question; see call_module.
+        is_leaf = self._leaf_types.get(cls)
+        path = None if is_leaf is None else self.submodule_paths.get(module)  # type: ignore[union-attr]
+        if path is None or (not is_leaf and has_hooks(module)):
+            if is_leaf is None and self._default_rules and not self._is_overridden:
+                self._leaf_types[cls] = self.is_leaf_module(module, "")
             return self.call_module(module, ModuleForward(module, self), args, kwargs)
         outer = self._scope_chain
         count = self._calls[path] = self._calls.get(path, -1) + 1
         self._scope_chain = (outer, f"{path}@{count}" if count else path, path, cls)
         try:
-            return self.create_proxy("call_module", path, args, kwargs)
+            if not is_leaf:
+                self._enter_module(module)
+                if self._optional_inputs:
+                    self._guard_optional_inputs(module, args, kwargs)
+                return call_module(module, *args, **kwargs)
+            return self._record("call_module", path, args, kwargs, None, None, 4)
         finally:
             self._scope_chain = outer
 
@@ -303,12 +349,12 @@ class Tracer(ModelAttributes):
 
     def _read_attribute(self, module: torch.nn.Module, name: str) -> Any:
         """A parameter, buffer or submodule, as `Tracer.getattr` hands it out."""
-        if type(self).getattr is Tracer.getattr:
+        if self._default_getattr:
             modules = module.__dict__.get("_modules")
             if modules is not None and name in modules:
                 return modules[name]
             return self.getattr(name, read_attribute(module, name), self._parameter_cache)
-        value = self.getattr(name, read_attribute(module, name), self._parameter_cache)
+        value = self._module_getattr(name, read_attribute(module, name), self._parameter_cache)
         if isinstance(value, torch.Tensor):
             self._handed_out[id(value)] = value
         return value
@@ -371,28 +417,31 @@ class Tracer(ModelAttributes):
             and written._target == (f"{path}.{name}" if path else name)
         )
 
+    def _keep_up_to_date(self) -> None:
+        super()._keep_up_to_date()
+        self._leaf_types = {}
+
     def _hold(self, patches: list[Any]) -> None:
         acquire_all(patches)
         self._held += patches
 
     def _prepare(self, root: Any) -> tuple[Callable[..., Any], bool]:
         """Set up a fresh trace and find the function to run: (function, whether it takes the model as `self`)."""
-        function, is_module = root, False
-        self.root = torch.nn.Module()
+        function, model, is_module = root, None, False
         if isinstance(root, torch.nn.Module):
             if not hasattr(type(root), self.traced_func_name):
                 raise TraceError(
                     f"traced_func_name={self.traced_func_name} doesn't exist in {type(root).__name__}\n"
                     "  name one of its methods"
                 )
-            self.root, is_module = root, True
+            model, is_module = root, True
             function = getattr(type(root), self.traced_func_name)
             own = root.__dict__.get(self.traced_func_name)
             if own is not None:  # a forward put on the instance is the one that runs in eager mode
                 function, is_module = own, False
             refuse_root_hooks(root)
         elif isinstance(root, MethodType) and isinstance(root.__self__, torch.nn.Module):
-            self.root, function, is_module = root.__self__, root.__func__, True
+            model, function, is_module = root.__self__, root.__func__, True
         elif not callable(root):
             raise TraceError(f"cannot trace {root!r}\n  give an nn.Module, a function or a bound method")
         elif (problem := no_model(root)) is not None:
@@ -400,9 +449,10 @@ class Tracer(ModelAttributes):
         elif not inspect.isroutine(root) and not isinstance(root, functools.partial):
             function = root.__call__
         refuse_hooks_for_all_modules()
+        self.root = torch.nn.Module() if model is None else model
         self._begin()
         self.submodule_paths = paths_of_modules(self.root)
-        self._state = ModelState(self.submodule_paths)
+        self._state = ModelState(dict(self.submodule_paths))  # which a subclass may add to
         return function, is_module
 
     def _functions(self) -> list[FunctionType]:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from torchgraft.view.drawing.nesting import local_name
 from torchgraft.view.drawing.scene import Box, Group, Scene
-from torchgraft.view.drawing.text_width import shortened, shortened_in_the_middle, text_width
 
 TITLE_SIZE = 12.0
 DETAIL_SIZE = 10.0
@@ -69,3 +69,81 @@ def _words(box: Box, group: Group) -> tuple[str, str]:
     elif box.name != box.title:
         words.append(box.name)
     return box.title, " · ".join(filter(None, [*words, box.detail]))
+
+
+# ---- the width of text ----
+
+
+# Thousandths of the font size, for the characters from space to tilde.
+_REGULAR = (
+    "278 278 355 556 556 889 667 191 333 333 389 584 278 333 278 278 556 556 556 556 556 556 556 556 "
+    "556 556 278 278 584 584 584 556 1015 667 667 722 722 667 611 778 722 278 500 667 556 833 722 778 "
+    "667 778 722 667 611 722 667 944 667 667 611 278 278 278 469 556 333 556 556 500 556 556 278 556 "
+    "556 222 222 500 222 833 556 556 556 556 333 500 278 556 500 722 500 500 500 334 260 334 584"
+)
+_BOLD = (
+    "278 333 474 556 556 889 722 238 333 333 389 584 278 333 278 278 556 556 556 556 556 556 556 556 "
+    "556 556 333 333 584 584 584 611 975 722 722 722 722 667 611 778 722 278 556 722 611 833 722 778 "
+    "667 778 722 667 611 722 667 944 667 667 611 333 278 333 584 556 333 556 611 556 611 556 333 611 "
+    "611 278 278 556 278 889 611 611 611 611 389 556 333 611 556 778 556 556 500 389 280 389 584"
+)
+_OTHERS = {"×": 584, "·": 278, "∂": 494}
+_UNKNOWN = 1000  # wide enough for Chinese, Japanese and Korean, which fill the square of the font
+
+_TABLES = tuple(
+    {**_OTHERS, **{chr(32 + place): int(width) for place, width in enumerate(table.split())}}
+    for table in (_REGULAR, _BOLD)
+)
+
+
+@lru_cache(maxsize=20_000)
+def text_width(text: str, size: float, bold: bool = False) -> float:
+    """The width of a line of text in pixels.
+
+    >>> text_width("abc", 10), text_width("abc", 10, bold=True)
+    (16.12, 17.23)
+    """
+    table = _TABLES[bold]
+    return sum(table.get(character, _UNKNOWN) for character in text) * size / 1000
+
+
+@lru_cache(maxsize=20_000)
+def shortened(text: str, size: float, width: float, bold: bool = False) -> str:
+    """The text, cut at its end and given an ellipsis where it is wider than `width`.
+
+    >>> shortened("a rather long name", 10, 60)
+    'a rather lo…'
+    """
+    text = " ".join(text[:500].split())
+    if text_width(text, size, bold) <= width:
+        return text
+    table = _TABLES[bold]
+    left = width * 1000 / size - _UNKNOWN
+    for place, character in enumerate(text):
+        left -= table.get(character, _UNKNOWN)
+        if left < 0:
+            return text[:place].rstrip() + "…"
+    return text
+
+
+def shortened_in_the_middle(text: str, size: float, width: float, bold: bool = False) -> str:
+    """The text without its middle where it is too wide: dotted paths differ at both ends.
+
+    >>> shortened_in_the_middle("encoder.layers.11.attention.weight", 10, 90)
+    'encoder.l…n.weight'
+    """
+    if text_width(text, size, bold) <= width:
+        return text
+    table = _TABLES[bold]
+    left = width * 1000 / size - _UNKNOWN
+    start, end = 0, len(text)
+    while start < end:
+        side = start if start <= len(text) - end else end - 1
+        left -= table.get(text[side], _UNKNOWN)
+        if left < 0:
+            break
+        if side == start:
+            start += 1
+        else:
+            end -= 1
+    return f"{text[:start]}…{text[end:]}"

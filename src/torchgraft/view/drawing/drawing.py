@@ -1,9 +1,10 @@
 """`draw` and the `Drawing` it returns: the way of a program through the steps of this folder.
-Each step lives in a file of its own; this one only says their order.
+Each step lives in a file of its own; this one says their order, and writes the result to a file.
 """
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,8 +17,8 @@ from torchgraft.analysis.shapes.metadata import tree_metadata
 from torchgraft.codegen.calling import example_inputs
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import GraftError
+from torchgraft.results.files import write_whole
 from torchgraft.view.drawing.captions import caption_of
-from torchgraft.view.drawing.files import check_suffix, convert, save
 from torchgraft.view.drawing.folding import collapse
 from torchgraft.view.drawing.folding import fold as fold_repeated
 from torchgraft.view.drawing.labels import require_graph
@@ -28,14 +29,20 @@ from torchgraft.view.drawing.nesting import dissolve_small_groups, nest
 from torchgraft.view.drawing.scene import Scene, SceneBuilder
 from torchgraft.view.drawing.svg import Painter
 from torchgraft.view.drawing.theme import style_sheet
-from torchgraft.view.values import observe
+from torchgraft.view.node_facts import observe
 
 DIRECTIONS = ("down", "right")
 
 
 @dataclass(frozen=True)
 class Drawing:
-    """A drawing of a program: `svg` is the text of it. It shows itself in notebooks."""
+    """A drawing of a program: `svg` is the text of it. It shows itself in notebooks.
+
+    >>> import torch, torchgraft
+    >>> drawing = torchgraft.draw(torch.nn.ReLU(), torch.ones(2))
+    >>> drawing.svg.startswith("<svg"), drawing.boxes
+    (True, 4)
+    """
 
     svg: str = field(repr=False)
     width: int
@@ -149,3 +156,43 @@ def _arranged(scene: Scene, direction: str, legend: bool, theme: str) -> Drawing
     painter = Painter(scene, layout, captions, theme, legend)
     width, height = painter.size
     return Drawing(painter.text(), int(width), int(height), len(captions))
+
+
+# ---- files ----
+
+
+SUFFIXES = (".svg", ".png", ".pdf")
+
+
+def check_suffix(path: str | os.PathLike[str]) -> str:
+    """The kind of file that a path asks for, or an error before any work is done."""
+    suffix = Path(path).suffix.lower()
+    if suffix not in SUFFIXES:
+        found = f"the suffix {suffix!r}" if suffix else "no suffix"
+        raise GraftError(f"cannot save a drawing as '{os.fspath(path)}': it has {found}\nuse .svg, .png or .pdf")
+    if suffix != ".svg":
+        _cairosvg(suffix)
+    return suffix
+
+
+def save(svg: str, path: str | os.PathLike[str], scale: float) -> None:
+    suffix = check_suffix(path)
+    write_whole(path, svg.encode("utf-8") if suffix == ".svg" else convert(svg, suffix, scale))
+
+
+def convert(svg: str, suffix: str, scale: float) -> bytes:
+    """The drawing as the bytes of a PNG or PDF file."""
+    package = _cairosvg(suffix)
+    function = package.svg2png if suffix == ".png" else package.svg2pdf
+    result: bytes = function(bytestring=svg.encode("utf-8"), scale=scale, unsafe=True)  # unsafe: lift the limit of size
+    return result
+
+
+def _cairosvg(suffix: str) -> Any:
+    try:
+        return importlib.import_module("cairosvg")
+    except (ImportError, OSError) as error:  # OSError: the package is there and the library cairo is not
+        raise GraftError(
+            f"cannot save a drawing as {suffix[1:].upper()}: the package cairosvg or the library cairo is missing ({error})\n"
+            "install it with: pip install 'torchgraft[draw]', or save as .svg, which needs nothing"
+        ) from error

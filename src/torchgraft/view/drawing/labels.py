@@ -11,9 +11,10 @@ from typing import Any
 import torch
 
 from torchgraft.errors import GraftError
-from torchgraft.ir import guards
+from torchgraft.ir import guards, printing
 from torchgraft.ir.origin import source_of
-from torchgraft.ir.printing import DTYPE_LETTERS, target_text
+from torchgraft.ir.printing import target_text
+from torchgraft.view.plain import argument_text, is_node, shorten
 
 # The kinds of boxes, in the order of the legend, with what the legend says of them.
 KINDS = {
@@ -37,13 +38,8 @@ SOURCES = frozenset({"parameter", "constant"})
 
 _ORIGIN_KINDS = {"parameter": "parameter", "buffer": "constant", "constant": "constant", "tangent": "tangent"}
 _CALLS = {"call_module": "module", "call_function": "function", "call_method": "method"}
-_LONGEST_ARGUMENTS = 400
+_LONGEST = 400  # of arguments in a tooltip
 _PATH = re.compile(r"(?:[A-Za-z]:)?[\w./\\~@+-]*[/\\]([\w.@+-]+[/\\][\w.@+-]+\.py)")
-
-
-def is_node(value: Any) -> bool:
-    """Whether a value is a node of a graph, ours or torch.fx's."""
-    return hasattr(value, "all_input_nodes") and hasattr(value, "users")
 
 
 def is_guard(node: Any, root: Any) -> bool:
@@ -193,92 +189,12 @@ def _holds_node(value: Any) -> bool:
     return False
 
 
-def argument_text(value: Any, longest: int = _LONGEST_ARGUMENTS) -> str:
-    """An argument tree as text with nodes as `%name`, never much longer than `longest` however large the tree is."""
-    pieces: list[str] = []
-    _write(value, pieces, [longest])
-    return shorten("".join(pieces), longest)
-
-
-def _write(value: Any, pieces: list[str], left: list[int]) -> None:
-    if left[0] <= 0:
-        return
-    opening, closing, items = "", "", None
-    if is_node(value):
-        text = f"%{value.name}"
-    elif isinstance(value, torch.Tensor):
-        text = f"tensor {shape_text(value)}"
-    elif isinstance(value, (list, tuple)):
-        opening, closing = ("[", "]") if isinstance(value, list) else ("(", ",)" if len(value) == 1 else ")")
-        items = [("", item) for item in value[: left[0]]]
-    elif isinstance(value, dict):
-        opening, closing = "{", "}"
-        items = [(f"{key}: ", item) for key, item in list(value.items())[: left[0]]]
-    elif isinstance(value, str):
-        text = repr(value[: left[0] + 1])
-    elif isinstance(value, slice):
-        opening, closing = "slice(", ")"
-        items = [("", value.start), ("", value.stop), ("", value.step)]
-    elif callable(value):
-        text = target_text(value)
-        text = text if " at 0x" not in text else type(value).__name__
-    else:
-        text = _plain_text(value)
-    if items is None:
-        pieces.append(text)
-        left[0] -= len(text)
-        return
-    pieces.append(opening)
-    for place, (key, item) in enumerate(items):
-        if left[0] <= 0:
-            break
-        pieces.append(f"{', ' if place else ''}{key}")
-        left[0] -= 2 + len(key)
-        _write(item, pieces, left)
-    pieces.append(closing)
-
-
-def _plain_text(value: Any) -> str:
-    """Without the address that Python puts into the text of most objects: a drawing is the same every time."""
-    try:
-        text = str(value)
-    except Exception:  # the user's own class; a drawing must not fail for it
-        return type(value).__name__
-    return type(value).__name__ if " at 0x" in text else text
-
-
-def shorten(text: str, longest: int) -> str:
-    return text if len(text) <= longest else text[: longest - 1].rstrip() + "…"
-
-
 # ---- shapes ----
-
-
-def shape_text(value: Any) -> str:
-    """`1×64×56×56`, with the dtype behind it where it is not float32; "" for what has no shape.
-
-    >>> shape_text(torch.ones(2, 3)), shape_text(torch.arange(4)), shape_text(torch.ones(())), shape_text(7)
-    ('2×3', '4 i64', 'scalar', '')
-    """
-    shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
-    if shape is None or not isinstance(dtype, torch.dtype):
-        if isinstance(value, (tuple, list)) and value and not isinstance(value, torch.Size):
-            texts = [text for text in map(shape_text, value[:4]) if text]
-            more = " …" if len(value) > 2 and len(texts) > 2 else ""
-            return ", ".join(texts[:2]) + more
-        return ""
-    sizes = "×".join(map(str, shape)) or "scalar"
-    return sizes if dtype is torch.float32 else f"{sizes} {DTYPE_LETTERS.get(dtype, str(dtype).removeprefix('torch.'))}"
 
 
 def known_value(node: Any, observed: Mapping[str, Any]) -> Any:
     """What is known of a node's value: from a run that was watched, or from its metadata."""
-    if node.name in observed:
-        return observed[node.name]
-    for key in ("val", "tensor_meta", "example_value"):
-        if node.meta.get(key) is not None:
-            return node.meta[key]
-    return None
+    return observed[node.name] if node.name in observed else printing.known_value(node)
 
 
 _SIZES = frozenset({"size", "dim", "numel", "item", "ndimension", "stride", "nelement"})
@@ -314,18 +230,18 @@ def tooltip_of(node: Any, kind: str, root: Any, shape: str) -> str:
         condition, where = _guard_condition(node, root)
         lines += [f"guard: {condition}", where]
     elif node.op == "placeholder":
-        lines.append(f"{kind} {node.target}" + (f" = {argument_text(node.args[0])}" if node.args else ""))
+        lines.append(f"{kind} {node.target}" + (f" = {argument_text(node.args[0], _LONGEST)}" if node.args else ""))
     elif node.op == "output":
-        lines.append(f"return {argument_text(node.args[0]) if node.args else ''}")
+        lines.append(f"return {argument_text(node.args[0], _LONGEST) if node.args else ''}")
     else:
         lines.append(f"{node.op} {shorten(target_text(node.target), 200)}")
         module = attribute_of(root, node.target) if node.op == "call_module" else None
         if isinstance(module, torch.nn.Module):
-            lines.append(shorten(f"{type(module).__name__}({_extra(module)})", _LONGEST_ARGUMENTS))
+            lines.append(shorten(f"{type(module).__name__}({_extra(module)})", _LONGEST))
         if node.op != "get_attr":
-            lines.append(f"args: {argument_text(node.args)}")
+            lines.append(f"args: {argument_text(node.args, _LONGEST)}")
         if node.kwargs:
-            lines.append(f"kwargs: {argument_text(dict(node.kwargs))}")
+            lines.append(f"kwargs: {argument_text(dict(node.kwargs), _LONGEST)}")
     if shape:
         lines.append(f"value: {shape}")
     # The line of an output is where the capture was asked for, which says nothing about the program.

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from torchgraft.view.drawing.captions import GROUP_SIZE, SHAPE_STRIP, Caption
+from torchgraft.view.drawing.captions import GROUP_SIZE, SHAPE_STRIP, Caption, text_width
 from torchgraft.view.drawing.columns import LANE, break_rows, way_around
 from torchgraft.view.drawing.coordinates import place_across
 from torchgraft.view.drawing.labels import LEAVING, SOURCES
@@ -16,7 +16,6 @@ from torchgraft.view.drawing.layering import assign_rows
 from torchgraft.view.drawing.levels import Element, Level
 from torchgraft.view.drawing.ordering import Rows, reduce_crossings
 from torchgraft.view.drawing.scene import ROOT, Scene
-from torchgraft.view.drawing.text_width import text_width
 
 PADDING = 14.0  # inside of a frame
 TITLE_ROOM = 20.0  # for the words of a frame

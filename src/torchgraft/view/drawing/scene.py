@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from torchgraft.view.drawing import labels
+from torchgraft.view.plain import is_node, shape_text
 
 ROOT = 0
 MOST_UNUSED = 5
@@ -118,9 +119,9 @@ class SceneBuilder:
 
     def _node(self, node: Any) -> None:
         kind = labels.kind_of(node, self.root, self.parameters)
-        shape = labels.shape_text(labels.known_value(node, self.observed)) if self.shapes else ""
+        shape = shape_text(labels.known_value(node, self.observed)) if self.shapes else ""
         if not shape and self.shapes and node.op == "get_attr":
-            shape = labels.shape_text(labels.attribute_of(self.root, node.target))
+            shape = shape_text(labels.attribute_of(self.root, node.target))
         box = Box(
             node.name,
             kind,
@@ -161,7 +162,7 @@ class SceneBuilder:
     def _entries(self, node: Any, entries: Any) -> None:
         """The results of a training program one by one, each next to what computes it: there may be hundreds."""
         for entry, value in zip(entries, node.args[0], strict=True):
-            if not labels.is_node(value):
+            if not is_node(value):
                 continue
             kind = entry.kind if entry.kind in labels.LEAVING else "output"
             title = f"∂ {entry.name}" if kind == "gradient" else entry.name

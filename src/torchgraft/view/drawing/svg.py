@@ -9,11 +9,10 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from torchgraft.view.drawing.captions import GROUP_SIZE, Caption
+from torchgraft.view.drawing.captions import GROUP_SIZE, Caption, text_width
 from torchgraft.view.drawing.labels import KINDS
 from torchgraft.view.drawing.layout import Frame, Layout, Step
 from torchgraft.view.drawing.scene import ROOT, Box, Scene
-from torchgraft.view.drawing.text_width import text_width
 from torchgraft.view.drawing.theme import style_sheet
 
 MARGIN = 24.0
