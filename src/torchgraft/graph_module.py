@@ -7,6 +7,10 @@ import torch
 
 from torchgraft.codegen.attributes import Adoption, assign_attribute
 from torchgraft.codegen.graph_module import GraphModule as GraphModule
+from torchgraft.fx_passes.semi_private import WrappedCall as _WrappedCall  # noqa: F401
+from torchgraft.fx_passes.semi_private import exec_with_source as _exec_with_source  # noqa: F401
+from torchgraft.fx_passes.semi_private import format_import_statement as _format_import_statement  # noqa: F401
+from torchgraft.fx_passes.semi_private import forward_from_src as _forward_from_src  # noqa: F401
 from torchgraft.ir.graph import Graph as Graph
 from torchgraft.ir.verify import find_attribute
 

@@ -17,6 +17,9 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 HOMES = {
+    "_compatibility": "fx_passes.semi_private",
+    "_pytree": "fx_passes.semi_private",
+    "config": "fx_passes.semi_private",
     "experimental.const_fold": "fx_passes.const_fold",
     "experimental.normalize": "fx_passes.normalize",
     "experimental.optimization": "fx_passes.optimization",
@@ -40,8 +43,9 @@ HOMES = {
 # The modules of torch.fx that are files of torchgraft, reached as attributes after `import torch.fx as fx`.
 MODULES = frozenset(
     (
-        *("_symbolic_trace", "experimental", "graph", "graph_module", "immutable_collections", "interpreter", "node"),
-        *("operator_schemas", "passes", "proxy", "subgraph_rewriter", "tensor_type", "traceback"),
+        *("_compatibility", "_pytree", "_symbolic_trace", "config", "experimental", "graph", "graph_module"),
+        *("immutable_collections", "interpreter", "node", "operator_schemas", "passes", "proxy", "subgraph_rewriter"),
+        *("tensor_type", "traceback"),
     )
 )
 
