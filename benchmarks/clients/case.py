@@ -4,7 +4,9 @@ A case raises when something is wrong; what it returns must be the same on torch
 
 from __future__ import annotations
 
+import re
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
@@ -42,14 +44,42 @@ def same(got: Any, expected: Any, rtol: float = 1e-4, atol: float = 1e-5) -> Non
     torch.testing.assert_close(got, expected, rtol=rtol, atol=atol, equal_nan=True)
 
 
+# What torchgraft records on purpose where torch.fx records nothing: docs/from_torch_fx.md says why for each. A guard on the
+# class of a value is one of them for inputs alone: for what the program computes it is to be known.
+_ON_PURPOSE = {"check_given", "check_training", "check_value", "enter_context", "exit_context"}
+_IN_PLACE = {"iadd": "add", "isub": "sub", "imul": "mul", "itruediv": "truediv"}
+
+
 def nodes(graph: Any) -> list[str]:
-    """The nodes of a graph as lines, for comparing what both libraries record."""
+    """The nodes of a graph as lines, for comparing what both libraries record; without what differs on purpose."""
+    left_out: set[Any] = set()
+    for node in reversed(graph.nodes):
+        if _is_on_purpose(node) or (node.users and all(user in left_out for user in node.users)):
+            left_out.add(node)
+    names: dict[Any, str] = {}
+    counts: Counter[str] = Counter()
     lines = []
     for node in graph.nodes:
-        target = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
-        inputs = ", ".join(before.name for before in node.all_input_nodes)
-        lines.append(f"{node.name} = {node.op}[{target}]({inputs})")
+        if node in left_out and node.op != "placeholder":
+            continue
+        base = re.sub(r"_\d+$", "", node.name)  # the numbers of those left out are free for others
+        names[node] = f"{base}_{counts[base]}" if counts[base] else base
+        counts[base] += 1
+        target = _IN_PLACE.get(_target(node), _target(node))
+        inputs = ", ".join(names[source] for source in node.all_input_nodes if source in names)
+        lines.append(f"{names[node]} = {node.op}[{target}]({inputs})")
     return lines
+
+
+def _target(node: Any) -> str:
+    return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
+
+
+def _is_on_purpose(node: Any) -> bool:
+    if node.op == "get_attr":
+        return bool(node.target.rpartition(".")[2] == "training")
+    is_check = _target(node) == "check_kind" and node.all_input_nodes[0].op == "placeholder"
+    return node.op == "call_function" and (is_check or _target(node) in _ON_PURPOSE)
 
 
 def quiet() -> None:
