@@ -44,9 +44,8 @@ def same(got: Any, expected: Any, rtol: float = 1e-4, atol: float = 1e-5) -> Non
     torch.testing.assert_close(got, expected, rtol=rtol, atol=atol, equal_nan=True)
 
 
-# What torchgraft records on purpose where torch.fx records nothing: docs/from_torch_fx.md says why for each. A guard on the
-# class of a value is one of them for inputs alone: for what the program computes it is to be known.
-_ON_PURPOSE = {"check_given", "check_training", "check_value", "enter_context", "exit_context"}
+# What torchgraft records on purpose where torch.fx records nothing: docs/from_torch_fx.md says why for each.
+_ON_PURPOSE = {"check_given", "check_kind", "check_training", "check_value", "enter_context", "exit_context"}
 _IN_PLACE = {"iadd": "add", "isub": "sub", "imul": "mul", "itruediv": "truediv"}
 
 
@@ -57,6 +56,7 @@ def nodes(graph: Any) -> list[str]:
         if _is_on_purpose(node) or (node.users and all(user in left_out for user in node.users)):
             left_out.add(node)
     names: dict[Any, str] = {}
+    parts: dict[Any, list[str]] = {}  # what a result of a class of its own is put together from
     counts: Counter[str] = Counter()
     lines = []
     for node in graph.nodes:
@@ -65,9 +65,14 @@ def nodes(graph: Any) -> list[str]:
         base = re.sub(r"_\d+$", "", node.name)  # the numbers of those left out are free for others
         names[node] = f"{base}_{counts[base]}" if counts[base] else base
         counts[base] += 1
+        inputs = [
+            name for source in node.all_input_nodes for name in parts.get(source, [names.get(source, "")]) if name
+        ]
+        if _target(node) == "put_together":
+            parts[node] = inputs
+            continue
         target = _IN_PLACE.get(_target(node), _target(node))
-        inputs = ", ".join(names[source] for source in node.all_input_nodes if source in names)
-        lines.append(f"{names[node]} = {node.op}[{target}]({inputs})")
+        lines.append(f"{names[node]} = {node.op}[{target}]({', '.join(inputs)})")
     return lines
 
 
@@ -77,9 +82,8 @@ def _target(node: Any) -> str:
 
 def _is_on_purpose(node: Any) -> bool:
     if node.op == "get_attr":
-        return bool(node.target.rpartition(".")[2] == "training")
-    is_check = _target(node) == "check_kind" and node.all_input_nodes[0].op == "placeholder"
-    return node.op == "call_function" and (is_check or _target(node) in _ON_PURPOSE)
+        return node.target.rpartition(".")[2] == "training" or node.target.startswith("_template")
+    return node.op == "call_function" and _target(node) in _ON_PURPOSE
 
 
 def quiet() -> None:

@@ -103,6 +103,8 @@ def is_surely_of_class(node: Node, root: torch.nn.Module | None = None) -> bool:
     """
     if node._op == "placeholder":
         return is_plainly_typed(node.type) and node._args != (None,)
+    if node._op == "get_attr":
+        return root is not None and isinstance(_attribute(root, str(node._target)), torch.Tensor)
     if node._op == "call_module":
         return root is not None and _layer_returns_tensor(root, str(node._target))
     if node._op == "call_method":
@@ -118,6 +120,10 @@ def is_surely_of_class(node: Node, root: torch.nn.Module | None = None) -> bool:
 
 def _is_surely_tensor(value: Any, root: torch.nn.Module | None) -> bool:
     return isinstance(value, Node) and likely_class(value) is torch.Tensor and is_surely_of_class(value, root)
+
+
+def _attribute(root: torch.nn.Module, path: str) -> Any:
+    return functools.reduce(lambda owner, name: getattr(owner, name, None), path.split("."), root)
 
 
 def _layer_returns_tensor(root: torch.nn.Module, path: str) -> bool:

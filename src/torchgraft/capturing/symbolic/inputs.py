@@ -83,7 +83,9 @@ def create_inputs(
                 tracer._optional_inputs[value.node] = parameter.name
             _guard_comparisons(tracer, function, parameter, value)
     call: Any = functools.partial(_call, function, parameters)
-    call.__annotations__ = dict(getattr(function, "__annotations__", {}))  # which a tracer of somebody's own may ask for
+    call.__annotations__ = dict(
+        getattr(function, "__annotations__", {})
+    )  # which a tracer of somebody's own may ask for
     _, spec = pytree.tree_flatten(tuple(values))
     children = spec.children() if callable(spec.children) else spec.children
     if all(child.is_leaf() for child in children):

@@ -185,7 +185,10 @@ class RealValues:
                 return torch.device("meta")
             return value
 
-        before, self.tracer._switching = self.tracer._switching, True  # what happens to the copies is no part of the program
+        before, self.tracer._switching = (
+            self.tracer._switching,
+            True,
+        )  # what happens to the copies is no part of the program
         try:
             with torch.inference_mode(False), torch.no_grad():  # in inference mode nobody counts writes
                 real_args, real_kwargs = copied(args), copied(kwargs)
