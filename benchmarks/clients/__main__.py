@@ -49,6 +49,9 @@ class Client:
         return HERE / "cases" / f"{self.name}.py"
 
 
+# A part of torch cannot have a second copy under its own name. Its layers stay torch's: torch.fx keeps them whole by their name.
+AO = {f"torch.ao.{name}": f"torch_ao.{name}" for name in ("ns", "pruning", "quantization")}
+
 CLIENTS = (
     Client("torchvision", "torchvision", ("torchvision",), "feature extraction"),
     Client("timm", "timm", ("torchvision", "timm"), "FeatureGraphNet"),
@@ -59,7 +62,7 @@ CLIENTS = (
     Client("onnx2torch", "onnx2torch", ("onnx2torch",), "ONNX import"),
     Client("brevitas", "brevitas", ("brevitas",), "tracing and quantization"),
     Client("nirtorch", "nirtorch", ("nirtorch",), "neuromorphic graphs"),
-    Client("torch_ao", "torch", ("torch.ao",), "prepare_fx, convert_fx", {"torch.ao": "torch_ao"}),
+    Client("torch_ao", "torch", tuple(AO), "prepare_fx, convert_fx", AO),
     Client("mct", "model-compression-toolkit", ("model_compression_toolkit",), "graph reading"),
     Client("modelopt", "nvidia-modelopt", ("modelopt",), "pruning and quantization"),
 )
@@ -130,7 +133,7 @@ def _ported(client: Client, folder: Path) -> Path:
             raise ModuleNotFoundError(
                 f"{package} is not installed; `make test-clients` makes an environment that has it"
             )
-        port_package(Path(spec.origin).parent, target / client.renamed.get(package, package), names)
+        port_package(Path(spec.origin).parent, target.joinpath(*client.renamed.get(package, package).split(".")), names)
     (target / "cases").mkdir(exist_ok=True)
     cases = port_text(client.cases.read_text(encoding="utf-8"), names)
     (target / "cases" / client.cases.name).write_text(cases, encoding="utf-8")
@@ -139,7 +142,13 @@ def _ported(client: Client, folder: Path) -> Path:
 
 def _run(cases: Path, paths: list[Path], result: Path, only: str) -> None:
     path = os.pathsep.join(map(str, [*paths, ROOT / "src", ROOT]))
-    environment = {**os.environ, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": path,
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1",
+        "PYTHONHASHSEED": "0",
+    }
     command = [sys.executable, "-m", "benchmarks.clients.running", str(cases), str(result), only]
     result.unlink(missing_ok=True)
     with tempfile.TemporaryDirectory() as empty:  # some clients write files where they run

@@ -11,7 +11,7 @@ from e3nn import nn, o3
 from e3nn.util.codegen import CodeGenMixin
 from e3nn.util.jit import compile_mode, script, trace_module
 
-from benchmarks.clients.case import each, same
+from benchmarks.clients.case import each, nodes, same
 
 PRODUCTS = {
     "FullyConnected": (lambda: o3.FullyConnectedTensorProduct("2x0e + 1x1o", "1x0e + 1x1o", "2x0e + 1x1o + 1x2e")),
@@ -60,7 +60,7 @@ def parts(module):
     for name, part in module.named_modules():
         if isinstance(part, (torch.fx.GraphModule, torch.jit.ScriptModule)):
             found.append([name, isinstance(part, torch.fx.GraphModule), getattr(part, "code", "")])
-    return found
+    return sorted(found)  # in the order of the model with us, in that of the calls with torch.fx
 
 
 @each(**PRODUCTS)
@@ -177,7 +177,7 @@ def case_spherical_harmonics(degree):
         harmonics = o3.SphericalHarmonicsAlphaBeta(degree)
     value = harmonics(angles[:, 0], angles[:, 1])
     same(value, o3.spherical_harmonics_alpha_beta(degree, angles[:, 0], angles[:, 1]))
-    return parts(harmonics)
+    return [nodes(part.graph) for part in harmonics.modules() if isinstance(part, torch.fx.GraphModule)]
 
 
 @each("Gate", "Activation", "Extract", "FullyConnectedNet", "NormActivation", "BatchNorm", "Dropout", "S2Activation")
