@@ -78,7 +78,7 @@ IMAGES = {
 }  # fmt: skip
 
 
-# These ask whether a mask or weight is a tensor. A proxy of torch.fx is none, so that it records a branch that eager does not take.
+# These ask whether a mask or weight is a tensor. A proxy of torch.fx is none: it records a branch that eager does not take.
 OTHER_BRANCH = ("GPTNeo", "GPTJ", "Bloom", "T5", "MT5")
 
 

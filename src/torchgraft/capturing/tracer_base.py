@@ -106,10 +106,13 @@ class TracerBase:
     _has_stand_ins = False
     # Whether a user's subclass has a say in how a call becomes a node; create_proxy is three times as fast where not.
     _is_overridden = False
+    # Whether a user's subclass looks at what is recorded.
+    _sees_calls = False
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         cls._is_overridden = overrides(cls, TracerBase, _MAKERS_OF_NODES)
+        cls._sees_calls = overrides(cls, TracerBase, frozenset({"create_proxy", "create_node"}))
 
     # ---- where we are ----
 

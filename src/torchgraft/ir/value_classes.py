@@ -123,15 +123,21 @@ def _is_surely_tensor(value: Any, root: torch.nn.Module | None) -> bool:
 
 
 def _attribute(root: torch.nn.Module, path: str) -> Any:
-    return functools.reduce(lambda owner, name: getattr(owner, name, None), path.split("."), root)
+    """What a module has at a path, without asking it: while a model is traced the answer would be a proxy."""
+    owner: Any = root
+    for name in path.split(".") if path else ():
+        tables = (
+            [vars(owner).get(table, {}) for table in ("_modules", "_parameters", "_buffers")]
+            if owner is not None
+            else []
+        )
+        owner = next((table[name] for table in [*tables, getattr(owner, "__dict__", {})] if name in table), None)
+    return owner
 
 
 def _layer_returns_tensor(root: torch.nn.Module, path: str) -> bool:
     """Whether a layer of torch.nn always returns one tensor: it is annotated so, except for pooling."""
-    try:
-        layer = root.get_submodule(path)
-    except AttributeError:
-        return False
+    layer = _attribute(root, path)
     if not type(layer).__module__.startswith("torch.nn.modules."):
         return False
     is_pooling = type(layer).__module__.endswith(".pooling") and getattr(layer, "return_indices", True) is False

@@ -393,7 +393,7 @@ def _add_operator(name: str, reflected: bool = False) -> None:
         def method(self: Proxy, *others: Any) -> Any:  # type: ignore[misc]
             if wish is None:
                 return self.tracer.create_proxy("call_function", function, (self, *others), {})
-            if not self.tracer._is_overridden:
+            if not self.tracer._sees_calls:
                 return self.tracer.create_proxy("call_function", function, (self, *others), {}, name=wish)
             # A tracer of somebody's own gets the operator that torch.fx records: it may look it up, or compute with it.
             result = self.tracer.create_proxy("call_function", plain, (self, *others), {})
