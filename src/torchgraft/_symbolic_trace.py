@@ -6,7 +6,7 @@ import functools as functools
 from types import FunctionType as FunctionType
 from typing import Any
 
-from torch import ScriptObject as ScriptObject  # type: ignore[attr-defined]
+from torch import ScriptObject as ScriptObject
 
 from torchgraft.capturing.symbolic.inputs import PH as PH
 from torchgraft.capturing.symbolic.inputs import PHBase as PHBase

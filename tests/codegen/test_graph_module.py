@@ -299,7 +299,7 @@ class TestErrorsInside:
         with pytest.raises(RuntimeError) as caught:
             module(torch.ones(1, 3))
         (note,) = caught.value.__notes__
-        assert "of the code generated for Model: block_linear = self.block.linear(x)" in note
+        assert "generated forward function (Model): block_linear = self.block.linear(x)" in note
         assert "node 'block_linear'" in note
         assert "return torch.relu(self.linear(x)) + self.passing" in note
 
@@ -332,7 +332,7 @@ class TestErrorsInside:
         with pytest.raises(RuntimeError) as caught:
             module(torch.ones(1, 3))
         notes = caught.value.__notes__
-        assert "code generated for Model" in notes[0]
+        assert "generated forward function (Model)" in notes[0]
         assert "code generated for Outer" in notes[1]
 
     def test_a_call_with_wrong_arguments_is_reported_as_python_does(self, module: fx.GraphModule) -> None:

@@ -117,7 +117,7 @@ class WrappedCall:
     def __call__(self, module: Any, *args: Any, **kwargs: Any) -> Any:
         if self.cls_call is not None:
             return self.cls_call(module, *args, **kwargs)
-        return super(self.cls, module).__call__(*args, **kwargs)  # type: ignore[misc]
+        return super(self.cls, module).__call__(*args, **kwargs)  # type: ignore[arg-type]
 
 
 def format_import_statement(name: str, value: Any, importer: Any) -> str:

@@ -455,7 +455,7 @@ class Graph:
         problem = find_attribute(owner, path)[1]
         if problem is not None:
             warnings.warn(
-                f"made a {op} node for '{path}', which the graph's module does not have: {problem}; "
+                f"made a {op} node for '{path}', which has no underlying reference in the owning GraphModule: {problem}; "
                 "add it, for example with add_submodule(), before the program runs",
                 stacklevel=3,
             )

@@ -73,17 +73,20 @@ def _erase_dead_nodes(graph: Any, is_impure_node: Callable[[Any], bool] | None) 
 def _cut_off(graph: Any) -> set[Any]:
     """The nodes that led to what was a result of the program, and lead to nothing else."""
     cut_off: set[Any] = set()
+    unused: set[Any] = set()  # which led to nothing before the edit, and do nothing
     checks: dict[Any, None] = {}  # guards, and what is computed for guards alone; later nodes first
     for node in reversed(graph.nodes):
-        if any(user not in cut_off and user not in checks for user in node.users):
+        if any(user not in cut_off and user not in checks and user not in unused for user in node.users):
             continue
         if node.op == "call_function" and is_guard(node.target):
             checks[node] = None
         elif node in graph._former_results or any(user in cut_off for user in node.users):
             if not _is_seen_outside(node):
                 cut_off.add(node)
-        elif node.users:
+        elif any(user in checks for user in node.users):
             checks[node] = None
+        elif not is_impure(node):
+            unused.add(node)
     for node in reversed(checks):
         if any(source in cut_off for source in node.all_input_nodes):
             cut_off.add(node)

@@ -141,7 +141,12 @@ class Proxy:
         return self.tracer.keys(self)
 
     def __len__(self) -> int:
-        return self.tracer._refuse(self, "take the len() of", "mark len as a leaf function: torchgraft.wrap('len')")
+        return self.tracer._refuse(
+            self,
+            "take the len() of",
+            "mark len as a leaf function: torchgraft.wrap('len')",
+            "'len' is not supported in symbolic tracing by default",
+        )
 
     def __int__(self) -> int:
         return self.tracer._refuse_conversion(self, "an int")
@@ -380,7 +385,7 @@ def _add_operator(name: str, reflected: bool = False) -> None:
     function = getattr(operator, name)
     # `y += x` often turns out to be `y + x` (see inplace.py), and torch.fx calls it so; it has that name from the start.
     wish = name.removeprefix("i") if f"{name.removeprefix('i')}" in IN_PLACE_NAMES and name not in ARITHMETIC else None
-    plain = None if wish is None else getattr(operator, wish if hasattr(operator, wish) else f"{wish}_")
+    plain: Any = None if wish is None else getattr(operator, wish if hasattr(operator, wish) else f"{wish}_")
 
     if reflected:
 
