@@ -54,17 +54,20 @@ def main() -> None:
         "install",
     ]
     subprocess.run([*install, "--no-deps", "--no-index", str(wheel)], check=True)
+    clean = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYTHONHOME")}
+
+    def run(*command: str) -> None:
+        subprocess.run(command, check=True, cwd=ENVIRONMENT, env=clean, stdout=subprocess.DEVNULL)
+
+    # Help comes at once, so it may need nothing that is slow to import: here is nothing to import yet.
+    graft = str(ENVIRONMENT / "bin" / "graft")
+    run(graft, "--help")
+    run(graft, "--version")
     # A .pth file lends the packages; those of the lender's own .pth files, its editable torchgraft among them, are not read.
     lent = [path for path in sys.path if path.endswith("site-packages")] or [sysconfig.get_paths()["purelib"]]
     (target / "lent.pth").write_text("\n".join(lent), encoding="utf-8")
-    clean = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYTHONHOME")}
-    graft = str(ENVIRONMENT / "bin" / "graft")
-    for command in (
-        [graft, "--help"],
-        [graft, "--version"],
-        [str(python), "-W", "error::UserWarning", "-c", SMALL_CAPTURE],
-    ):
-        subprocess.run(command, check=True, cwd=ENVIRONMENT, env=clean, stdout=subprocess.DEVNULL)
+    run(str(python), "-W", "error::UserWarning", "-c", SMALL_CAPTURE)
+    run(graft, "show", "zoo:mlp", "--level", "core_aten")
     print(f"{wheel.name} and {sources.name} are complete; the wheel runs in an environment of its own")
 
 

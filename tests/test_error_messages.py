@@ -294,7 +294,7 @@ def edit_insert_at_a_dead_node():
 
 @case
 def edit_illegal_name():
-    node_of(small_graph(), "relu").name = "my relu"
+    node_of(small_graph(), "relu").name = 3
 
 
 @case

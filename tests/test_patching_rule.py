@@ -20,6 +20,7 @@ OWN = {
     "cli/demo.py": {"parent"},
     "codegen/attributes.py": {"holder"},
     "codegen/graph_module.py": {"holder"},
+    "fx_passes/attributes.py": {"holder"},
     "fx_passes/const_fold.py": {"self", "main"},
     "fx_passes/optimization.py": {"modules[parent]"},
     "fx_passes/pass_manager.py": {"self"},

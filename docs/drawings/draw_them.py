@@ -14,11 +14,29 @@ from torchgraft import zoo
 
 FOLDER = Path(__file__).parent
 LEVELS = ("module", "function", "aten", "core_aten", "joint")
+
+
+class Net(torch.nn.Module):
+    """The example on the first page, which symbolic tracing refuses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.abs().max() > 100:
+            x = x / 100
+        result: torch.Tensor = self.layers(x.view(x.shape[0], -1))
+        return result
+
+
 MODELS = {"mlp": ("mlp", {}), "transformer_block": ("transformer", {"layers": 1}), "resnet50": ("resnet50", {})}
 
 
 def main() -> None:
     torch.manual_seed(0)
+    x = torch.randn(2, 2, 4)
+    keep("first_example", torchgraft.draw(Net(), x, direction="right", theme="light"))
     for title, (name, options) in MODELS.items():
         model, inputs = zoo.create(name, **options).eval(), zoo.example_inputs(name)
         for level in LEVELS:

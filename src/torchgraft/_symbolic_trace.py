@@ -4,14 +4,12 @@ tools that tracers of others are written with in `torchgraft.fx_passes.tracing`.
 
 import functools as functools
 from types import FunctionType as FunctionType
-from typing import Any
 
 from torch import ScriptObject as ScriptObject
 
 from torchgraft.capturing.symbolic.inputs import PH as PH
 from torchgraft.capturing.symbolic.inputs import PHBase as PHBase
 from torchgraft.capturing.symbolic.inputs import _assert_is_none as _assert_is_none
-from torchgraft.capturing.symbolic.inputs import _with_plain_parameters
 from torchgraft.capturing.symbolic.proxy import Proxy as Proxy
 from torchgraft.capturing.symbolic.proxy import ProxyableClassMeta as ProxyableClassMeta
 from torchgraft.capturing.symbolic.proxy import _proxyable_classes as _proxyable_classes
@@ -24,6 +22,7 @@ from torchgraft.fx_passes.tracing import find_proxy_in as _find_proxy  # noqa: F
 from torchgraft.fx_passes.tracing import is_fx_tracing as is_fx_tracing
 from torchgraft.fx_passes.tracing import module_call as _orig_module_call  # noqa: F401
 from torchgraft.fx_passes.tracing import module_getattr as _orig_module_getattr  # noqa: F401
+from torchgraft.fx_passes.tracing import patch_function as _patch_function  # noqa: F401
 from torchgraft.fx_passes.tracing import patch_wrapped_functions as _patch_wrapped_functions  # noqa: F401
 from torchgraft.ir.arguments import map_aggregate as map_aggregate
 from torchgraft.ir.leaf_functions import wrap as wrap
@@ -34,11 +33,7 @@ is_fx_symbolic_tracing = is_fx_tracing
 HAS_VARSTUFF = 4 | 8  # inspect.CO_VARARGS | inspect.CO_VARKEYWORDS
 
 
-def _patch_function(fn: Any, nargs: int) -> Any:
-    return _with_plain_parameters(fn)
-
-
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name == "_is_fx_tracing_flag":
         return is_fx_tracing()
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

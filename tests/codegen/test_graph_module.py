@@ -333,7 +333,7 @@ class TestErrorsInside:
             module(torch.ones(1, 3))
         notes = caught.value.__notes__
         assert "generated forward function (Model)" in notes[0]
-        assert "code generated for Outer" in notes[1]
+        assert "generated forward function (Outer)" in notes[1]
 
     def test_a_call_with_wrong_arguments_is_reported_as_python_does(self, module: fx.GraphModule) -> None:
         with pytest.raises(TypeError, match=r"forward\(\)"):

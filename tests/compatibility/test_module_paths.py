@@ -29,8 +29,14 @@ TOP_LEVEL = [
 ]
 
 BY_MODULE = {
-    "node": ["Node", "map_arg", "map_aggregate", "has_side_effect", "Argument", "Target", "base_types"],
-    "graph": ["Graph", "CodeGen", "PythonCode", "map_arg", "Node"],
+    "node": [
+        *("Node", "map_arg", "map_aggregate", "has_side_effect", "Argument", "Target", "base_types"),
+        *("_format_arg", "_get_qualified_name", "_side_effectful_functions", "_type_repr"),
+    ],
+    "graph": [
+        *("Graph", "CodeGen", "PythonCode", "map_arg", "Node"),
+        *("_Namespace", "_snake_case", "inplace_methods", "magic_methods", "reflectable_magic_methods"),
+    ],
     "proxy": [
         "Proxy",
         "TracerBase",
@@ -40,12 +46,30 @@ BY_MODULE = {
         "ParameterProxy",
         "Scope",
         "ScopeContextManager",
+        "base_types",
     ],
-    "graph_module": ["GraphModule", "Graph"],
+    "graph_module": [
+        *("GraphModule", "Graph", "_CodeOnlyModule", "_USER_PRESERVED_ATTRIBUTES_KEY"),
+        *("_assign_attr", "_copy_attr", "_del_attr", "_get_attr", "_has_attr"),
+    ],
     "interpreter": ["Interpreter", "Transformer"],
     "subgraph_rewriter": ["Match", "ReplacedPatterns", "replace_pattern", "replace_pattern_with_filters"],
     "immutable_collections": ["immutable_list", "immutable_dict"],
-    "_symbolic_trace": ["symbolic_trace", "Tracer", "wrap", "PH", "ProxyableClassMeta"],
+    "_symbolic_trace": [
+        *(
+            "symbolic_trace",
+            "Tracer",
+            "wrap",
+            "PH",
+            "ProxyableClassMeta",
+            "HAS_VARSTUFF",
+            "_Patcher",
+            "_assert_is_none",
+        ),
+        *("_autowrap_check", "_find_proxy", "_is_fx_tracing_flag", "_orig_module_call", "_orig_module_getattr"),
+        *("_patch_function", "_patch_wrapped_functions", "_proxyable_classes", "_wrapped_fns_to_patch"),
+        *("_wrapped_methods_to_patch", "is_fx_symbolic_tracing", "is_fx_tracing"),
+    ],
     "_compatibility": ["compatibility"],
     "_pytree": ["register_pytree_flatten_spec", "tree_flatten_spec", "_dict_flatten_spec"],
     "config": ["do_not_emit_stack_traces"],

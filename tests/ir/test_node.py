@@ -310,7 +310,7 @@ class TestFields:
         assert torch.equal(fx.GraphModule({}, diamond.graph)(torch.ones(1), None), torch.zeros(1))
 
     def test_a_name_is_a_string(self, diamond: Diamond) -> None:
-        with pytest.raises(fx.GraphError, match="cannot rename node 'relu' to 3: a name is a string"):
+        with pytest.raises(fx.GraphError, match="cannot rename node 'relu' to 3: a name is a string; give one"):
             diamond.a.name = 3
         assert diamond.a.name == "relu"
 

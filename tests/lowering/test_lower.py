@@ -4,6 +4,7 @@ import copy
 import io
 import pickle
 import threading
+from typing import Any
 
 import pytest
 import torch
@@ -227,19 +228,6 @@ def test_dtypes_flow_at_aten_and_are_checked_in_core():
         copy.deepcopy(core).double()(X.double())
 
 
-def test_conditions_that_are_alike_are_one():
-    model = nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Dropout(0.5)).eval()
-    conditions = {guard.condition: guard.expected for guard in capture(model, (X,), level="core_aten").guards}
-    assert conditions["dtype of 'input_1', '0.weight', '0.bias' and 4 more"] == "torch.float32"
-    assert conditions["number of dimensions of 'input_1', '0.weight'"] == 2
-    assert conditions["torch.is_autocast_enabled()"] is False
-    assert conditions["1.training"] is False and conditions["2.training"] is False
-    text = capture(zoo.create("resnet18").eval(), (torch.randn(1, 3, 32, 32),), level="core_aten").explain()
-    assert "20 BatchNorm2d check that their input has 4 dimensions" in text
-    assert "20 BatchNorm2d are in evaluation mode" in text
-    assert len(text.splitlines()) < 25
-
-
 def test_ranks_are_checked():
     program = capture(Model(lambda self, x: self.linear(x)), (X,), level="aten")
     with pytest.raises(GuardError, match="lowered for 2 dimensions of 'x', and now it has 3"):
@@ -324,6 +312,24 @@ def test_a_call_that_cannot_be_taken_apart_stays(level, monkeypatch):
     lowered = lower(program, (X,), level=level)
     assert lowered.meta["kept_calls"] == {result.name: "RuntimeError: it wants memory"}
     torch.testing.assert_close(lowered(X), program(X))
+
+
+@LEVELS
+def test_views_in_place_have_other_sizes(level):
+    def run(self, x):
+        y = self.linear(x).transpose_(0, 1)
+        return y * y.shape[0] + y.unsqueeze_(0).shape[2]
+
+    model = Model(run)
+    program = assert_like(model, (X,), level=level)
+    torch.testing.assert_close(program(X[:3]), model(X[:3]))
+
+
+def test_an_lstm_is_one_operator():
+    model, x = nn.LSTM(6, 5), torch.randn(3, 2, 6)
+    program = capture(model, (x,), level="core_aten")
+    assert operators(program) == ["aten.full.default"] * 2 + ["aten.lstm.input"]
+    torch.testing.assert_close(program(torch.ones(7, 4, 6))[0], model(torch.ones(7, 4, 6))[0])
 
 
 def test_functions_with_their_own_gradient_stay_one_call():
@@ -426,3 +432,38 @@ def test_modules_that_a_program_calls_stay_calls():
     assert lowered.meta["kept_calls"] == {
         "_0": "the program calls a module; capture it at level 'function' to see inside"
     }
+
+
+@pytest.mark.parametrize("level", ["aten", "core_aten"])
+def test_a_constant_that_is_written_is_a_new_one_in_every_run(level: str) -> None:
+    def count(x: torch.Tensor) -> torch.Tensor:
+        seen = torch.tensor([0], device=x.device)
+        seen += x.shape[0]
+        return seen
+
+    program = torchgraft.capture(count, torch.ones(3), level=level)
+    assert [program(torch.ones(3)).item() for _ in range(3)] == [3, 3, 3]
+
+
+@pytest.mark.parametrize("level", ["aten", "core_aten"])
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda x: torch.tensor([0.5, 1.5]),
+        lambda x: torch.tensor(0.25),
+        lambda x: torch.zeros(2),
+        lambda x: x.long() / 2,
+    ],
+    ids=["list", "number", "zeros", "division"],
+)
+def test_another_default_dtype_flows_or_is_refused(level: str, made: Any) -> None:
+    program = torchgraft.capture(lambda x: (x, made(x)), torch.ones(3), level=level)
+    torch.set_default_dtype(torch.float64)
+    try:
+        result = program(torch.ones(3, dtype=torch.float32))[1].dtype
+    except torchgraft.GuardError as error:
+        assert "torch.get_default_dtype() = torch.float32, and now it is torch.float64" in str(error)
+    else:
+        assert result is torch.float64
+    finally:
+        torch.set_default_dtype(torch.float32)

@@ -301,3 +301,15 @@ def test_long_programs_are_lined_up_quickly() -> None:
 
 def test_public_name() -> None:
     assert torchgraft.compare is compare
+
+
+def test_reads_of_sizes_that_one_program_has_more_of() -> None:
+    def first(x):
+        a, b, c = x.size(0), x.size(1), x.size(0)
+        return x.reshape(b, a) + c
+
+    def second(x):
+        return x.reshape(x.size(1), -1) + x.size(0)
+
+    comparison = compare(symbolic_trace(first), symbolic_trace(second), (torch.ones(3, 7),))
+    assert comparison.ok, comparison

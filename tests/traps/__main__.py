@@ -24,15 +24,17 @@ def main(words: list[str]) -> None:
             verdicts = judge(trap, way)
             counts.update([verdict.kind for verdict in verdicts.values()])
             bad = {name: verdict for name, verdict in verdicts.items() if verdict.kind in (WRONG, CRASH)}
-            known = KNOWN.get((trap.name, way))
+            known = KNOWN.get((trap.name, way), {})
             if bad:
                 first, verdict = next(iter(bad.items()))
+                new = bad.keys() - known.keys()
                 print(
-                    f"{verdict.kind:5} {way:8} {trap.name}{'' if known else ' (NEW)'}: {len(bad)} of {len(verdicts)}, {first}"
+                    f"{verdict.kind:5} {way:8} {trap.name}{f' ({len(new)} NEW)' if new else ''}: {len(bad)} of "
+                    f"{len(verdicts)}, {first}"
                 )
                 print(f"      {verdict.reason[:200]}")
-            elif known:
-                print(f"FIXED {way:8} {trap.name}: take it out of known.py ({known})")
+            for name in known.keys() - bad.keys():
+                print(f"FIXED {way:8} {trap.name}, {name}: take it out of known.py ({known[name]})")
             if words:
                 print("\n".join(f"      {item.kind:8} {name}: {item.reason[:160]}" for name, item in verdicts.items()))
         share = share_of_right([judge(trap, way) for trap in traps])

@@ -46,7 +46,7 @@ def in_lines(what: str, line: SourceLine | None, *rest: str) -> str:
 
 def refusal_of(error: Exception) -> TraceError | None:
     """What to raise for an error of torch or Python that complains about a proxy; None for any other error."""
-    if isinstance(error, GraftError) or _is_raised_by_user(error):
+    if isinstance(error, GraftError) or is_raised_by_user(error):
         return None
     # A library that is given something of the wrong type seldom says what it was.
     is_about_types = isinstance(error, TypeError) and not _ARGUMENTS.search(str(error))
@@ -83,7 +83,7 @@ def _entries(error: BaseException) -> list[TracebackType]:
     return entries
 
 
-def _is_raised_by_user(error: BaseException) -> bool:
+def is_raised_by_user(error: BaseException) -> bool:
     """Whether a `raise` of the user's own made the error, and not torch or a built-in function."""
     entries = _entries(error)
     if not entries or not is_user_code(entries[-1].tb_frame.f_code):

@@ -15,14 +15,16 @@ from typing import Any, NoReturn
 import torch
 
 from torchgraft.capturing.refusals import LEAF, ConversionError, UnsupportedArgument, in_lines
+from torchgraft.capturing.scopes import Scope as Scope
+from torchgraft.capturing.scopes import ScopeContextManager as ScopeContextManager
+from torchgraft.capturing.scopes import ScopeState
 from torchgraft.capturing.symbolic.proxy import Attribute, Proxy, find_proxy
 from torchgraft.errors import TraceError
 from torchgraft.ir.arguments import EMPTY_DICT, immutable_dict, immutable_list, rebuild_tuple
 from torchgraft.ir.graph import Graph
 from torchgraft.ir.names import wish_of
 from torchgraft.ir.node import Argument, Node, Target
-from torchgraft.ir.origin import Scope as ScopeChain
-from torchgraft.ir.origin import at, current_source_line, module_stack, source_line, user_instruction
+from torchgraft.ir.origin import at, current_source_line, source_line, user_instruction
 
 BASE_TYPES = (
     str, int, float, bool, complex, bytes, torch.dtype, torch.device, torch.memory_format, torch.layout,
@@ -30,29 +32,6 @@ BASE_TYPES = (
 UNCHANGED_TYPES = frozenset({*BASE_TYPES, type(None), type(Ellipsis)})
 _MAKERS_OF_NODES = frozenset({"check_mutable_operations", "create_arg", "create_node", "proxy"})
 _OPERATORS = (torch._ops.OpOverload, torch._ops.OpOverloadPacket, torch._ops.HigherOrderOperator)
-
-
-class Scope:
-    """The module whose forward is being traced."""
-
-    def __init__(self, module_path: str, module_type: Any) -> None:
-        self.module_path = module_path
-        self.module_type = module_type
-
-
-class ScopeContextManager:
-    """Lets a scope be another one until the `with` block ends."""
-
-    def __init__(self, scope: Scope, current_scope: Scope) -> None:
-        self._scope = scope
-        self._previous = Scope(scope.module_path, scope.module_type)
-        scope.module_path, scope.module_type = current_scope.module_path, current_scope.module_type
-
-    def __enter__(self) -> Scope:
-        return self._scope
-
-    def __exit__(self, *details: object) -> None:
-        self._scope.module_path, self._scope.module_type = self._previous.module_path, self._previous.module_type
 
 
 def assert_traced(condition: Any) -> None:
@@ -64,16 +43,12 @@ def assert_traced(condition: Any) -> None:
 assert_traced.__torchgraft_effect__ = True  # type: ignore[attr-defined]
 
 
-def _place(scope: ScopeChain | None) -> tuple[str, Any]:
-    return ("", None) if scope is None else (scope[2], scope[3])
-
-
 def overrides(cls: type, ancestor: type, names: frozenset[str]) -> bool:
     """Whether a class has other attributes of these names than its ancestor, its own or those of a class mixed in."""
     return any(not names.isdisjoint(vars(base)) for base in cls.__mro__ if base not in ancestor.__mro__)
 
 
-class TracerBase:
+class TracerBase(ScopeState):
     """What every tracer can do: make nodes, proxies and arguments. Override the methods to change what is recorded.
 
     >>> import torchgraft
@@ -91,11 +66,6 @@ class TracerBase:
     trace_asserts: bool = False
     proxy_buffer_attributes: bool = False
     traced_func_name: str = "forward"
-    _scope_chain: ScopeChain | None = None
-    # What a subclass has asked for or set; see `_keep_up_to_date`.
-    _scope: Any = None
-    _module_stack: dict[str, tuple[str, Any]] | None = None
-    _node_scopes: dict[str, tuple[str, Any]] | None = None
     # Inputs that may be None and that nobody has asked about.
     _optional_inputs: Mapping[Node, str] = {}
     # Whether the traced program runs on real tensors (a watched run) and not on proxies.
@@ -104,8 +74,6 @@ class TracerBase:
     flags_are_plain = False
     # Whether an object was handed out in the place of a mode or a dtype.
     _has_stand_ins = False
-    # Whether a user's subclass has a say in how a call becomes a node; create_proxy is three times as fast where not.
-    _is_overridden = False
     # Whether a user's subclass looks at what is recorded.
     _sees_calls = False
 
@@ -113,70 +81,6 @@ class TracerBase:
         super().__init_subclass__(**options)
         cls._is_overridden = overrides(cls, TracerBase, _MAKERS_OF_NODES)
         cls._sees_calls = overrides(cls, TracerBase, frozenset({"create_proxy", "create_node"}))
-
-    # ---- where we are ----
-
-    # Three objects that a tracer has in torch.fx, where subclasses change and replace them. Here they are made when somebody
-    # asks, and kept up to date from then on.
-
-    @property
-    def scope(self) -> Scope:
-        """The innermost module whose forward is running."""
-        if self._scope is None:
-            self.scope = Scope(*_place(self._scope_chain))
-        return self._scope
-
-    @scope.setter
-    def scope(self, value: Scope) -> None:
-        self._scope = value
-        self._keep_up_to_date()
-
-    @property
-    def module_stack(self) -> dict[str, tuple[str, Any]]:
-        """The modules whose forwards are running, outermost first."""
-        if self._module_stack is None:
-            self.module_stack = OrderedDict(module_stack(self._scope_chain))
-        return self._module_stack  # type: ignore[return-value]
-
-    @module_stack.setter
-    def module_stack(self, value: dict[str, tuple[str, Any]]) -> None:
-        self._module_stack = value
-        self._keep_up_to_date()
-
-    @property
-    def node_name_to_scope(self) -> dict[str, tuple[str, Any]]:
-        """For each node made so far the path and type of the module it was made in."""
-        if self._node_scopes is None:
-            nodes = self.graph.nodes if hasattr(self, "graph") else ()
-            self.node_name_to_scope = {node._name: _place(node._origin[2] if node._origin else None) for node in nodes}
-        return self._node_scopes  # type: ignore[return-value]
-
-    @node_name_to_scope.setter
-    def node_name_to_scope(self, value: dict[str, tuple[str, Any]]) -> None:
-        self._node_scopes = value
-        self._keep_up_to_date()
-
-    def _keep_up_to_date(self) -> None:
-        """From now on every node is made by `create_node`, and every module called by `call_module`."""
-        self._is_overridden = True
-
-    def _enter_scope(self, path: str, kind: type, key: str) -> tuple[str, Any]:
-        before = _place(self._scope_chain)
-        self._scope_chain = (self._scope_chain, key, path, kind)
-        if self._scope is not None:
-            before = self._scope.module_path, self._scope.module_type
-            self._scope.module_path, self._scope.module_type = path, kind
-        if self._module_stack is not None:
-            self._module_stack[key] = (path, kind)
-        return before
-
-    def _leave_scope(self, before: tuple[str, Any]) -> None:
-        outer, key, _, _ = self._scope_chain  # type: ignore[misc]
-        self._scope_chain = outer
-        if self._scope is not None:
-            self._scope.module_path, self._scope.module_type = before
-        if self._module_stack is not None:
-            self._module_stack.pop(key, None)
 
     # ---- nodes and proxies ----
 
@@ -201,10 +105,7 @@ class TracerBase:
             node._origin = (*user_instruction(3), self._scope_chain)
         elif self._scope_chain is not None:
             node._origin = (None, 0, self._scope_chain)
-        if self._node_scopes is not None:
-            self._node_scopes[node._name] = self.scope.module_path, self.scope.module_type
-        if self._module_stack:
-            node.meta["nn_module_stack"] = dict(self._module_stack)
+        self._note_scope(node)
 
     def proxy(self, node: Node) -> Proxy:
         """The proxy of a node."""

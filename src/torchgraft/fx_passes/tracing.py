@@ -12,12 +12,12 @@ import torch
 
 from torchgraft.capturing.patching.active import Patch, active
 from torchgraft.capturing.patching.wrapping import leaf_functions, recorded_leaf, recorded_method
+from torchgraft.capturing.symbolic.inputs import _with_plain_parameters
 from torchgraft.capturing.symbolic.proxy import Proxy, find_proxy
 from torchgraft.ir.leaf_functions import wrapped_methods
 
 module_call = torch.nn.Module.__call__
 module_getattr = torch.nn.Module.__getattr__
-_MARK = "__torchgraft_patched__"
 
 
 class Patcher:
@@ -47,8 +47,8 @@ class Patcher:
         self._put(cls, name, getattr(cls, name), new_fn, deduplicate)
 
     def _put(self, holder: Any, name: str, found: Any, new: Any, deduplicate: bool) -> None:
-        setattr(new, _MARK, deduplicate)
-        if not getattr(found, _MARK, False):
+        new.__torchgraft_patched__ = deduplicate
+        if not getattr(found, "__torchgraft_patched__", False):
             patch = Patch(holder, name, new)
             patch.acquire()
             self.patches_made.append(patch)
@@ -84,6 +84,11 @@ def patch_wrapped_functions(patcher: Patcher) -> None:
             patcher.patch(scope, name, recorded_leaf(function))
     for cls, name in wrapped_methods:
         patcher.patch_method(cls, name, recorded_method(getattr(cls, name)))
+
+
+def patch_function(fn: Any, nargs: int) -> Any:
+    """A function that takes its `*args` and `**kwargs` as one value each."""
+    return _with_plain_parameters(fn)
 
 
 def find_proxy_in(*objects_to_search: Any) -> Proxy | None:

@@ -136,6 +136,19 @@ def map_aggregate(value: Any, function: Callable[[Any], Any]) -> Any:
     return function(value)
 
 
+def map_plain(value: Any, function: Callable[[Any], Any]) -> Any:
+    """Apply `function` to every leaf as `map_aggregate` does; lists and dicts come back as plain ones, for a call."""
+    if isinstance(value, tuple):
+        return rebuild_tuple(value, [map_plain(item, function) for item in value])
+    if isinstance(value, list):
+        return [map_plain(item, function) for item in value]
+    if isinstance(value, dict):
+        return {key: map_plain(item, function) for key, item in value.items()}
+    if isinstance(value, slice):
+        return slice(*[map_plain(item, function) for item in (value.start, value.stop, value.step)])
+    return function(value)
+
+
 def leaves(tree: Any) -> list[Any]:
     """The leaves of a tree of tuples, lists, dicts and slices, in the order in which they are written.
 

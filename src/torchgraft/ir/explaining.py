@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 _NAME = re.compile(r"[A-Za-z_]\w*")
 # The name of a value in a condition; where the program was lowered, the node may have been taken apart since.
 _VALUE = re.compile(r"(?<=of ')\w+(?='$)")
+# The module whose tensors a condition is about.
+_HOLDER = re.compile(r"(?<=the tensors of ').*(?='$)")
 _MODE = re.compile(r".*\btraining")
 _ARGUMENT = re.compile(r"the argument '(.+)'")
 # How often one line names what it speaks of, before it says "and 3 more".
@@ -44,7 +46,8 @@ def _grouped(graph: Graph) -> list[list[Guard]]:
         pattern = _NAME.sub(lambda found: "_" if found[0] in computed else found[0], guard.condition)
         pattern = _VALUE.sub(lambda found: found[0] if found[0] in inputs else "_", pattern)
         pattern = "training" if _MODE.fullmatch(pattern) else pattern
-        key = (is_argument or pattern, repr(guard.expected), kind or guard.where)
+        pattern, is_held = _HOLDER.subn("_", pattern)
+        key = (is_argument or pattern, repr(guard.expected), kind or (not is_held and guard.where))
         groups.setdefault(key, []).append(guard)
     return list(groups.values())
 

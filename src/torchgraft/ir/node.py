@@ -175,7 +175,7 @@ class Node:
             return
         self._changing()
         if not isinstance(value, str):
-            raise GraphError(f"cannot rename node '{self._name}' to {value!r}: a name is a string")
+            raise GraphError(f"cannot rename node '{self._name}' to {value!r}: a name is a string; give one")
         if self.graph._graph_namespace.is_used(value):
             raise GraphError(
                 f"cannot rename node '{self._name}' to '{value}': the name is taken in this graph; "

@@ -21,27 +21,27 @@ _MODES = {True: "training mode", False: "evaluation mode"}
 _AGAIN = "capture the model again with tensors like these, or run it at level 'function'"
 
 
-def _facts(found: Tensors, dtypes: Any, ranks: Any, where: str) -> Iterator[tuple[str, Any]]:
-    whose = ", ".join([f"'{name}'" for name in found]) if where.startswith(_INPUTS) else f"the tensors of '{where}'"
-    if dtypes:
-        yield f"dtype of {whose}", dtypes
+def _facts(found: Tensors, dtype: str | None, ranks: Sequence[int], where: str) -> Iterator[tuple[str, Any]]:
+    is_input = where.startswith(_INPUTS)
+    whose = ", ".join([f"'{name}'" for name in found]) if is_input else f"the tensors of '{where or 'the model'}'"
+    if dtype:
+        yield f"dtype of {whose}", dtype
     yield f"number of dimensions of {whose}", ranks if len(set(ranks)) > 1 else ranks[0]
 
 
 @guard(_facts)
-def check_tensors(found: Tensors, dtypes: str | Sequence[str] | None, ranks: Sequence[int], where: str) -> None:
-    """Raise unless tensors have these dtypes, or all of them this one, and these numbers of dimensions.
+def check_tensors(found: Tensors, dtype: str | None, ranks: Sequence[int], where: str) -> None:
+    """Raise unless tensors have this dtype, and these numbers of dimensions.
 
     `where` is the module that holds the tensors, or says that they are inputs.
     """
-    names = [dtypes] * len(ranks) if isinstance(dtypes, str) else dtypes
-    for index, (name, tensor) in enumerate(found.items()):
+    for (name, tensor), rank in zip(found.items(), ranks, strict=True):
         if not isinstance(tensor, torch.Tensor):
             return  # the check of the inputs says so better
-        if tensor.dim() != ranks[index]:
-            what = f"{ranks[index]} dimensions of '{name}', and now it has {tensor.dim()}"
-        elif names is not None and str(tensor.dtype) != names[index]:
-            what = f"the dtype {names[index]} of '{name}', and now it is {tensor.dtype}"
+        if tensor.dim() != rank:
+            what = f"{rank} dimensions of '{name}', and now it has {tensor.dim()}"
+        elif dtype is not None and str(tensor.dtype) != dtype:
+            what = f"the dtype {dtype} of '{name}', and now it is {tensor.dtype}"
         else:
             continue
         refuse(f"the program was lowered for {what}", where or "the model", _AGAIN)
@@ -110,13 +110,13 @@ def is_autocast_enabled() -> bool:
 
 
 def guard_tensors(recorder: Recorder, inputs: dict[str, TracedTensor], where: str) -> None:
-    """Have a program begin with guards on its inputs."""
+    """Have a program begin with guards on its inputs, and on the circumstances that decided its operators."""
     if inputs:
         _check(recorder, inputs, where)
-        if recorder.decompositions is not None:
-            nodes = {name: tensor.node for name, tensor in inputs.items()}
-            layouts = tuple([layout_of(tensor.actual) for tensor in inputs.values()])
-            recorder.create_node("call_function", check_layouts, (nodes, layouts, is_autocast_enabled(), where), {})
+    if recorder.decompositions is not None:
+        nodes = {name: tensor.node for name, tensor in inputs.items()}
+        layouts = tuple([layout_of(tensor.actual) for tensor in inputs.values()])
+        recorder.create_node("call_function", check_layouts, (nodes, layouts, is_autocast_enabled(), where), {})
 
 
 def guard_state(recorder: Recorder, names: Iterable[str], fetch: Callable[[str], Any]) -> None:
@@ -132,11 +132,9 @@ def guard_state(recorder: Recorder, names: Iterable[str], fetch: Callable[[str],
 
 
 def _check(recorder: Recorder, tensors: dict[str, TracedTensor], where: str) -> None:
-    dtypes = None if recorder.decompositions is None else tuple([str(tensor.dtype) for tensor in tensors.values()])
-    arguments = (
-        {name: tensor.node for name, tensor in tensors.items()},
-        dtypes[0] if dtypes and len(set(dtypes)) == 1 else dtypes,
-        tuple([tensor.actual.dim() for tensor in tensors.values()]),
-        where,
-    )
-    recorder.create_node("call_function", check_tensors, arguments, {})
+    dtypes = {} if recorder.decompositions is None else {name: str(tensor.dtype) for name, tensor in tensors.items()}
+    for dtype in dict.fromkeys(dtypes.values()) if dtypes else (None,):
+        alike = {name: tensor for name, tensor in tensors.items() if dtypes.get(name) == dtype}
+        nodes = {name: tensor.node for name, tensor in alike.items()}
+        ranks = tuple([tensor.actual.dim() for tensor in alike.values()])
+        recorder.create_node("call_function", check_tensors, (nodes, dtype, ranks, where), {})

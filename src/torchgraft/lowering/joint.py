@@ -5,12 +5,12 @@ How the operators are written down is in `operators.py`, how the program is cut 
 from __future__ import annotations
 
 import functools
+import operator
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
-from torchgraft.capturing.watching.modules import OTHER_MODE
 from torchgraft.codegen.calling import placeholder_values
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import BridgeError, GraftError
@@ -29,7 +29,7 @@ from torchgraft.lowering.modes import recording
 from torchgraft.lowering.operators import part_of
 from torchgraft.lowering.recorder import Recorder
 from torchgraft.lowering.tensors import TracedTensor
-from torchgraft.lowering.values import concrete, plain_values
+from torchgraft.lowering.values import concrete, plain_values, traced_in
 
 
 class _Written(BaseException):
@@ -109,7 +109,6 @@ class _JointWalk(Walk):
         """Make the inputs of the joint program."""
         for primal in held_tensors(self.program):
             self._add(primal, primal.value)
-        self._seen: dict[int, torch.Tensor] = {}
         self._inputs = {node: self._input(str(node.target), value) for node, value in self.inputs.items()}
         named = dict(zip([item.name for item in self.primals], self._traced_primals, strict=True))
         inputs = {item.name: named[item.name] for item in self.primals if item.kind == "input"}
@@ -240,7 +239,9 @@ class _JointWalk(Walk):
             return self._run(node, args, kwargs)
         if kind is Kind.MODULE:
             return self._module(node, args, kwargs)
-        if kind is Kind.FOREIGN:
+        if node.target is operator.getitem and isinstance(args[0], (tuple, list, dict)):
+            return self._hold(self._run(node, args, kwargs))
+        if kind is Kind.FOREIGN or (node.target is operator.getitem and kind is Kind.READ and traced_in(args)):
             return self._foreign(node, args, kwargs)
         if any(id(leaf) in self._objects for leaf in leaves((args, kwargs))):
             return self._hold(self._run(node, args, kwargs))
@@ -273,14 +274,10 @@ class _JointWalk(Walk):
         return self._hold(record_kept(self.recorder, node.target, node.target, {}, args, kwargs))
 
     def _module(self, node: Node, args: Any, kwargs: Any) -> Any:
-        """A part that was kept whole because it chooses by its mode is taken apart in the mode it is in; others are one call."""
+        """A module that was kept whole is one call, with its parameters among the primals."""
         path = str(node.target)
         module = self.program.get_submodule(path)
-        named: dict[str, torch.Tensor] = {name: self._of(value) for name, value in module.named_parameters()}
-        if OTHER_MODE in self.program.meta.get("kept_whole", {}).get(path, ""):
-            self.attributes[f"{path}.training"] = module.training
-            with recording(self.recorder):
-                return torch.func.functional_call(module, named, plain_values(args), plain_values(kwargs))
+        named = {name: self._of(value) for name, value in module.named_parameters()}
         self._state.tensors.save_all(module)
         fetched = self.recorder.create_node("get_attr", path, (), {})
         self.modules[path] = module

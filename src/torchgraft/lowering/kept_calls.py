@@ -10,13 +10,13 @@ from typing import Any, NamedTuple
 import torch
 
 from torchgraft.errors import BridgeError, GuardError
-from torchgraft.ir.arguments import leaves, map_aggregate
+from torchgraft.ir.arguments import leaves, map_plain
 from torchgraft.ir.node import Node
 from torchgraft.ir.structures import parts_of, put_together, take_apart
 from torchgraft.lowering.operators import part_of
-from torchgraft.lowering.recorder import Recorder
+from torchgraft.lowering.recorder import Recorder, without_data
 from torchgraft.lowering.tensors import TracedTensor
-from torchgraft.lowering.values import concrete, plain_values, traced_in
+from torchgraft.lowering.values import concrete, traced_in
 
 
 class KeptRun(NamedTuple):
@@ -61,7 +61,7 @@ def _run(function: Callable[..., Any], tree: Any, needed: Sequence[int]) -> tupl
         seen += 1
         return leaf
 
-    state, args, kwargs = plain_values(map_aggregate(tree, begin))
+    state, args, kwargs = map_plain(tree, begin)
     with torch.enable_grad():
         result = (
             torch.func.functional_call(function, state, args, kwargs)
@@ -175,10 +175,11 @@ class _KeptCall:
         """What the backward computes for the inputs."""
         with torch._C._DisableTorchDispatch():  # the recorder listens, and autograd computes this on its own
             values = _gradients(self.run, concrete(tangents))
+            notes = without_data(values)
         used = tuple([place for place, value in enumerate(values) if value is not None])
         arguments = self.node, self.recorder.argument(tangents), used
         node = self.recorder.create_node("call_function", gradients_of, arguments, {})
-        self.recorder.note_value(node, values)
+        node.meta["val"] = notes
         found: list[TracedTensor | None] = []
         for index, (value, tensor) in enumerate(zip(values, self.inputs, strict=True)):
             if value is None:
@@ -202,7 +203,8 @@ def record_kept(
     run, result = _run(function, concrete(tree), needed)
     if versions != [tensor._version for tensor in tensors]:
         raise BridgeError(
-            f"cannot write forward and backward as one program: {_name(function)} is one call, and writes its arguments"
+            f"cannot write forward and backward as one program: {_name(function)} is one call, and writes its arguments\n"
+            "  give it copies, or train the program at level 'function', whose gradients autograd computes"
         )
     arguments = (spelled, *map(recorder.argument, tree), tuple(needed), outline(result))
     node = recorder.create_node("call_function", run_kept, arguments, {})

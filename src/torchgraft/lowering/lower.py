@@ -17,7 +17,7 @@ from torchgraft.codegen.calling import copied_inputs, example_inputs, placeholde
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.ir.arguments import leaves
 from torchgraft.ir.contexts import enter_context, exit_context
-from torchgraft.ir.guards import check_training
+from torchgraft.ir.guards import check_length, check_result, check_training
 from torchgraft.ir.modules import paths_of_modules
 from torchgraft.ir.node import Node, map_arg
 from torchgraft.ir.verify import find_attribute
@@ -186,6 +186,8 @@ class Walk:
     def _guard(self, node: Node, args: Any, kwargs: Any) -> Node | None:
         if not has_nodes((args, kwargs)):
             return None  # on what turned out to be the same in every run
+        if node.target in (check_length, check_result) and isinstance(args[0], (tuple, list, dict)):
+            return None  # checked where it was made
         if node.target is check_training:
             with self.recorder.before_effects(args[0].node):
                 return self._copied(node, args, kwargs)

@@ -36,6 +36,26 @@ def record(recorder: Recorder, function: Any, args: tuple[Any, ...], kwargs: dic
     answer = QUESTIONS.get(function)
     if answer is not None and args and type(args[0]) is TracedTensor:
         return answer(*args, **kwargs)
+    result = _recorded(recorder, function, args, kwargs, mode)
+    if recorder.decompositions is not None and _has_default_dtype((args, kwargs), result):
+        recorder.guard_default_dtype()
+    return result
+
+
+def _has_default_dtype(given: Any, result: Any) -> bool:
+    """Whether an operator gives floating-point numbers, and nothing that it is given says of which dtype."""
+    floats = [leaf for leaf in leaves(result) if isinstance(leaf, torch.Tensor) and _is_rounded(leaf.dtype)]
+    return bool(floats) and not any(
+        isinstance(leaf, torch.dtype) or (isinstance(leaf, torch.Tensor) and _is_rounded(leaf.dtype))
+        for leaf in leaves(given)
+    )
+
+
+def _is_rounded(dtype: torch.dtype) -> bool:
+    return dtype.is_floating_point or dtype.is_complex
+
+
+def _recorded(recorder: Recorder, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], mode: Any) -> Any:
     decomposition = _decomposition(recorder, function)
     if decomposition is not None:
         with mode:
@@ -181,12 +201,15 @@ def _functional_form(function: Any) -> Any:
     if not name.endswith("_") or name.endswith("__"):
         return None
     packet = getattr(getattr(torch.ops, namespace), name[:-1], None)
-    wanted = [(item.name, str(item.type)) for item in function._schema.arguments]
     for overload in [] if packet is None else packet.overloads():  # `transpose_` is called `transpose.int` there
         plain = getattr(packet, overload)
-        if not plain._schema.is_mutable and [(item.name, str(item.type)) for item in plain._schema.arguments] == wanted:
+        if not plain._schema.is_mutable and _parameters(plain) == _parameters(function):
             return plain
     return None
+
+
+def _parameters(function: Any) -> list[Any]:
+    return [(item.name, str(item.type), item.has_default_value()) for item in function._schema.arguments]
 
 
 # ---- results ----
@@ -239,9 +262,12 @@ class _Results:
 def part_of(recorder: Recorder, whole: Node, index: int) -> Callable[[], Node]:
     """What makes the node of one part of a result, when it is first needed; behind the result, wherever that is."""
     then = recorder.above, recorder.is_backward
+    part: Node | None = None
 
-    @functools.cache
     def make() -> Node:
+        nonlocal part
+        if part is not None and not part._erased:  # with a call that was taken back
+            return part
         # It may be asked for in another module, or after the backward.
         now = recorder.above, recorder.is_backward
         recorder.above, recorder.is_backward = then

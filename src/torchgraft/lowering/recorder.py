@@ -89,6 +89,10 @@ class Recorder:
         """A node that fetches a tensor kept with the program."""
         known = self._constants.get(id(value))
         if known is None:
+            if value.requires_grad and not self.is_above_autograd:
+                raise RuntimeError(
+                    "it uses a tensor that requires a gradient and is no parameter or input of the program"
+                )
             name = f"_lowered_constant{len(self._constants)}"
             self.graph._constants[name] = value
             known = self._constants[id(value)] = (value, self.create_node("get_attr", name, (), {}))
@@ -147,7 +151,7 @@ class Recorder:
 
     def note_value(self, node: Node, value: Any) -> None:
         """Note shapes and types of a value in the metadata of its node."""
-        node.meta["val"] = pytree.tree_map(_without_data, value)
+        node.meta["val"] = without_data(value)
 
     def note_numbers(self) -> None:
         """Note the numbers of this run in the metadata of their nodes, where everybody looks for values."""
@@ -195,6 +199,15 @@ class Recorder:
             else:
                 guard = self.guard(node, flow.value, f"'{node.name}'")
         self._guarded[node] = guard
+
+    def guard_default_dtype(self) -> None:
+        """Something has torch's default dtype because nothing says another."""
+        if self._is_guarded(torch.get_default_dtype):
+            return
+        asked = self.create_node("call_function", torch.get_default_dtype, (), {})
+        with self.before_effects(asked):
+            guard = self.guard(asked, torch.get_default_dtype(), "torch.get_default_dtype()")
+        self._guarded[torch.get_default_dtype] = guard
 
     @contextlib.contextmanager
     def before_effects(self, attribute: Node) -> Iterator[None]:
@@ -264,8 +277,12 @@ def _memory(tensor: torch.Tensor) -> int | None:
         return None
 
 
-def _without_data(value: Any) -> Any:
-    """A tensor of the same shape and type that holds nothing; None for kinds that there is none of."""
+def without_data(value: Any) -> Any:
+    """A value with tensors of the same shape and type that hold nothing; None for kinds that there is none of."""
+    return pytree.tree_map(_empty, value)
+
+
+def _empty(value: Any) -> Any:
     if isinstance(value, torch.Tensor) and value.is_quantized:
         return None
     return (

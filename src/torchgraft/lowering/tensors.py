@@ -60,9 +60,7 @@ class TracedTensor(torch.Tensor):
     @property
     def node(self) -> Node:
         """The node whose value this is."""
-        if not isinstance(self.source, Node):
-            self.source = self.source()
-        return self.source
+        return self.source if isinstance(self.source, Node) else self.source()
 
     def _unavailable(self, *args: Any, **kwargs: Any) -> Any:
         raise RuntimeError("a tensor that a program is lowered with has no memory of its own")

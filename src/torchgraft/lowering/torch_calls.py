@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 import operator
 import types
 from collections.abc import Callable
@@ -29,10 +30,13 @@ def spelled(recorder: Recorder, node: Node, args: Any, kwargs: Any) -> tuple[Nod
     if node.target is not torch.tensor:
         return node, args, kwargs
     if isinstance(concrete(args[0]), (int, float)):
-        return _FULL, ((), *args), {"dtype": torch.tensor(concrete(args[0])).dtype, **kwargs}
+        return _FULL, ((), *args), kwargs
     if kwargs.keys() <= {"dtype", "device"} and not has_nodes(args):
         value = torch.tensor(concrete(args[0]))
-        return _TO, (recorder.traced(value, recorder.constant(value), is_static=True, is_outside=True),), kwargs
+        if (value.is_floating_point() or value.is_complex()) and "dtype" not in kwargs:
+            recorder.guard_default_dtype()
+        constant = recorder.traced(value, recorder.constant(value), is_static=True, is_outside=True)
+        return _TO, (constant,), {"dtype": value.dtype, **kwargs, "copy": True}  # whoever writes it writes a copy
     return node, args, kwargs
 
 
@@ -64,8 +68,8 @@ def called(node: Node, args: Any, kwargs: Any) -> Any:
         return torch.ops.aten.contiguous.default(args[0], memory_format=layout)
     if node.target is operator.setitem and not isinstance(args[2], torch.Tensor):
         args[0].recorder.note_fact(args[0], "dtype")  # torch makes a tensor of the value, with this dtype
-    free = _FREE_SIZES.get(node.target)
-    if free is not None and args[0].recorder.decompositions is not None:
+    free = _free_form(node, args)
+    if free is not None:
         return free(*args, **kwargs)
     if node.op == "call_method":
         return getattr(args[0], str(node.target))(*args[1:], **kwargs)
@@ -104,10 +108,45 @@ def _group_norm(
     return torch.native_group_norm(whole, weight, bias, batch, channels, count, num_groups, eps)[0]
 
 
-# Calls of which torch's C++ code fixes sizes, as calls that leave them free.
-_FREE_SIZES: dict[Any, Callable[..., Any]] = {
+def _linear(input: Any, weight: Any, bias: Any = None) -> Any:
+    if input.dim() < 3:
+        return torch.nn.functional.linear(input, weight, bias)
+    rows = torch.nn.functional.linear(_rows(input), weight, bias)
+    return rows.view(*input.shape[:-1], weight.shape[0])
+
+
+def _matmul(input: Any, other: Any) -> Any:
+    if min(input.dim(), other.dim()) < 2 or max(input.dim(), other.dim()) == 2:
+        return torch.matmul(input, other)
+    if other.dim() == 2:
+        return torch.mm(_rows(input), other).view(*input.shape[:-1], other.shape[1])
+    pairs = itertools.zip_longest(reversed(input.shape[:-2]), reversed(other.shape[:-2]), fillvalue=1)
+    batch = [two if one == 1 else one for one, two in pairs][::-1]
+    count = functools.reduce(operator.mul, batch)
+    matrices = [item.expand(*batch, *item.shape[-2:]).reshape(count, *item.shape[-2:]) for item in (input, other)]
+    return torch.bmm(*matrices).view(*batch, input.shape[-2], other.shape[-1])
+
+
+def _rows(tensor: Any) -> Any:
+    return tensor.reshape(functools.reduce(operator.mul, tensor.shape[:-1]), tensor.shape[-1])
+
+
+def _free_form(node: Node, args: Any) -> Callable[..., Any] | None:
+    """A call that leaves the sizes free which torch's C++ code fixes, where that code is going to be asked."""
+    recorder = args[0].recorder if args and type(args[0]) is TracedTensor else None
+    if recorder is None or recorder.decompositions is None:
+        return None
+    return _FREE_NORMS.get(node.target) or (None if recorder.is_above_autograd else _FREE_PRODUCTS.get(node.target))
+
+
+_FREE_NORMS: dict[Any, Callable[..., Any]] = {
     **dict.fromkeys((torch.nn.functional.rms_norm, torch.rms_norm), _rms_norm),
     **dict.fromkeys((torch.nn.functional.group_norm, torch.group_norm), _group_norm),
+}
+# torch 2.11 looks at the sizes of these.
+_FREE_PRODUCTS: dict[Any, Callable[..., Any]] = {
+    torch.nn.functional.linear: _linear,
+    **dict.fromkeys((torch.matmul, operator.matmul, "matmul", "__matmul__"), _matmul),
 }
 
 

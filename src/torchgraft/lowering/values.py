@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import Any
 
 from torchgraft.capturing.flowing.sizes import unwrapped
-from torchgraft.ir.arguments import leaves, map_aggregate
+from torchgraft.ir.arguments import leaves, map_aggregate, map_plain
 from torchgraft.ir.node import Node
 from torchgraft.lowering.tensors import TracedTensor
 
@@ -39,16 +39,7 @@ def _concrete_leaf(value: Any) -> Any:
 
 def plain_values(value: Any) -> Any:
     """Values as torch takes them: traced tensors and symbolic numbers stay, all else is plain, containers are new."""
-    if isinstance(value, tuple):
-        items = [plain_values(item) for item in value]
-        return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
-    if isinstance(value, list):
-        return [plain_values(item) for item in value]
-    if isinstance(value, dict):
-        return {key: plain_values(item) for key, item in value.items()}
-    if isinstance(value, slice):
-        return slice(plain_values(value.start), plain_values(value.stop), plain_values(value.step))
-    return value.value if type(value) is Flow else value
+    return map_plain(value, lambda leaf: leaf.value if type(leaf) is Flow else leaf)
 
 
 def traced_in(tree: Any) -> list[TracedTensor]:

@@ -137,6 +137,8 @@ class _Alignment:
         return (first.shape, first.dtype) == (second.shape, second.dtype) and first.same_values(second)
 
     def _weight(self, mine: Node, theirs: Node) -> int:
+        if self._are_other_numbers(mine, theirs):
+            return 0
         same_value = self._same_value(mine, theirs)
         # Other weights make another call of it: a convolution that took up the norm after it is what that norm was.
         same_call = _called(mine) == _called(theirs) and (same_value or _same_state(mine, theirs))
@@ -156,7 +158,7 @@ class _Alignment:
         """Pair in order what makes the same call; then, from the end, what has the same shape: the end is where values meet."""
         position = 0
         for node in theirs:
-            match = next((place for place in range(position, len(mine)) if _called(mine[place]) == _called(node)), None)
+            match = next((place for place in range(position, len(mine)) if self._may_be(mine[place], node)), None)
             if match is not None:
                 self._join(mine[match], node, "structure")
                 position = match + 1
@@ -171,6 +173,14 @@ class _Alignment:
                 self._join(mine[match], node, "position")
                 before = match
 
+    def _may_be(self, mine: Node, theirs: Node) -> bool:
+        """Whether two nodes make the same call; two numbers that differ are two reads of sizes, of which programs have many."""
+        return _called(mine) == _called(theirs) and not self._are_other_numbers(mine, theirs)
+
+    def _are_other_numbers(self, mine: Node, theirs: Node) -> bool:
+        first, second = self._values[0][mine], self._values[1][theirs]
+        return type(first) is type(second) is int and first != second
+
     def _same_shape(self, mine: Node, theirs: Node) -> bool:
         first, second = self._prints[mine], self._prints[theirs]
         return first is not None and second is not None and first.shape == second.shape
@@ -179,8 +189,9 @@ class _Alignment:
         """What changed its place: the same name and call."""
         free = {(node.name, _called(node)): node for node in first if node not in self._taken}
         for node in second:
-            if node not in self._partner and (node.name, _called(node)) in free:
-                self._join(free[node.name, _called(node)], node, "name")
+            found = free.get((node.name, _called(node)))
+            if node not in self._partner and found is not None and not self._are_other_numbers(found, node):
+                self._join(found, node, "name")
 
 
 class _BestChains:

@@ -5,6 +5,7 @@ Only short descriptions are kept, no tensors; how the log is shown and filtered 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import re
 import threading
 import time
@@ -37,24 +38,6 @@ class TensorBrief(NamedTuple):
         return f"{str(self.dtype).removeprefix('torch.')}{shape}" + (f"@{self.device}" if self.device else "")
 
 
-class Brief(NamedTuple):
-    """What is kept of a container: its brackets, the briefs of its items, and whether there were more."""
-
-    brackets: str
-    items: tuple[Any, ...]
-    more: bool = False
-
-    def __str__(self) -> str:
-        texts = [brief_text(item) for item in self.items] + ["…"] * self.more
-        return f"{self.brackets[0]}{', '.join(texts)}{self.brackets[1]}"
-
-
-class Text(str):
-    """A description, as opposed to a string that was an argument."""
-
-    __slots__ = ()
-
-
 class RawCall(NamedTuple):
     """A call as it is written down while the model runs; texts are made from it later. Times are in nanoseconds."""
 
@@ -82,7 +65,11 @@ class ModuleSpan(NamedTuple):
 
 
 def brief(value: Any) -> Any:
-    """Something small that tells about a value and keeps nothing alive."""
+    """A short description of a value, which keeps nothing alive: a TensorBrief, or a text.
+
+    >>> str(brief([torch.ones(2, 3), 1.5, {"a": slice(1, None)}]))
+    "[float32[2, 3], 1.5, {'a': 1:}]"
+    """
     if isinstance(value, torch.Tensor):
         try:
             shape: tuple[int, ...] | None = tuple(value.shape)
@@ -91,26 +78,20 @@ def brief(value: Any) -> Any:
         return TensorBrief(value.dtype, shape, "" if value.is_cpu else str(value.device))
     cls = type(value)
     if value is None or cls in (bool, int, float, complex, torch.dtype, torch.device, torch.layout):
-        return value
+        return repr(value)
     if cls is str:
-        return value if len(value) <= _LONGEST_TEXT else value[:_LONGEST_TEXT] + "…"
-    if isinstance(value, (tuple, list)):
-        items = tuple([brief(item) for item in value[:_MOST_ITEMS]])
-        return Brief("()" if isinstance(value, tuple) else "[]", items, len(value) > _MOST_ITEMS)
-    if cls is dict:
-        items = tuple([Text(f"{key!r}: {brief_text(brief(item))}") for key, item in [*value.items()][:_MOST_ITEMS]])
-        return Brief("{}", items, len(value) > _MOST_ITEMS)
+        return repr(value if len(value) <= _LONGEST_TEXT else value[:_LONGEST_TEXT] + "…")
+    if isinstance(value, (tuple, list)) or cls is dict:
+        opening, closing = "()" if isinstance(value, tuple) else "{}" if cls is dict else "[]"
+        parts = list(itertools.islice(value.items() if cls is dict else value, _MOST_ITEMS + 1))
+        texts = [f"{part[0]!r}: {brief(part[1])}" if cls is dict else str(brief(part)) for part in parts[:_MOST_ITEMS]]
+        return f"{opening}{', '.join(texts + ['…'] * (len(parts) > _MOST_ITEMS))}{closing}"
     if cls is slice:
-        parts = ["" if part is None else brief_text(brief(part)) for part in (value.start, value.stop, value.step)]
-        return Text(":".join(parts if value.step is not None else parts[:2]))
+        texts = ["" if part is None else str(brief(part)) for part in (value.start, value.stop, value.step)]
+        return ":".join(texts if value.step is not None else texts[:2])
     if cls in (torch.SymInt, torch.SymFloat, torch.SymBool):
-        return Text(value)
-    return Text("…" if value is Ellipsis else getattr(value, "__name__", f"<{cls.__name__}>"))
-
-
-def brief_text(value: Any) -> str:
-    """The description as text."""
-    return str(value) if isinstance(value, (Text, Brief, TensorBrief, torch.dtype)) else repr(value)
+        return str(value)
+    return "…" if value is Ellipsis else str(getattr(value, "__name__", f"<{cls.__name__}>"))
 
 
 # ---- names ----

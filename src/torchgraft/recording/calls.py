@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, overload
 from torchgraft.codegen.calling import example_inputs
 from torchgraft.errors import RunError, one_line
 from torchgraft.ir.origin import source_line
-from torchgraft.recording.call_watch import ModuleSpan, RawCall, TensorBrief, Watch, brief_text, qualified_name
+from torchgraft.recording.call_watch import ModuleSpan, RawCall, TensorBrief, Watch, qualified_name
 from torchgraft.results.files import write_text
 from torchgraft.results.shown import Tabular, plain
 from torchgraft.results.tables import Table, seconds_text
@@ -251,13 +251,13 @@ def _logged(number: int, raw: RawCall, origins: dict[tuple[int, int], tuple[str,
     path, line = origins[id(raw.code), raw.instruction]
     # Inside a program's own call the nodes know more than the running module, which is the program.
     module = f"{raw.path}.{path}" if raw.path and path else raw.path or path
-    arguments = [brief_text(item) for item in raw.args] + [f"{key}={brief_text(v)}" for key, v in raw.kwargs.items()]
+    arguments = [str(item) for item in raw.args] + [f"{key}={v}" for key, v in raw.kwargs.items()]
     tensor = raw.result if isinstance(raw.result, TensorBrief) else None
     return LoggedCall(
         number,
         qualified_name(raw.function),
         ", ".join(arguments),
-        "" if raw.error else brief_text(raw.result),
+        "" if raw.error else str(raw.result),
         tensor.shape if tensor else None,
         str(tensor.dtype).removeprefix("torch.") if tensor else None,
         module,

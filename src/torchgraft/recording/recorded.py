@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from torchgraft.ir.node import Node
 from torchgraft.ir.structures import put_together
-from torchgraft.recording.call_watch import TensorBrief, brief, brief_text
+from torchgraft.recording.call_watch import TensorBrief, brief
 from torchgraft.recording.selection import unknown_node
 from torchgraft.recording.snapshots import Slot
 from torchgraft.recording.statistics import Statistics
@@ -160,7 +160,7 @@ def _rows(node: Node, entry: Entry, is_gradient: bool) -> Iterator[dict[str, Any
         "gradient": is_gradient,
     }
     if not entry.parts:
-        value = brief_text(brief(entry.template))
+        value = str(brief(entry.template))
         yield {"key": node.name, **common, "shape": None, "dtype": None, "value": value, "note": ""}
     for key, part, described in zip(entry.keys, entry.parts, entry.briefs, strict=True):
         measures: dict[str, Any] = {}

@@ -193,27 +193,20 @@ def verify(
     return Verification(type(program).__name__, tuple(checks))
 
 
+@dataclass
 class _Comparer:
     """Runs model and program in one situation after the other."""
 
-    def __init__(
-        self,
-        model: Callable[..., Any],
-        program: torch.nn.Module,
-        names: list[str],
-        tolerance: Tolerance,
-        gradients: bool,
-        locate: bool,
-        seed: int,
-    ) -> None:
-        self._model = model
-        self._program = program
-        self._names = names
-        self._tolerance = tolerance
-        self._gradients = gradients
-        self._locate = locate
-        self._seed = seed
-        self._surroundings = Surroundings(model, program)
+    _model: Callable[..., Any]
+    _program: torch.nn.Module
+    _names: list[str]
+    _tolerance: Tolerance
+    _gradients: bool
+    _locate: bool
+    _seed: int
+
+    def __post_init__(self) -> None:
+        self._surroundings = Surroundings(self._model, self._program)
 
     def check(self, situation: Situation) -> Check:
         """Compare in one situation."""

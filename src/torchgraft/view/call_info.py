@@ -49,16 +49,10 @@ def node_call_info(node: Node) -> CallInfo:
     ('torch.nn.functional.relu', {'input': x, 'inplace': False})
     """
     target = target_text(node.target)
-    if node.op == "placeholder":
-        return CallInfo(
-            target, {"default": node.args[0]} if node.args else {}, True, None, ("default",)[: len(node.args)]
-        )
-    if node.op == "output":
-        return CallInfo(
-            target, {"result": node.args[0]} if node.args else {}, True, None, ("result",)[: len(node.args)]
-        )
-    if node.op == "get_attr":
-        return CallInfo(target, {}, True, None, ())
+    names = {"placeholder": ("default",), "output": ("result",), "get_attr": ()}.get(node.op)
+    if names is not None:
+        given = names[: len(node.args)]
+        return CallInfo(target, dict(zip(given, node.args, strict=False)), True, None, given)
     signature, function, args = _callee(node)
     arguments = None if function is None else _bound(function, args, node.kwargs)
     start = 1 if node.op == "call_method" else 0
@@ -70,9 +64,9 @@ def node_call_info(node: Node) -> CallInfo:
             arguments = None
         args = args if arguments is None else packed
     if arguments is None:
-        names = [f"args[{index}]" for index in range(len(node.args))]
-        values = {**dict(zip(names, node.args, strict=True)), **node.kwargs}
-        return CallInfo(target, values, False, signature, (*names, *node.kwargs))
+        places = [f"args[{index}]" for index in range(len(node.args))]
+        values = {**dict(zip(places, node.args, strict=True)), **node.kwargs}
+        return CallInfo(target, values, False, signature, (*places, *node.kwargs))
     positional = list(arguments)[: len(args)]
     if len(args) < len(node.args):
         positional[start:] = [f"{positional[start]}[{index}]" for index in range(len(node.args) - start)]

@@ -7,6 +7,7 @@ import copy
 import functools
 import logging
 import numbers
+import operator
 import pickle
 import warnings
 from typing import Any
@@ -233,3 +234,47 @@ class TestIdentity:
             fx.symbolic_trace(Own())
         around = fx.symbolic_trace(nn.Sequential(Own()))
         assert around(torch.ones(1)) == 3
+
+
+class Batch:
+    def __init__(self, values, mask=None) -> None:
+        self.values, self.mask = values, mask
+
+
+def test_an_attribute_that_is_compared_with_none_is_guarded() -> None:
+    traced = fx.symbolic_trace(lambda batch: batch.values if batch.mask is None else batch.values * batch.mask)
+    x = torch.rand(2)
+    assert torch.equal(traced(Batch(x, torch.zeros(2))), torch.zeros(2))
+    with pytest.raises(fx.GuardError, match="value for the argument 'batch.mask', and now it is None"):
+        traced(Batch(x))
+
+
+def test_an_attribute_of_an_object_that_nobody_asks_about_has_no_guard() -> None:
+    traced = fx.symbolic_trace(lambda batch: batch.values * batch.mask)
+    assert [node.target for node in traced.graph.nodes] == ["batch", getattr, getattr, operator.mul, "output"]
+
+
+def test_a_forward_that_needs_what_hooks_leave_behind_is_refused() -> None:
+    class Collecting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.relu = nn.ReLU()
+            self.relu.register_forward_hook(lambda module, args, output: found.append(output))
+
+        def forward(self, x):
+            self.relu(x)
+            return found[-1]
+
+    found: list[Any] = []
+    with pytest.raises(
+        fx.TraceError, match="(?s)needs what hooks leave behind: IndexError.*hooks of 'relu'.*capture"
+    ) as caught:
+        fx.symbolic_trace(Collecting())
+    assert "return found[-1]" in str(caught.value)
+
+
+def test_who_asks_for_a_trace_is_not_traced() -> None:
+    traced = fx.symbolic_trace(lambda x, mask: x, concrete_args={"mask": None})
+    other = traced
+    assert traced is other  # a comparison that the trace must not take for one of the traced function
+    assert [node.op for node in traced.graph.nodes] == ["placeholder", "placeholder", "call_function", "output"]

@@ -27,6 +27,7 @@ from torchgraft.analysis.effects.trials import (
     try_function,
     try_module,
 )
+from torchgraft.ir.arguments import leaves, map_plain
 from torchgraft.ir.modules import has_hooks, hooks_for_all, is_from_torch
 from torchgraft.ir.node import Node
 from torchgraft.ir.verify import find_attribute
@@ -101,26 +102,17 @@ class _Call:
         self.node = node
         self.args, self.kwargs = tuple(node.args), dict(node.kwargs)
         self.findings = Findings()
-        self.numbers: dict[Any, int] = {}
-        self.memory((self.args, self.kwargs))  # counts the inputs in order
+        self.numbers = {value: number for number, value in enumerate(inputs_of(node))}
 
     def memory(self, tree: Any) -> Places:
         """The numbers of the nodes in a tree of arguments, and OUTSIDE for a tensor that is a constant."""
-        found: set[Any] = set()
-        pending = [tree]
-        while pending:
-            value = pending.pop()
-            if hasattr(type(value), "all_input_nodes"):
-                found.add(self.numbers.setdefault(value, len(self.numbers)))
-            elif isinstance(value, list | tuple):
-                pending += value[::-1]
-            elif isinstance(value, dict):
-                pending += [*value.values()][::-1]
-            elif isinstance(value, slice):
-                pending += [value.step, value.stop, value.start]
-            elif isinstance(value, torch.Tensor):
-                found.add(OUTSIDE)
-        return frozenset(found)
+        return frozenset(
+            [
+                OUTSIDE if isinstance(leaf, torch.Tensor) else self.numbers[leaf]
+                for leaf in leaves(tree)
+                if _is_memory(leaf)
+            ]
+        )
 
     @property
     def everything(self) -> Places:
@@ -225,19 +217,13 @@ class _Call:
 
     def _inputs(self, shape_of: Any) -> Inputs:
         def convert(value: Any) -> Any:
-            if hasattr(type(value), "all_input_nodes"):
+            if is_node(value):
                 return Slot(self.numbers[value], shape_of(value))
             if isinstance(value, torch.Tensor):
                 return Slot(-1 - len(self.numbers), (tuple(value.shape), value.dtype))
-            if isinstance(value, list | tuple):
-                return type(value)(map(convert, value)) if type(value) is tuple else [*map(convert, value)]
-            if isinstance(value, dict):
-                return {name: convert(item) for name, item in value.items()}
-            if isinstance(value, slice):
-                return slice(convert(value.start), convert(value.stop), convert(value.step))
             return value
 
-        return Inputs(convert(self.args), convert(self.kwargs))
+        return Inputs(map_plain(self.args, convert), map_plain(self.kwargs, convert))
 
     def _take(self, effects: Effects | None, name: str) -> None:
         if effects is None:
@@ -299,14 +285,14 @@ class _Call:
             effects = effects_of(node)
 
             def outer(place: Any, places: dict[Any, set[Any]] = places) -> set[Any]:
-                if hasattr(type(place), "all_input_nodes"):
+                if is_node(place):
                     return places[place]
                 return {place if place == OUTSIDE else f"{prefix}{place}"}
 
             places[node] = set().union(*map(outer, effects.shares))
             for place in effects.writes:
                 found.write(outer(place), f"{program.__class__.__name__}: {'; '.join(effects.reasons)}")
-                if hasattr(type(place), "all_input_nodes") and not writes_only_numbers(node):
+                if is_node(place) and not writes_only_numbers(node):
                     places[place] |= inputs  # a list holds what is put into it
             if effects.random:
                 found.draw("; ".join(effects.reasons))
@@ -315,6 +301,20 @@ class _Call:
 
 
 # ---- small questions ----
+
+
+def is_node(value: Any) -> bool:
+    """Whether a value is a node, ours or torch.fx's."""
+    return hasattr(type(value), "all_input_nodes")
+
+
+def _is_memory(leaf: Any) -> bool:
+    return is_node(leaf) or isinstance(leaf, torch.Tensor)
+
+
+def inputs_of(node: Any) -> list[Any]:
+    """The input nodes in the order in which the arguments mention them, which `call_key` counts too."""
+    return list(dict.fromkeys([leaf for leaf in leaves((node.args, node.kwargs)) if is_node(leaf)]))
 
 
 def writes_only_numbers(node: Any) -> bool:

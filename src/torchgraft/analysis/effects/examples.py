@@ -7,9 +7,12 @@ from __future__ import annotations
 import inspect
 import itertools
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
+
+from torchgraft.ir.arguments import leaves, map_plain
 
 # Divisible by whatever is asked of a size (groups, heads, factors of upsampling), and larger than any kernel.
 _SIZE = 720
@@ -21,7 +24,8 @@ _MOST_SIZES = 6
 Known = tuple[tuple[int, ...], torch.dtype]
 
 
-class Slot(NamedTuple):
+@dataclass(frozen=True)
+class Slot:
     """The place of a node in the arguments of a call; `known` is the shape and type of its value, where they are known."""
 
     number: int
@@ -40,7 +44,7 @@ def argument_trials(
 ) -> Iterator[list[tuple[Any, Any]]]:
     """Arguments to try, the likeliest first; a trial has several variants where a flag is only known when the program runs."""
     sizes, state = ([], None) if module is None else (_module_sizes(module), _module_dtype(module))
-    slots = list(_slots((inputs.args, inputs.kwargs)))
+    slots = [leaf for leaf in leaves(inputs) if isinstance(leaf, Slot)]
     kinds = _annotated(function, inputs)
     flags = [slot.number for slot in slots if kinds.get(slot.number) is bool]
     numbers: dict[int, Any] = {
@@ -106,25 +110,13 @@ def _annotated(function: Any, inputs: Inputs) -> dict[int, Any]:
     return result
 
 
-def _slots(tree: Any) -> Iterator[Slot]:
-    if isinstance(tree, Slot):
-        yield tree
-    elif isinstance(tree, (tuple, list)):
-        for item in tree:
-            yield from _slots(item)
-    elif isinstance(tree, dict):
-        yield from _slots(list(tree.values()))
-    elif isinstance(tree, slice):
-        yield from _slots((tree.start, tree.stop, tree.step))
-
-
 def _constant_sizes(inputs: Inputs) -> list[int]:
     """The sizes that constants of a call name."""
     found: list[int] = []
     pending: list[Any] = [*inputs.args, *inputs.kwargs.values()]
     while pending:
         value = pending.pop()
-        if isinstance(value, (tuple, list)) and not isinstance(value, Slot):
+        if isinstance(value, (tuple, list)):
             pending += value
             sizes = [1 if isinstance(item, Slot) else item for item in value]
             if sizes and all(type(size) is int for size in sizes):
@@ -176,20 +168,14 @@ def _choices(count: int, shapes: list[tuple[int, ...]], dtype: torch.dtype) -> I
 
 
 def _filled(tree: Any, filled: dict[int, Any], made: dict[int, Any]) -> Any:
-    if isinstance(tree, Slot):
-        value = filled[tree.number]
-        if type(value) is tuple:
-            if tree.number not in made:
-                shape, dtype = value
-                made[tree.number] = torch.empty(shape, dtype=dtype, device="meta")
-                made[tree.number].torchgraft_place = tree.number
-            return made[tree.number]
-        return value
-    if isinstance(tree, (tuple, list)):
-        items = [_filled(item, filled, made) for item in tree]
-        return tuple(items) if isinstance(tree, tuple) else items
-    if isinstance(tree, dict):
-        return {name: _filled(item, filled, made) for name, item in tree.items()}
-    if isinstance(tree, slice):
-        return slice(*[_filled(part, filled, made) for part in (tree.start, tree.stop, tree.step)])
-    return tree
+    def fill(leaf: Any) -> Any:
+        value = filled[leaf.number] if isinstance(leaf, Slot) else leaf
+        if not isinstance(leaf, Slot) or type(value) is not tuple:
+            return value
+        if leaf.number not in made:
+            shape, dtype = value
+            made[leaf.number] = torch.empty(shape, dtype=dtype, device="meta")
+            made[leaf.number].torchgraft_place = leaf.number
+        return made[leaf.number]
+
+    return map_plain(tree, fill)

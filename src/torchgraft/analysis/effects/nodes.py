@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from torchgraft.analysis.effects.calls import call_key, find_call
+from torchgraft.analysis.effects.calls import call_key, find_call, inputs_of
 from torchgraft.analysis.effects.declared import declared_effects
 from torchgraft.analysis.effects.findings import NO_PLACES, OUTSIDE, Effects, Places
 from torchgraft.analysis.effects.operators import operator_of
@@ -69,7 +69,7 @@ def effects_of(node: Any) -> Effects:
     effects = _effects_by_number(node)
     if not effects.writes and not effects.shares:
         return effects
-    inputs = _inputs(node)
+    inputs = inputs_of(node)
     return Effects(
         _named(effects.writes, node, inputs),
         effects.random,
@@ -146,20 +146,3 @@ def _remember_plain(node: Any) -> None:
             _plain[id(target)] = target, operator.written_keywords, operator.makes_new_memory
     elif node.op == "call_function" and is_always_pure(target):
         _plain[id(target)] = target, frozenset(), False
-
-
-def _inputs(node: Any) -> list[Any]:
-    """The input nodes in the order in which the arguments mention them, which `call_key` counts too."""
-    found: dict[Any, None] = {}
-    pending: list[Any] = [*node.kwargs.values()][::-1] + [*node.args][::-1]
-    while pending:
-        value = pending.pop()
-        if hasattr(type(value), "all_input_nodes"):
-            found[value] = None
-        elif isinstance(value, list | tuple):
-            pending += value[::-1]
-        elif isinstance(value, dict):
-            pending += [*value.values()][::-1]
-        elif isinstance(value, slice):
-            pending += [value.step, value.stop, value.start]
-    return list(found)

@@ -9,14 +9,14 @@ from types import CodeType
 
 import torch
 
-from torchgraft.capturing.refusals import LEAF, in_lines
+from torchgraft.capturing.refusals import LEAF, in_lines, is_raised_by_user
 from torchgraft.capturing.user_code.comparisons import compared_types, compares_variables
 from torchgraft.errors import TraceError
 from torchgraft.ir.graph import Graph
 from torchgraft.ir.guards import are_different, check_value
 from torchgraft.ir.modules import has_hooks
 from torchgraft.ir.node import Node
-from torchgraft.ir.origin import source_line
+from torchgraft.ir.origin import line_of_error, source_line
 
 # What is called to read a number.
 NUMBERS = frozenset({"size", "dim", "ndimension", "numel", "nelement", "item", getattr, len})
@@ -35,6 +35,20 @@ def refuse_root_hooks(root: torch.nn.Module) -> None:
             f"cannot trace {name}: hooks are registered on it\n"
             "  remove them and register them on the traced program, or trace a module that contains this one"
         )
+
+
+def refuse_missing_hooks(error: Exception, paths: dict[torch.nn.Module, str]) -> None:
+    """Raise if a model most likely failed for want of what its hooks leave behind: they run with the program only."""
+    hooked = next((path for module, path in paths.items() if has_hooks(module)), None)
+    is_missing = isinstance(error, (LookupError, AttributeError)) and not is_raised_by_user(error)
+    if hooked is not None and is_missing:
+        text = in_lines(
+            f"cannot trace a forward that needs what hooks leave behind: {type(error).__name__}: {error}",
+            line_of_error(error),
+            f"the hooks of '{hooked}' run with the program, and not while tracing",
+            "return what they collect, or use torchgraft.capture(model, args)",
+        )
+        raise TraceError(text) from error
 
 
 def drop_constants(graph: Graph, constants: list[Node]) -> None:

@@ -100,9 +100,19 @@ class Proxy:
                 raise AttributeError(name)
             if name.startswith("__") or (active.tracer is self.tracer and not self.tracer._has_attribute(self, name)):
                 raise AttributeError(name)
+            return self._attribute_of_object(name, sys._getframe(1))
         elif name in _ASKED_ABOUT and active.tracer is self.tracer:
             self._refuse_questions(name, sys._getframe(1))
         return Attribute(self, name)
+
+    def _attribute_of_object(self, name: str, frame: FrameType) -> Any:
+        """`batch.mask is None` cannot be asked of a proxy, which never is; the program asks when it runs."""
+        attribute = Attribute(self, name)
+        is_traced = active.tracer is self.tracer and is_user_code(frame.f_code)
+        if is_traced and is_compared_with_none(frame.f_code, frame.f_lasti):
+            arguments = (attribute, f"{self.node.name}.{name}", str(current_source_line() or "an unknown line"))
+            self.tracer.create_proxy("call_function", check_given, arguments, {})
+        return attribute
 
     def _refuse_questions(self, name: str, frame: FrameType) -> None:
         """Raise if the model asks whether an attribute is None, or which dtype it is: a proxy of it is neither."""

@@ -35,6 +35,7 @@ from torchgraft.capturing.symbolic.checks import (
     drop_constants,
     guard_identities,
     refuse_compared_types,
+    refuse_missing_hooks,
     refuse_root_hooks,
 )
 from torchgraft.capturing.symbolic.inplace import PLAIN_FORM, renew_constants, simplify_in_place
@@ -289,6 +290,7 @@ class Tracer(ModelAttributes):
         refusal = caught or refusal_of(error)
         if refusal is not None:
             raise refusal from error
+        refuse_missing_hooks(error, self._state.paths)
         error.add_note(
             "while tracing symbolically, where every input is a proxy, optional ones too\n"
             "fix an input with concrete_args, keep the module that raises as a leaf (Tracer.is_leaf_module), or use "

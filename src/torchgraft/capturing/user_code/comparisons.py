@@ -25,7 +25,6 @@ _TYPE_TESTS = frozenset({"IS_OP", "COMPARE_OP", "CONTAINS_OP"})
 _TYPE_NAMES = frozenset(
     name for name in dir(torch) if isinstance(getattr(torch, name), (torch.dtype, torch.layout, torch.memory_format))
 )
-_SYMBOLIC_CLASSES = frozenset({"SymInt", "SymFloat", "SymBool"})
 _LAYERS = os.path.dirname(torch.nn.__file__) + os.sep
 
 
@@ -173,14 +172,6 @@ def compared_types(code: CodeType) -> dict[str, int]:
             if following[0].argval != "self" and any(after.opname in _TYPE_TESTS for after in following[1:]):
                 found[str(following[0].argval)] = item.offset
     return found
-
-
-@asked_once
-def asks_types(code: CodeType | None) -> bool:
-    """Whether a function compares the type of something, which for a symbolic number is not what it is for a plain one."""
-    if code is None:
-        return False
-    return is_user_code(code) if not _SYMBOLIC_CLASSES.isdisjoint(code.co_names) else bool(compared_types(code))
 
 
 @asked_once

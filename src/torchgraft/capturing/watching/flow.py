@@ -14,7 +14,6 @@ import torch
 from torchgraft.capturing.flowing.dtypes import FlowingDtype
 from torchgraft.capturing.flowing.sizes import SymbolicNumber, wrapped
 from torchgraft.capturing.patching.active import active
-from torchgraft.capturing.user_code.comparisons import asks_types
 from torchgraft.capturing.user_code.plain_numbers import asking_code
 from torchgraft.capturing.watching.guards import Guards
 from torchgraft.capturing.watching.reruns import RunAgain
@@ -70,7 +69,7 @@ class Flow:
         number = known.get(key)
         if number is None:
             number = known[key] = SymbolicNumber(self, value, make, description)
-        if self._is_taken():
+        if self.sizes_are_symbolic:
             return wrapped(number)
         self.guard_number(number)
         return value
@@ -81,7 +80,7 @@ class Flow:
         if known is None:
             known = tensor.size()
             numbers = self._dimensions(node, known)
-            if self._is_taken():
+            if self.sizes_are_symbolic:
                 known = self._sizes[node] = torch.Size([wrapped(number) for number in numbers])
             else:
                 for number in numbers:
@@ -95,11 +94,6 @@ class Flow:
                 make = functools.partial(self.create_node, "call_method", "size", (node, index), {})
                 known[index] = SymbolicNumber(self, value, make, f"{node._name}.size({index})")
         return [known[index] for index in range(len(sizes))]
-
-    def _is_taken(self) -> bool:
-        """Whether the function that asks is given symbolic numbers."""
-        instruction = self._watcher._instruction
-        return self.sizes_are_symbolic and not asks_types(instruction[0] if instruction else None)
 
     def settle(self, node: Node) -> None:
         """Compute the sizes that were read of a tensor, because it is about to change its shape."""
