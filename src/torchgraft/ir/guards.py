@@ -92,7 +92,6 @@ def refuse(what: str, where: str, remedy: str) -> None:
 _MODES = {True: "training mode", False: "evaluation mode"}
 
 
-@torch.jit.ignore
 def _refuse_mode(found: bool, expected: bool, where: str) -> None:
     refuse(
         f"the program was captured in {_MODES[expected]} and the module is now in {_MODES[found]}, but the model "
@@ -100,6 +99,11 @@ def _refuse_mode(found: bool, expected: bool, where: str) -> None:
         where,
         f"capture the model again in {_MODES[found]}, or switch this module back with .{'train' if expected else 'eval'}()",
     )
+
+
+# TorchScript compiles the guard and calls this, and wants to see the types themselves.
+_refuse_mode.__annotations__ = {"found": bool, "expected": bool, "where": str, "return": None}
+torch.jit.ignore(_refuse_mode)
 
 
 @guard(lambda found, expected, where: [(str(getattr(found, "target", "training")), expected)])
