@@ -10,7 +10,14 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 
+from torchgraft.capturing.symbolic.tracer import Tracer
+from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.codegen.source import PyTreeCodeGen
+
+__all__ = [
+    *("RewritingTracer", "compatibility", "do_not_emit_stack_traces"),
+    *("register_pytree_flatten_spec", "tree_flatten_spec"),
+]
 
 Decorated = TypeVar("Decorated")
 
@@ -40,19 +47,20 @@ def register_pytree_flatten_spec(
     _flatten_functions[cls] = flatten_fn_spec
 
 
-def tree_flatten_spec(tree: Any, spec: Any, exact_structural_match: bool = False) -> list[Any]:
-    """The leaves of `tree`, taken apart as `spec` says.
+def tree_flatten_spec(pytree: Any, spec: Any, exact_structural_match: bool = False) -> list[Any]:
+    """The leaves of a tree, taken apart as `spec` says.
 
-    >>> tree_flatten_spec([1, {"a": 2}], pytree.tree_structure([0, {"a": 0}]))
+    >>> from torch.utils._pytree import tree_structure
+    >>> tree_flatten_spec([1, {"a": 2}], tree_structure([0, {"a": 0}]))
     [1, 2]
     """
     if spec.num_leaves == 1 and spec.type is None:
-        return [tree]
+        return [pytree]
     children = spec.children() if callable(spec.children) else spec.children
     take_apart = _flatten_functions.get(spec.type)
     if take_apart is None:
-        return list(spec.flatten_up_to(tree))
-    parts = take_apart(tree, spec)
+        return list(spec.flatten_up_to(pytree))
+    parts = take_apart(pytree, spec)
     return [leaf for part, child in zip(parts, children, strict=False) for leaf in tree_flatten_spec(part, child)]
 
 
@@ -143,3 +151,46 @@ def find_module_of_method(method: Callable[..., Any]) -> str:
 def preserve_node_meta(enable: bool = True) -> Iterator[None]:
     """Copies keep metadata here with and without it."""
     yield
+
+
+# ---- torch.fx._lazy_graph_module: every GraphModule generates its code when it is first needed ----
+
+
+@contextlib.contextmanager
+def _use_lazy_graph_module(should_use: bool) -> Iterator[None]:
+    yield
+
+
+@contextlib.contextmanager
+def _force_skip_lazy_graph_module() -> Iterator[None]:
+    yield
+
+
+def _get_graph_module_cls() -> type[GraphModule]:
+    return GraphModule
+
+
+def _make_graph_module(*args: Any, graph_module_cls: type[GraphModule] | None = None, **kwargs: Any) -> GraphModule:
+    return (graph_module_cls or GraphModule)(*args, **kwargs)
+
+
+class _LazyGraphModule(GraphModule):
+    @classmethod
+    def from_graphmodule(cls, gm: GraphModule) -> GraphModule:
+        return gm
+
+    @staticmethod
+    def force_recompile(gm: GraphModule) -> None:
+        gm.recompile()
+
+    def real_recompile(self) -> None:
+        self.recompile()
+
+
+# ---- torch.fx.experimental.rewriter ----
+
+
+class RewritingTracer(Tracer):
+    """Records `assert` statements as checks of the program."""
+
+    trace_asserts = True
