@@ -65,7 +65,7 @@ class Port:
         """What to change, and the modules that code refers to by attributes: `torch.fx.Graph` needs no import of torch.fx."""
         changes: list[Change] = []
         missing: set[str] = set()
-        for node in _outside_of_formatted_text(self.tree):
+        for node in _nodes_to_change(self.tree):
             if isinstance(node, ast.Import):
                 statement = self._import(node)
             elif isinstance(node, ast.ImportFrom):
@@ -139,11 +139,13 @@ class Port:
         return place
 
 
-def _outside_of_formatted_text(tree: ast.AST) -> Iterator[ast.AST]:
-    """All nodes but those inside f-strings, whose places Python 3.11 does not know."""
+def _nodes_to_change(tree: ast.AST) -> Iterator[ast.AST]:
+    """All nodes but those inside f-strings, whose places Python 3.11 does not know, and in names that are kept."""
     waiting: list[ast.AST] = [tree]
     while waiting:
         node = waiting.pop()
+        if isinstance(node, ast.Attribute) and ast.unparse(node).startswith(KEPT):
+            continue
         yield node
         children: Iterable[ast.AST] = ast.iter_child_nodes(node)
         waiting.extend(child for child in children if not isinstance(child, ast.JoinedStr))
