@@ -12,9 +12,11 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet --quiet
 PUBLISHING := $(VENV)/.publishing
 COVERAGE := .venv-coverage
 COVERAGE_PIP := $(COVERAGE)/bin/python -m pip --disable-pip-version-check --quiet --quiet
+CLIENTS := .venv-clients
+CLIENTS_PIP := $(CLIENTS)/bin/python -m pip --disable-pip-version-check --quiet --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help test test-slow test-models test-all lint format types layers check demo bench coverage docs package test-newest clean
+.PHONY: help test test-slow test-models test-clients test-all lint format types layers check demo bench coverage docs package test-newest clean
 
 help: ## list the targets
 	@echo "Targets (PYTHON=$(PYTHON) makes the environment $(VENV) with torch $(TORCH)):"
@@ -103,9 +105,20 @@ $(PUBLISHING): $(INSTALLED)
 	@$(PIP) install -c $(VENV)/constraints.txt --no-build-isolation -e '.[docs,release]'
 	@touch $@
 
+test-clients: $(CLIENTS)/.installed ## run clients of torch.fx on torchgraft, ported by an import, and write docs/clients.md (a large download)
+	@$(CLIENTS)/bin/python -m benchmarks.clients $(if $(ARGS),$(ARGS),--markdown docs/clients.md)
+
+$(CLIENTS)/.installed: benchmarks/clients/constraints.txt
+	@echo "Installing torch $(TORCH) and clients of torch.fx into $(CLIENTS) (a few minutes, once)"
+	@$(PYTHON) -m venv $(CLIENTS)
+	@sed 's/^torch==.*/torch==$(TORCH)/' benchmarks/clients/constraints.txt > $(CLIENTS)/constraints.txt
+	@$(CLIENTS_PIP) install -c $(CLIENTS)/constraints.txt torch
+	@$(CLIENTS_PIP) install --no-deps -r $(CLIENTS)/constraints.txt
+	@touch $@
+
 test-newest: ## run the tests on the newest torch, in an environment of its own (a large download)
 	@$(MAKE) --no-print-directory test VENV=.venv-newest TORCH=$(NEWEST)
 
 clean: ## remove the environments and everything that was generated
-	rm -rf .venv .venv-newest $(COVERAGE) build dist src/*.egg-info .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .venv-newest $(COVERAGE) $(CLIENTS) build dist src/*.egg-info .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

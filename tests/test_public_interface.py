@@ -262,7 +262,7 @@ def test_metadata_has_no_surroundings() -> None:
     assert not traceback.has_preserved_node_meta()
     assert traceback.get_current_meta() == {}
     with pytest.raises(AttributeError, match="new nodes take no metadata from the surroundings"):
-        traceback.preserve_node_meta
+        traceback.set_current_meta
 
 
 if __name__ == "__main__":

@@ -4,10 +4,14 @@ from torchgraft.codegen.source import INPLACE_TEXT as inplace_methods  # noqa: F
 from torchgraft.codegen.source import OPERATOR_TEXT as magic_methods
 from torchgraft.codegen.source import CodeGen as CodeGen
 from torchgraft.codegen.source import PythonCode as PythonCode
+from torchgraft.fx_passes.semi_private import PyTreeCodeGenOfInfo as _PyTreeCodeGen  # noqa: F401
+from torchgraft.fx_passes.semi_private import PyTreeInfo as _PyTreeInfo  # noqa: F401
 from torchgraft.ir.graph import Graph as Graph
 from torchgraft.ir.names import Namespace as _Namespace  # noqa: F401
 from torchgraft.ir.names import snake_case as _snake_case  # noqa: F401
+from torchgraft.ir.node import Argument as Argument
 from torchgraft.ir.node import Node as Node
+from torchgraft.ir.node import Target as Target
 from torchgraft.ir.node import map_arg as map_arg
 
 _NOT_REFLECTABLE = ("eq", "ne", "lt", "gt", "le", "ge", "pos", "neg", "invert")

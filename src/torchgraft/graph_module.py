@@ -8,4 +8,8 @@ from torchgraft.fx_passes.attributes import copy_attr as _copy_attr  # noqa: F40
 from torchgraft.fx_passes.attributes import del_attr as _del_attr  # noqa: F401
 from torchgraft.fx_passes.attributes import get_attr as _get_attr  # noqa: F401
 from torchgraft.fx_passes.attributes import has_attr as _has_attr  # noqa: F401
+from torchgraft.fx_passes.semi_private import WrappedCall as _WrappedCall  # noqa: F401
+from torchgraft.fx_passes.semi_private import exec_with_source as _exec_with_source  # noqa: F401
+from torchgraft.fx_passes.semi_private import format_import_statement as _format_import_statement  # noqa: F401
+from torchgraft.fx_passes.semi_private import forward_from_src as _forward_from_src  # noqa: F401
 from torchgraft.ir.graph import Graph as Graph

@@ -74,7 +74,10 @@ class Interpreter:
         """Run the graph on a list that is emptied at once, so that inputs can be freed while the program runs."""
         inputs = [node for node in self.graph.nodes if node._op == "placeholder"]
         if len(inputs) != len(args_list):
-            raise GraphError(f"boxed_run got {len(args_list)} values for {len(inputs)} inputs; give one for each")
+            detail = "extra arguments" if len(args_list) > len(inputs) else "missing arguments"
+            raise GraphError(
+                f"boxed_run got {len(args_list)} values for {len(inputs)} inputs ({detail}); give one for each"
+            )
         self.env = dict(zip(inputs, args_list, strict=True))
         args_list.clear()
         return self._run(False)

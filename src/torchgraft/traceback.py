@@ -9,6 +9,7 @@ import enum
 import traceback
 from typing import Any
 
+from torchgraft.fx_passes.semi_private import preserve_node_meta as preserve_node_meta
 from torchgraft.ir.graph import Graph
 from torchgraft.ir.node import Node
 
@@ -108,7 +109,7 @@ def get_current_meta() -> dict[str, Any]:
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("preserve_node_meta", "set_current_meta", "set_stack_trace", "annotate", "annotate_fn"):
+    if name in ("set_current_meta", "set_stack_trace", "annotate", "annotate_fn"):
         raise AttributeError(
             f"torchgraft.traceback has no '{name}': new nodes take no metadata from the surroundings; Transformer, node_copy "
             "and graph_copy hand metadata on by themselves, and node.meta can be written where a node is made"

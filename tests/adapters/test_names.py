@@ -16,6 +16,7 @@ PATHS = [*HOMES, "operator_schemas", "passes.fake_tensor_prop", "passes.shape_pr
 EXCEPTIONS = {
     "experimental.normalize.NormalizeArgs.call_function": "types of arguments are found by the pass, not handed through it",
     "experimental.normalize.NormalizeOperators": "the further parameters annotate node.type, which is not the normalizing",
+    "experimental.rewriter.AST_Rewriter": "how torch.fx's RewritingTracer sees assertions; ours sees them where they are",
     "passes.split_module.Partition": "torch.fx's own record of a part while it splits",
     "passes.split_utils.Component": "the same",
     "passes.splitter_base.NodeEvent": "a log for torch.fx's developers, switched on by an environment variable",

@@ -299,7 +299,7 @@ class TestErrorsInside:
         with pytest.raises(RuntimeError) as caught:
             module(torch.ones(1, 3))
         (note,) = caught.value.__notes__
-        assert "of the code generated for Model: block_linear = self.block.linear(x)" in note
+        assert "generated forward function (Model): block_linear = self.block.linear(x)" in note
         assert "node 'block_linear'" in note
         assert "return torch.relu(self.linear(x)) + self.passing" in note
 
@@ -332,8 +332,8 @@ class TestErrorsInside:
         with pytest.raises(RuntimeError) as caught:
             module(torch.ones(1, 3))
         notes = caught.value.__notes__
-        assert "code generated for Model" in notes[0]
-        assert "code generated for Outer" in notes[1]
+        assert "generated forward function (Model)" in notes[0]
+        assert "generated forward function (Outer)" in notes[1]
 
     def test_a_call_with_wrong_arguments_is_reported_as_python_does(self, module: fx.GraphModule) -> None:
         with pytest.raises(TypeError, match=r"forward\(\)"):
@@ -373,3 +373,24 @@ class TestHooksOfModulesThatShareAGraph:
         other = second.graph
         other.erase_node(other.call_function(torch.neg, (next(iter(other.nodes)),)))
         assert seen == ["first", "second"]
+
+
+def test_torchscript_checks_the_mode_too():
+    class Model(nn.Module):
+        def forward(self, x):
+            return x * 2 if self.training else x
+
+    script = torch.jit.script(fx.symbolic_trace(Model().eval()))
+    assert script(torch.ones(1)).tolist() == [1]
+    with pytest.raises(RuntimeError, match="captured in evaluation mode and the module is now in training mode"):
+        script.train()(torch.ones(1))
+
+
+def test_lists_of_hooks_and_the_map_of_lines_have_the_names_that_torch_fx_gives_them():
+    program = fx.symbolic_trace(lambda x: x + 1)
+    made: list = []
+    program._create_node_hooks.append(made.append)
+    program.graph.call_function(torch.relu, (next(iter(program.graph.nodes)),))
+    assert [node.name for node in made] == ["relu"]
+    assert (program._replace_hooks, program._erase_node_hooks) == ([], [])
+    assert isinstance(program._lineno_map, dict)

@@ -3,6 +3,7 @@
 Each runs on both libraries; the names alone are in test_module_paths.
 """
 
+import operator
 from types import ModuleType
 
 import pytest
@@ -466,3 +467,158 @@ def test_attributes_by_path(fx: ModuleType, name: str) -> None:
     else:
         function(torch.ones(2), model, "0.new.value")
         assert "0.new.value" in model.state_dict()
+
+
+def test_what_a_tracer_does_itself_is_neither_recorded_guarded_nor_refused(port) -> None:
+    """As HFTracer does: values of tensors without data are computed along, and answer what the model asks."""
+    program = port(
+        TRACED
+        + """
+    import torch.fx as fx
+
+    class WithValues(fx.Proxy):
+        def __bool__(self):
+            return bool(self.known)
+
+        def __getattr__(self, name):
+            return fx.proxy.Attribute(self, name)
+
+    def known(value):
+        if isinstance(value, int):  # asked of proxies too, from a function that is no method of the tracer
+            return value
+        return value.known if isinstance(value, WithValues) else value
+
+    class Metas(fx.Tracer):
+        def proxy(self, node):
+            return WithValues(node, self)
+
+        def create_proxy(self, kind, target, args, kwargs, name=None, type_expr=None, proxy_factory_fn=None):
+            result = super().create_proxy(kind, target, args, kwargs, name, type_expr, proxy_factory_fn)
+            result.known = torch.zeros(2, 3, device="meta")
+            if kind == "call_function" and target is not getattr:
+                result.known = torch.relu(torch.ones(1, 3) * 2).to("meta")
+                torch.rand(3).add_(1)
+            fx.node.map_aggregate(args, known)
+            self.root.note = "written while tracing"
+            return result
+
+        def path_of_module(self, module):
+            try:
+                return super().path_of_module(module)
+            except NameError:
+                self.root.add_module("added", module)
+                return "added"
+
+        def to_bool(self, value):
+            return True
+
+    class Model(Network):
+        def forward(self, x):
+            return super().forward(nn.Tanh()(x))
+
+    tracer = Metas()
+    graph = tracer.trace(Model())
+    module = fx.GraphModule(tracer.root, graph)
+    """
+    )
+    assert names(program.graph) == [
+        *("x", "added", "first_linear", "relu", "first_scale", "mul"),
+        *("second_0_linear", "relu_1", "second_0_scale", "mul_1", "second_1", "add", "output"),
+    ]
+    assert program.tracer.root.note == "written while tracing"
+
+
+def test_in_place_operators_reach_a_tracer_as_plain_ones(port) -> None:
+    program = port("""
+    import operator
+    import torch
+    import torch.fx as fx
+
+    class Seeing(fx.Tracer):
+        def create_proxy(self, kind, target, args, kwargs, name=None, type_expr=None):
+            seen.append(target)
+            return super().create_proxy(kind, target, args, kwargs, name, type_expr)
+
+    def function(x):
+        y = x + 1
+        y += x
+        y &= 3
+        return y
+
+    seen = []
+    graph = Seeing().trace(function)
+    """)
+    assert program.seen == ["x", operator.add, operator.add, operator.and_]
+    assert names(program.graph) == ["x", "add", "add_1", "and_", "output"]
+
+
+def test_a_trace_of_ones_own_asks_for_annotations(port) -> None:
+    program = port(
+        TRACED
+        + """
+    import torch.fx as fx
+
+    class Own(fx.Tracer):
+        def trace(self, root, concrete_args=None):
+            self.root, self.graph = root, fx.Graph(tracer_cls=type(self))
+            function, args = self.create_args_for_root(type(root).forward, True, concrete_args)
+            self.annotation = function.__annotations__.get("return")
+            return self.graph
+
+    class Annotated(Network):
+        def forward(self, x) -> torch.Tensor:
+            return x
+
+    tracer = Own()
+    tracer.trace(Annotated())
+    """
+    )
+    assert program.tracer.annotation is torch.Tensor
+
+
+def test_concrete_arguments_may_name_keywords_that_have_no_default(port) -> None:
+    program = port("""
+    import inspect
+    import torch.fx as fx
+
+    def function(x, scale=2, **options):
+        return x * scale
+
+    parameters = inspect.signature(function).parameters
+    defaults = {name: item.default for name, item in parameters.items() if name != "x"}
+    graph = fx.Tracer().trace(function, concrete_args=defaults)
+    """)
+    assert next(iter(program.graph.nodes)).target == "x"
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        "self.layer(x)",
+        "F.layer_norm(x, (3,))",
+        "self.weight",
+        "torch.relu(x)",
+        "torch.relu(x).view(-1)",
+        "torch.relu(x) + 1",
+    ],
+)
+def test_no_guard_where_the_class_of_a_value_cannot_change(port, asked: str) -> None:
+    program = port(f"""
+    import torch
+    import torch.nn.functional as F
+    import torch.fx as fx
+    from torch import nn
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer, self.weight = nn.MaxPool1d(1), nn.Parameter(torch.ones(3))
+
+        def forward(self, x):
+            y = {asked}
+            isinstance(y, torch.Tensor)
+            return y
+
+    graph = fx.Tracer().trace(Model())
+    """)
+    assert "guard" not in names(program.graph)

@@ -70,6 +70,25 @@ BY_MODULE = {
         *("_patch_function", "_patch_wrapped_functions", "_proxyable_classes", "_wrapped_fns_to_patch"),
         *("_wrapped_methods_to_patch", "is_fx_symbolic_tracing", "is_fx_tracing"),
     ],
+    "_compatibility": ["compatibility"],
+    "_pytree": ["register_pytree_flatten_spec", "tree_flatten_spec", "_dict_flatten_spec"],
+    "config": ["do_not_emit_stack_traces"],
+    "operator_schemas": ["normalize_function"],
+    "traceback": ["preserve_node_meta"],
+}
+SEMI_PRIVATE = {
+    "graph": ["_PyTreeCodeGen", "_PyTreeInfo", "_Namespace", "inplace_methods", "Target", "Argument"],
+    "graph_module": ["_exec_with_source", "_forward_from_src", "_WrappedCall", "_format_import_statement"],
+    "node": ["_find_module_of_method", "_type_repr", "_format_arg"],
+    "_symbolic_trace": [
+        "compatibility",
+        "functools",
+        "FunctionType",
+        "ScriptObject",
+        "Proxy",
+        "_Patcher",
+        "map_aggregate",
+    ],
 }
 
 
@@ -84,6 +103,11 @@ def test_name_in_module(fx: ModuleType, path: str, name: str) -> None:
     assert hasattr(module, name)
     if hasattr(fx, name) and name != "map_arg":
         assert getattr(module, name) is getattr(fx, name)
+
+
+@pytest.mark.parametrize(("path", "name"), [(path, name) for path, names in SEMI_PRIVATE.items() for name in names])
+def test_name_that_clients_use_although_it_is_private(fx: ModuleType, path: str, name: str) -> None:
+    assert hasattr(importlib.import_module(f"{fx.__name__}.{path}"), name)
 
 
 @pytest.mark.parametrize("path", BY_MODULE)

@@ -418,3 +418,101 @@ def test_random_programs_mean_the_same_without_their_dead_code(data):
     graph.eliminate_dead_code()
     graph.lint()
     torch.testing.assert_close(run(graph, root, x), expected, rtol=0, atol=0)
+
+
+# ---- what led to a result that an edit took away ----
+
+
+class Features(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm, self.act = nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.ReLU(inplace=True)
+        self.last = nn.Conv2d(4, 2, 1)
+
+    def forward(self, x):
+        return self.last(self.act(self.norm(self.conv(x))))
+
+
+def cut_at(program, name: str, how: str):
+    inner = next(node for node in program.graph.nodes if node.name == name)
+    output = next(iter(reversed(program.graph.nodes)))
+    if how == "erase":
+        program.graph.erase_node(output)
+        program.graph.output(inner)
+    else:
+        output.args = (inner,)
+    program.graph.eliminate_dead_code()
+    return [node.name.replace("output_1", "output") for node in program.graph.nodes]
+
+
+@pytest.mark.parametrize("how", ["erase", "assign"])
+@pytest.mark.parametrize("mode", [True, False])
+def test_an_inner_value_made_the_result_is_what_its_node_computed(how, mode):
+    model = Features().train(mode)
+    x = torch.randn(2, 3, 4, 4)
+    program = torchgraft.symbolic_trace(model)
+    assert cut_at(program, "norm", how) == ["x", "conv", "norm", "output"]
+    torch.testing.assert_close(program(x), copy.deepcopy(model).norm(model.conv(x)))
+
+
+def test_functions_of_somebody_else_that_led_to_the_old_result_go():
+    graph = Graph()
+    x = graph.placeholder("x")
+    inner = graph.call_function(torch.relu, (x,))
+    outer = graph.call_function(copy.copy, (inner,))  # may do anything, as far as is known
+    output = graph.output(graph.call_method("add_", (outer, 1)))
+    output.args = (inner,)
+    graph.eliminate_dead_code()
+    assert [node.name for node in graph.nodes] == ["x", "relu", "output"]
+
+
+def test_what_never_led_to_the_result_stays_for_its_effect():
+    def function(x, y):
+        z = x + 1
+        z.mul_(2)  # whose result nobody uses
+        y.add_(1)
+        return z.relu_().exp()
+
+    program = torchgraft.symbolic_trace(function)
+    names = cut_at(program, "add", "erase")
+    assert names == ["x", "y", "add", "mul_", "add_", "output"]
+    x, y = torch.zeros(2), torch.zeros(2)
+    assert program(x, y).tolist() == [2, 2] and y.tolist() == [1, 1]
+
+
+def test_what_writes_an_input_or_a_tensor_of_the_model_stays():
+    class Counting(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("count", torch.zeros(1))
+
+        def forward(self, x, y):
+            return x.exp(), y.add_(self.count.add_(1))
+
+    model = Counting()
+    program = torchgraft.symbolic_trace(model)
+    assert cut_at(program, "exp", "erase") == ["x", "y", "exp", "count", "add_", "add__1", "output"]
+
+
+def test_guards_of_what_is_cut_off_go_with_it():
+    def function(x):
+        y = torch.relu(x)
+        z = y.unbind()[0]
+        return z + 1 if isinstance(z, torch.Tensor) and hasattr(z, "whatever") is False else z
+
+    program = torchgraft.symbolic_trace(function)
+    assert any("check" in getattr(node.target, "__name__", "") for node in program.graph.nodes)
+    assert cut_at(program, "relu", "erase") == ["x", "relu", "output"]
+
+
+def test_a_value_that_only_lost_another_user_is_not_cut_off():
+    def function(x):
+        y = x * 2
+        z = y.add_(1)
+        torch.relu(z)
+        return y
+
+    program = torchgraft.symbolic_trace(function)
+    program.graph.eliminate_dead_code()
+    program.graph.eliminate_dead_code()
+    assert program(torch.ones(1)).tolist() == [3]

@@ -74,10 +74,13 @@ class TracerBase(ScopeState):
     flags_are_plain = False
     # Whether an object was handed out in the place of a mode or a dtype.
     _has_stand_ins = False
+    # Whether a user's subclass looks at what is recorded.
+    _sees_calls = False
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         cls._is_overridden = overrides(cls, TracerBase, _MAKERS_OF_NODES)
+        cls._sees_calls = overrides(cls, TracerBase, frozenset({"create_proxy", "create_node"}))
 
     # ---- nodes and proxies ----
 

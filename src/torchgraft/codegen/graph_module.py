@@ -88,7 +88,9 @@ class GraphModule(torch.nn.Module):
     _python_code: Any = None
     _plain_tensors: Any = ()
     # TorchScript compiles every property it is not told to leave alone.
-    __jit_unused_properties__ = ["code", "graph", "guards"]  # noqa: RUF012 (TorchScript looks for a list)
+    __jit_unused_properties__ = [  # noqa: RUF012 (TorchScript looks for a list)
+        *("code", "graph", "guards", "_create_node_hooks", "_erase_node_hooks", "_replace_hooks", "_lineno_map"),
+    ]
 
     def __new__(cls, *args: Any, **kwargs: Any) -> GraphModule:
         # `forward` must be found on the class (by torch.jit, copies and super()), so each instance has a class of its own.
@@ -340,6 +342,22 @@ class GraphModule(torch.nn.Module):
 
     # ---- hooks on edits ----
 
+    @property
+    def _create_node_hooks(self) -> list[Callable[[Node], Any]]:
+        return self._edit_hooks.create
+
+    @property
+    def _erase_node_hooks(self) -> list[Callable[[Node], Any]]:
+        return self._edit_hooks.erase
+
+    @property
+    def _replace_hooks(self) -> list[Callable[..., Any]]:
+        return self._edit_hooks.replace
+
+    @property
+    def _lineno_map(self) -> dict[int, int | None] | None:
+        return self._generated()._lineno_map
+
     def _register_create_node_hook(self, f: Callable[[Node], Any]) -> None:
         self._edit_hooks.create.append(_checked_hook(f))
 
@@ -504,7 +522,9 @@ def _annotate(error: Exception, module: GraphModule) -> None:
     python_code = module._generated()
     line = trace.tb_lineno
     lines = python_code.src.splitlines()
-    note = f"in line {line} of the code generated for {type(module).__name__}: {lines[line - 1].strip()}"
+    # In the words of torch.fx, which users' programs look for.
+    where = f"Call using an FX-traced Module, line {line} of the traced Module's generated forward function"
+    note = f"{where} ({type(module).__name__}): {lines[line - 1].strip()}"
     index = (python_code._lineno_map or {}).get(line - python_code._prologue_start)
     node = next(itertools.islice(module.graph.nodes, index, None), None) if index is not None else None
     if node is not None:

@@ -17,16 +17,25 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 HOMES = {
+    "_compatibility": "fx_passes.semi_private",
+    "_lazy_graph_module": "fx_passes.semi_private",
+    "_pytree": "fx_passes.semi_private",
+    "config": "fx_passes.semi_private",
     "experimental.const_fold": "fx_passes.const_fold",
     "experimental.normalize": "fx_passes.normalize",
     "experimental.optimization": "fx_passes.optimization",
+    "experimental.rewriter": "fx_passes.semi_private",
+    "experimental.schema_type_annotation": "fx_passes.small_passes",
+    "passes.annotate_getitem_nodes": "fx_passes.small_passes",
     "passes.dialect.common.cse_pass": "fx_passes.cse",
     "passes.graph_drawer": "fx_passes.drawer",
+    "passes.graph_manipulation": "fx_passes.small_passes",
     "passes.graph_transform_observer": "fx_passes.observer",
     "passes.infra.partitioner": "splitting.partitioner",
     "passes.infra.pass_base": "fx_passes.pass_manager",
     "passes.infra.pass_manager": "fx_passes.pass_manager",
     "passes.net_min_base": "fx_passes.minimizer",
+    "passes.param_fetch": "fx_passes.small_passes",
     "passes.operator_support": "splitting.operator_support",
     "passes.split_module": "splitting.split_module",
     "passes.split_utils": "fx_passes.split_utils",
@@ -40,8 +49,9 @@ HOMES = {
 # The modules of torch.fx that are files of torchgraft, reached as attributes after `import torch.fx as fx`.
 MODULES = frozenset(
     (
-        *("_symbolic_trace", "experimental", "graph", "graph_module", "immutable_collections", "interpreter", "node"),
-        *("operator_schemas", "passes", "proxy", "subgraph_rewriter", "tensor_type", "traceback"),
+        *("_compatibility", "_pytree", "_symbolic_trace", "config", "experimental", "graph", "graph_module"),
+        *("immutable_collections", "interpreter", "node", "operator_schemas", "passes", "proxy", "subgraph_rewriter"),
+        *("tensor_type", "traceback"),
     )
 )
 

@@ -151,6 +151,8 @@ class Graph:
         # Values met while capturing that are no attribute of the model (a tensor from a closure); `get_attr` reaches them
         # by these names once a GraphModule is made of the graph.
         self._constants: dict[str, Any] = {}
+        # What an edit has taken out of the program's result; see `passes/remove_dead_code.py`.
+        self._former_results: dict[Node, None] = {}
         # True while some owner holds code generated from exactly this state.
         self._fresh = False
         # True while two neighbours may carry the same order label.
@@ -430,6 +432,8 @@ class Graph:
         if self._hooks is not None:
             for hook in self._hooks.erase:
                 hook(to_erase)
+        if to_erase._op == "output":
+            self._former_results.update(dict.fromkeys(to_erase._inputs))
         for source in to_erase._inputs:
             source.users.pop(to_erase, None)
         to_erase._inputs = ()
@@ -451,7 +455,7 @@ class Graph:
         problem = find_attribute(owner, path)[1]
         if problem is not None:
             warnings.warn(
-                f"made a {op} node for '{path}', which the graph's module does not have: {problem}; "
+                f"made a {op} node for '{path}', which has no underlying reference in the owning GraphModule: {problem}; "
                 "add it, for example with add_submodule(), before the program runs",
                 stacklevel=3,
             )
@@ -501,7 +505,9 @@ class Graph:
         lint(self)
 
     def eliminate_dead_code(self, is_impure_node: Callable[[Node], bool] | None = None) -> bool:
-        """Erase what is neither used nor has an effect; say whether anything was erased."""
+        """Erase what is neither used nor has an effect, and what only led to a result that an edit took away; say whether
+        anything was erased.
+        """
         from torchgraft.passes.remove_dead_code import eliminate_dead_code
 
         return eliminate_dead_code(self, is_impure_node)

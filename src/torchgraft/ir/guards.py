@@ -92,17 +92,25 @@ def refuse(what: str, where: str, remedy: str) -> None:
 _MODES = {True: "training mode", False: "evaluation mode"}
 
 
+def _refuse_mode(found: bool, expected: bool, where: str) -> None:
+    refuse(
+        f"the program was captured in {_MODES[expected]} and the module is now in {_MODES[found]}, but the model "
+        "branched on self.training",
+        where,
+        f"capture the model again in {_MODES[found]}, or switch this module back with .{'train' if expected else 'eval'}()",
+    )
+
+
+# TorchScript compiles the guard and calls this, and wants to see the types themselves.
+_refuse_mode.__annotations__ = {"found": bool, "expected": bool, "where": str, "return": None}
+torch.jit.ignore(_refuse_mode)
+
+
 @guard(lambda found, expected, where: [(str(getattr(found, "target", "training")), expected)])
 def check_training(found: bool, expected: bool, where: str) -> None:
     """Raise unless the module is in the mode in which the program was captured."""
-    if found != expected:
-        refuse(
-            f"the program was captured in {_MODES[expected]} and the module is now in {_MODES[bool(found)]}, but the model "
-            "branched on self.training",
-            where,
-            f"capture the model again in {_MODES[bool(found)]}, or switch this module back with "
-            f".{'train' if expected else 'eval'}()",
-        )
+    if found != expected:  # which TorchScript compiles; the text it does not
+        _refuse_mode(bool(found), expected, where)
 
 
 @guard(lambda found, name, where: [(f"'{name}' is given", True)])

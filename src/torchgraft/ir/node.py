@@ -208,6 +208,8 @@ class Node:
     @args.setter
     def args(self, value: Sequence[Argument]) -> None:
         self._changing()
+        if self._op == "output":
+            self.graph._former_results.update(dict.fromkeys(self._inputs))
         self._set_arguments(tuple(value), self._kwargs)
 
     @property

@@ -97,25 +97,72 @@ def _is_integer(value: Any) -> bool:
     return likely_class(value) is int if isinstance(value, Node) else type(value) is int
 
 
-def is_surely_of_class(node: Node) -> bool:
-    """Whether the value of a node cannot be anything else than it most likely is, so that nobody needs to check it."""
+def is_surely_of_class(node: Node, root: torch.nn.Module | None = None) -> bool:
+    """Whether the value of a node cannot be anything else than it most likely is, so that nobody needs to check it.
+    `root` is the model, where modules may be looked up.
+    """
     if node._op == "placeholder":
         return is_plainly_typed(node.type) and node._args != (None,)
-    if node._op == "call_function":
-        return node._target in (getattr, len) or _returns_one_tensor(node._target)
-    return node._op == "call_method" and (node._target in _BY_NAME or node._target == "size")
+    if node._op == "get_attr":
+        return root is not None and isinstance(_attribute(root, str(node._target)), torch.Tensor)
+    if node._op == "call_module":
+        return root is not None and _layer_returns_tensor(root, str(node._target))
+    if node._op == "call_method":
+        if node._target in _BY_NAME or node._target == "size":
+            return True
+        return _is_surely_tensor(node._args[0], root) and _operators_return_tensor(str(node._target))
+    if node._op != "call_function":
+        return False
+    if node._target is operator.getitem or getattr(node._target, "__module__", "") == "_operator":
+        return any(_is_surely_tensor(item, root) for item in node._args[: 1 if node._target is operator.getitem else 2])
+    return node._target in (getattr, len) or _returns_one_tensor(node._target)
+
+
+def _is_surely_tensor(value: Any, root: torch.nn.Module | None) -> bool:
+    return isinstance(value, Node) and likely_class(value) is torch.Tensor and is_surely_of_class(value, root)
+
+
+def _attribute(root: torch.nn.Module, path: str) -> Any:
+    """What a module has at a path, without asking it: while a model is traced the answer would be a proxy."""
+    owner: Any = root
+    for name in path.split(".") if path else ():
+        tables = (
+            [vars(owner).get(table, {}) for table in ("_modules", "_parameters", "_buffers")]
+            if owner is not None
+            else []
+        )
+        owner = next((table[name] for table in [*tables, getattr(owner, "__dict__", {})] if name in table), None)
+    return owner
+
+
+def _layer_returns_tensor(root: torch.nn.Module, path: str) -> bool:
+    """Whether a layer of torch.nn always returns one tensor: it is annotated so, except for pooling."""
+    layer = _attribute(root, path)
+    if not type(layer).__module__.startswith("torch.nn.modules."):
+        return False
+    is_pooling = type(layer).__module__.endswith(".pooling") and getattr(layer, "return_indices", True) is False
+    return is_pooling or type(layer).forward.__annotations__.get("return") is torch.Tensor
 
 
 @functools.cache
 def _returns_one_tensor(target: Any) -> bool:
-    """Whether a function of torch's always returns one tensor, by the schemas of the operators of its name."""
-    schemas: list[Any] = []
+    """Whether a function of torch's always returns one tensor, by its annotation or the schemas of the operators of its name."""
     name = getattr(target, "__name__", "")
     if isinstance(target, torch._ops.OpOverload):
-        schemas = [target._schema]
-    elif isinstance(target, BuiltinFunctionType) and getattr(torch, name, None) is target:
-        packet = getattr(torch.ops.aten, name, None)
-        schemas = [getattr(packet, overload)._schema for overload in packet.overloads()] if packet is not None else []
+        return _return_tensor([target._schema])
+    if getattr(target, "__module__", None) == "torch.nn.functional":
+        return getattr(target, "__annotations__", {}).get("return") is torch.Tensor
+    is_operator = isinstance(target, BuiltinFunctionType) and getattr(torch, name, None) is target
+    return is_operator and _operators_return_tensor(name)
+
+
+@functools.cache
+def _operators_return_tensor(name: str) -> bool:
+    packet = getattr(torch.ops.aten, name, None)
+    return packet is not None and _return_tensor([getattr(packet, each)._schema for each in packet.overloads()])
+
+
+def _return_tensor(schemas: list[Any]) -> bool:
     return bool(schemas) and all([str(item.type) for item in schema.returns] == ["Tensor"] for schema in schemas)
 
 

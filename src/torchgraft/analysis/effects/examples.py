@@ -66,8 +66,12 @@ def argument_trials(
             filled: dict[int, Any] = {**dict(zip(flags, values, strict=True)), **numbers, **known}
             filled |= dict(zip(open_slots, choice, strict=True))
             made: dict[int, Any] = {}
-            variants.append((_filled(inputs.args, filled, made), _filled(inputs.kwargs, filled, made)))
-        yield variants
+            try:
+                variants.append((_filled(inputs.args, filled, made), _filled(inputs.kwargs, filled, made)))
+            except RuntimeError:  # a guess so large that not even a tensor without data can have that size
+                break
+        else:
+            yield variants
 
 
 def _module_sizes(module: torch.nn.Module) -> list[int]:

@@ -82,7 +82,10 @@ def create_inputs(
             if parameter.default is None:
                 tracer._optional_inputs[value.node] = parameter.name
             _guard_comparisons(tracer, function, parameter, value)
-    call = functools.partial(_call, function, parameters)
+    call: Any = functools.partial(_call, function, parameters)
+    call.__annotations__ = dict(
+        getattr(function, "__annotations__", {})
+    )  # which a tracer of somebody's own may ask for
     _, spec = pytree.tree_flatten(tuple(values))
     children = spec.children() if callable(spec.children) else spec.children
     if all(child.is_leaf() for child in children):
@@ -141,7 +144,9 @@ def _concrete_by_name(concrete_args: Any, parameters: list[inspect.Parameter]) -
             f"concrete_args names {', '.join(map(repr, unknown))}, but the parameters are {', '.join(map(repr, named))}; "
             "use these names"
         )
-    return {name.lstrip("*"): value for name, value in concrete_args.items()}
+    # Who takes all defaults for concrete arguments takes this one too, for `**kwargs`, which has none.
+    given = {name: value for name, value in concrete_args.items() if value is not inspect.Parameter.empty}
+    return {name.lstrip("*"): value for name, value in given.items()}
 
 
 def _flat_input(tracer: Tracer, index: int, value: Any) -> Any:

@@ -151,7 +151,12 @@ class Proxy:
         return self.tracer.keys(self)
 
     def __len__(self) -> int:
-        return self.tracer._refuse(self, "take the len() of", "mark len as a leaf function: torchgraft.wrap('len')")
+        return self.tracer._refuse(
+            self,
+            "take the len() of",
+            "mark len as a leaf function: torchgraft.wrap('len')",
+            "'len' is not supported in symbolic tracing by default",
+        )
 
     def __int__(self) -> int:
         return self.tracer._refuse_conversion(self, "an int")
@@ -390,6 +395,7 @@ def _add_operator(name: str, reflected: bool = False) -> None:
     function = getattr(operator, name)
     # `y += x` often turns out to be `y + x` (see inplace.py), and torch.fx calls it so; it has that name from the start.
     wish = name.removeprefix("i") if f"{name.removeprefix('i')}" in IN_PLACE_NAMES and name not in ARITHMETIC else None
+    plain: Any = None if wish is None else getattr(operator, wish if hasattr(operator, wish) else f"{wish}_")
 
     if reflected:
 
@@ -402,7 +408,13 @@ def _add_operator(name: str, reflected: bool = False) -> None:
         def method(self: Proxy, *others: Any) -> Any:  # type: ignore[misc]
             if wish is None:
                 return self.tracer.create_proxy("call_function", function, (self, *others), {})
-            return self.tracer.create_proxy("call_function", function, (self, *others), {}, name=wish)
+            if not self.tracer._sees_calls:
+                return self.tracer.create_proxy("call_function", function, (self, *others), {}, name=wish)
+            # A tracer of somebody's own gets the operator that torch.fx records: it may look it up, or compute with it.
+            result = self.tracer.create_proxy("call_function", plain, (self, *others), {})
+            if isinstance(result, Proxy) and result.node.target is plain:
+                result.node.target = function
+            return result
 
         python_name = f"__{name.strip('_')}__"
     method.__name__ = python_name

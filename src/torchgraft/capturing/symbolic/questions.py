@@ -61,7 +61,7 @@ class Questions:
         for asked in _asked_classes(frame):
             self._guard_class(proxy.node, asked)
         kind = likely_class(proxy.node)
-        if not is_surely_of_class(proxy.node):
+        if not is_surely_of_class(proxy.node, self._tracer.root):
             self._guard(proxy.node, kind, check_kind, (class_name(kind), proxy.node.name))
         return kind
 
@@ -108,10 +108,13 @@ class Questions:
         return frame
 
     def _is_tracers(self, frame: FrameType | None) -> bool:
-        """Whether a method of a user's tracer is running, and not the model."""
-        while frame is not None and is_user_code(frame.f_code):
-            if frame.f_locals.get("self") is self._tracer:
-                return True
+        """Whether a method of a user's tracer is running, and not the model: it is nearer than any forward."""
+        while frame is not None:
+            owner = frame.f_locals.get("self")
+            if owner is self._tracer:
+                return is_user_code(frame.f_code)
+            if isinstance(owner, torch.nn.Module):
+                return False
             frame = frame.f_back
         return False
 

@@ -185,7 +185,10 @@ class RealValues:
                 return torch.device("meta")
             return value
 
-        self.tracer._switching = True  # what happens to the copies is no part of the program
+        before, self.tracer._switching = (
+            self.tracer._switching,
+            True,
+        )  # what happens to the copies is no part of the program
         try:
             with torch.inference_mode(False), torch.no_grad():  # in inference mode nobody counts writes
                 real_args, real_kwargs = copied(args), copied(kwargs)
@@ -203,7 +206,7 @@ class RealValues:
                 return torch.empty(0, device="meta"), True
             self._refuse(function, "reads values of", error)
         finally:
-            self.tracer._switching = False
+            self.tracer._switching = before
         if is_reshaped:
             self._refuse(function, "changes the shape of")
         return result, writes

@@ -61,6 +61,8 @@ _ANSWERS = frozenset(
     {"to_bool", "iter", "keys", "call_module", "create_proxy", "create_node", "create_arg", "path_of_module", "proxy"}
 )
 _RULES = _ANSWERS | {"is_leaf_module", "getattr", "_module_getattr"}
+# Those in which no forward of the model runs.
+_OWN_CODE = _RULES - {"call_module", "iter"}
 
 
 class Tracer(ModelAttributes):
@@ -102,6 +104,9 @@ class Tracer(ModelAttributes):
         cls._default_answers = not overrides(cls, Tracer, _ANSWERS)
         cls._installs_modules = overrides(cls, Tracer, frozenset({"path_of_module"}))
         cls._default_getattr = not overrides(cls, Tracer, frozenset({"getattr", "_module_getattr"}))
+        for name in _OWN_CODE & vars(cls).keys():
+            if isinstance(method := vars(cls)[name], FunctionType):
+                setattr(cls, name, _not_the_models(method))
 
     def _begin(self) -> None:
         """Forget everything about an earlier trace."""
@@ -471,6 +476,20 @@ class Tracer(ModelAttributes):
         for name, value in vars(self).items():
             result.__dict__[name] = value if name in ("_autowrap", "_mode", "_held") else copy.deepcopy(value, memo)
         return result
+
+
+def _not_the_models(method: FunctionType) -> Callable[..., Any]:
+    """A method of a user's tracer: what it does is neither recorded, guarded nor refused."""
+
+    @functools.wraps(method)
+    def run(self: Tracer, *args: Any, **kwargs: Any) -> Any:
+        before, self._switching = self._switching, True
+        try:
+            return method(self, *args, **kwargs)
+        finally:
+            self._switching = before
+
+    return run
 
 
 def _parameter_proxy(tracer: Tracer, path: str, parameter: torch.nn.Parameter, node: Node) -> ParameterProxy:
