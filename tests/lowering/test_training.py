@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 import torchgraft
 from tests.bridge.models import Straight, small
 from torchgraft import BridgeError, GuardError, Interpreter, zoo
+from torchgraft.lowering import joint
 from torchgraft.lowering.training import capture_training, joint_program
 
 X = torch.randn(4, 6)
@@ -766,3 +767,14 @@ def test_a_product_that_is_written_afterwards():
     step = torchgraft.capture_training(lambda q, k: attention(q, k).sum(), (query, key)).run(query, key)
     expected = torch.autograd.grad(attention(query, key).sum(), (query, key))
     torch.testing.assert_close(tuple(step.gradients.values()), expected)
+
+
+def test_a_model_runs_twice_however_many_buffers_it_writes(monkeypatch):
+    runs = []
+    begin = joint._JointWalk.begin
+    monkeypatch.setattr(joint._JointWalk, "begin", lambda walk: (runs.append(walk), begin(walk))[1])
+    model = nn.Sequential(*[nn.BatchNorm1d(4) for _ in range(5)])
+    before = copy.deepcopy(model.state_dict())
+    capture_training(model, (torch.randn(6, 4),))
+    assert len(runs) == 2
+    torch.testing.assert_close(model.state_dict(), before)

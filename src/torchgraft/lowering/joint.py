@@ -54,14 +54,17 @@ def lower_to_joint(program: GraphModule, args: tuple[Any, ...], kwargs: dict[str
             walk = _JointWalk(program, placeholder_values(program, args, kwargs), copied)
             try:
                 walk.run()
-                return walk.finished(result_name)
+                if not walk.written:
+                    return walk.finished(result_name)
             except _Written as request:
-                copied.update(map(walk.number_of, request.memories))
+                walk.written.update(request.memories)
             except GraftError:
                 raise
             except Exception as error:  # the program itself ran when it was captured
-                text = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}{_at(walk.recorder.above)}"
-                raise _refusal(text, _INSTEAD) from error
+                if not walk.written:  # else it may run where it writes copies
+                    text = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+                    raise _refusal(text + _at(walk.recorder.above), _INSTEAD) from error
+            copied.update(map(walk.number_of, walk.written))
 
 
 def _refusal(what: str, remedy: str) -> BridgeError:
@@ -86,6 +89,8 @@ class _JointWalk(Walk):
         self.modules: dict[str, torch.nn.Module] = {}
         self.result: Any = None
         self._own = copied
+        # The memories of the primals that were written: the program has to begin with copies of these.
+        self.written: set[int] = set()
         self._traced_primals: list[TracedTensor] = []
         self._current: list[TracedTensor] = []
         self._by_identity: dict[int, int] = {}
@@ -122,12 +127,15 @@ class _JointWalk(Walk):
                 for index, item in enumerate(self._traced_primals)
             ]
         # What was copied is the program's own.
-        self.recorder.before_write = self._refuse_write
+        self.recorder.before_write = self._before_write
 
-    def _refuse_write(self, actual: torch.Tensor) -> None:
+    def _before_write(self, actual: torch.Tensor) -> None:
+        """Note that a primal is written, and go on where that can be undone: there may be hundreds of them."""
         memory = actual.untyped_storage()._cdata
         if any(item.actual.untyped_storage()._cdata == memory for item in self._traced_primals):
-            raise _Written(actual)
+            if not self._state.tensors.save_if_known(actual):
+                raise _Written(actual)
+            self.written.add(memory)
 
     def _add(self, primal: Primal, tensor: torch.Tensor) -> int:
         node = self.recorder.create_node("placeholder", f"primals_{len(self.primals) + 1}", (), {})

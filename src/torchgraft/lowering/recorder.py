@@ -43,7 +43,7 @@ class Recorder:
         self.plain: dict[Node, Any] = {}
         # Whether gradients are being computed.
         self.is_backward = False
-        self.before_write: Callable[[torch.Tensor], None] = lambda tensor: None
+        self.before_write: Callable[[torch.Tensor], object] = lambda tensor: None
         # What is checked already, by the node that checks it: taking a call back may erase that node again.
         self._guarded: dict[Any, Node] = {}
         # Where guards on attributes go: before everything that the program writes.

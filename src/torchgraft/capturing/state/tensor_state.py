@@ -61,10 +61,12 @@ class TensorState:
         """Say that a tensor, neither parameter nor buffer, was there before the run."""
         self._known_addresses().add(_address(tensor))
 
-    def save_if_known(self, tensor: torch.Tensor) -> None:
+    def save_if_known(self, tensor: torch.Tensor) -> bool:
         """Keep a copy of a tensor that shares its memory with one that was there before the run, before it is written."""
-        if _address(tensor) in self._known_addresses():
+        is_known = _address(tensor) in self._known_addresses()
+        if is_known:
             self.save(tensor)
+        return is_known
 
     def _known_addresses(self) -> set[int]:
         if self._known is None:
