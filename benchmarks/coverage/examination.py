@@ -16,8 +16,8 @@ from torch import nn
 
 import torchgraft
 from benchmarks.coverage.cases import Case, Inputs
-from benchmarks.coverage.comparison import is_flat, leaves
-from benchmarks.coverage.judging import attempted, described, judge, run, seeded
+from benchmarks.coverage.comparison import difference, is_flat, leaves
+from benchmarks.coverage.judging import attempted, described, gradient_difference, judge, run, seeded
 from benchmarks.coverage.levels import examine_joint, lowered
 from benchmarks.coverage.other_libraries import examine_export, symbolic
 from benchmarks.coverage.rows import ATEN, CORE_ATEN, FUNCTION, JOINT, MODULE, SYMBOLIC, Attempt, Row
@@ -144,7 +144,7 @@ def _compare_training(
         result = run(function, seeded(case.example, "example"))
         _backward(result[0])
         gradients = {name: parameter.grad for name, parameter in owner.named_parameters()}
-        return _detached((result, gradients, dict(owner.named_buffers())))
+        return _detached((result, dict(owner.named_buffers()))), _detached_gradients(gradients)
 
     try:
         expected: Any = outcome(model, model)
@@ -153,13 +153,19 @@ def _compare_training(
     for way, program in programs.items():
         if program is None:
             continue
-        verdict, reason = judge(lambda program=program, way=way: outcome(program, subjects[way]), expected)
+        verdict, reason = judge(
+            lambda program=program, way=way: outcome(program, subjects[way]), expected, _training_difference
+        )
         row.attempts[way].verdicts["training"] = verdict
         if reason:
             row.attempts[way].reasons["training"] = reason
     _put_back(model, saved)
     model.zero_grad()
     model.eval()
+
+
+def _training_difference(expected: Any, found: Any) -> str:
+    return difference(expected[0], found[0]) or gradient_difference(expected[1], found[1])
 
 
 def _put_back(model: nn.Module, saved: dict[str, torch.Tensor]) -> None:
@@ -178,6 +184,10 @@ def _backward(result: Any) -> None:
 def _detached(outcome: Any) -> Any:
     """The tensors of an outcome without what they were made by, which is not compared and cannot be copied."""
     return {place: leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf for place, leaf in leaves(outcome)}
+
+
+def _detached_gradients(gradients: dict[str, torch.Tensor | None]) -> dict[str, torch.Tensor | None]:
+    return {name: None if value is None else value.detach().clone() for name, value in gradients.items()}
 
 
 # Time

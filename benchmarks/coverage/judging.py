@@ -22,6 +22,10 @@ from benchmarks.coverage.comparison import difference
 from benchmarks.coverage.model_snapshot import Snapshot
 from benchmarks.coverage.rows import EQUAL, FAILS, REFUSED, UNDEFINED, WRONG, Attempt
 
+# Operators sum in another order than the functions they come from; a gradient that is zero but for rounding, as that of the bias
+# of attention's keys, is compared with the largest gradient of the model.
+RELATIVE_TO_ALL = 1e-6
+
 
 def run(function: Callable[..., Any], inputs: Inputs) -> Any:
     """What a run gives: its result, what it did to its inputs, and where it left the random numbers."""
@@ -50,6 +54,13 @@ def judge(answer: Callable[[], Any], expected: Any, compare: Callable[[Any, Any]
         return WRONG, f"answers, where eager raises {type(expected).__name__}: {expected}"
     text = compare(expected, found)
     return (WRONG, text) if text else (EQUAL, "")
+
+
+def gradient_difference(expected: dict[str, Any], found: dict[str, Any]) -> str:
+    """The first difference of gradients by their names; "" where there is none."""
+    largest = max((float(value.abs().max()) for value in expected.values() if value is not None), default=0.0)
+    text = difference(expected, found, at_least=RELATIVE_TO_ALL * largest)
+    return f"gradient of {text}" if text else ""
 
 
 def attempted(model: nn.Module, make: Callable[[], Any]) -> tuple[Attempt, Any]:

@@ -17,12 +17,8 @@ from torch.utils import _pytree as pytree
 import torchgraft
 from benchmarks.coverage.cases import Case, Inputs
 from benchmarks.coverage.comparison import difference, leaves
-from benchmarks.coverage.judging import attempted, judge, run, seeded
+from benchmarks.coverage.judging import attempted, gradient_difference, judge, run, seeded
 from benchmarks.coverage.rows import Attempt
-
-# Backward formulas sum in another order; a gradient that is zero but for rounding, as that of the bias of attention's keys,
-# is compared with the largest gradient of the model.
-RELATIVE_TO_ALL = 1e-6
 
 
 def lowered(owner: nn.Module, program: Any, example: Inputs, level: str, rounds: int) -> tuple[Attempt, Any]:
@@ -140,7 +136,4 @@ def _step_difference(expected: Step, found: Step) -> str:
         return text
     if expected.tangents.keys() != found.tangents.keys():
         return f"takes gradients of {', '.join(found.tangents)}, not of {', '.join(expected.tangents)}"
-    largest = max((float(value.abs().max()) for value in expected.gradients.values() if value is not None), default=0.0)
-    gradients = {name: found.gradients.get(name) for name in expected.gradients}
-    text = difference(expected.gradients, gradients, at_least=RELATIVE_TO_ALL * largest)
-    return f"gradient of {text}" if text else ""
+    return gradient_difference(expected.gradients, {name: found.gradients.get(name) for name in expected.gradients})

@@ -754,3 +754,15 @@ def test_a_program_with_modules_is_taken_apart() -> None:
     updates = [entry.name for entry in joint.graph.output_node().meta["entries"] if entry.kind == "update"]
     assert updates == ["1.running_mean", "1.running_var", "1.num_batches_tracked"]
     program.eval()
+
+
+def test_a_product_that_is_written_afterwards():
+    def attention(query, key):
+        scores = query @ key
+        scores[:, :, 1:, 1:] += query.sum()
+        return scores * scores
+
+    query, key = torch.randn(2, 2, 3, 4, requires_grad=True), torch.randn(2, 2, 4, 3, requires_grad=True)
+    step = torchgraft.capture_training(lambda q, k: attention(q, k).sum(), (query, key)).run(query, key)
+    expected = torch.autograd.grad(attention(query, key).sum(), (query, key))
+    torch.testing.assert_close(tuple(step.gradients.values()), expected)

@@ -4,6 +4,7 @@ How the operators are written down is in `operators.py`, how the program is cut 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import operator
 from typing import Any
@@ -188,9 +189,14 @@ class _JointWalk(Walk):
         """Write down one node; gradients that are computed for it later come from its line, too."""
         value = super().node(node)
         for leaf in pytree.tree_leaves(value):
-            if type(leaf) is TracedTensor and leaf.grad_fn is not None:
-                self._mark_gradients(leaf.grad_fn, node)
+            if type(leaf) is TracedTensor and leaf.requires_grad:
+                self._mark_gradients(self._gradient_of(leaf), node)
         return value
+
+    def _gradient_of(self, tensor: TracedTensor) -> Any:
+        # Of a view whose base was written, torch makes the gradient function when it is asked, by taking the view again.
+        with recording(self.recorder) if tensor._is_view() else contextlib.nullcontext():
+            return tensor.grad_fn
 
     def _output(self, args: Any) -> None:
         node, (result,) = self.program.graph.output_node(), args
