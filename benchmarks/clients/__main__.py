@@ -63,6 +63,7 @@ CLIENTS = (
     Client("opt_einsum_fx", "opt-einsum-fx", ("opt_einsum_fx",), "einsum optimization"),
     Client("onnx2torch", "onnx2torch", ("onnx2torch",), "ONNX import"),
     Client("brevitas", "brevitas", ("brevitas",), "tracing and quantization"),
+    Client("hls4ml", "hls4ml", ("hls4ml",), "models for hardware"),
     Client("nirtorch", "nirtorch", ("nirtorch",), "neuromorphic graphs"),
     Client("torch_ao", "torch", tuple(AO), "prepare_fx, convert_fx", AO),
     Client("mct", "model-compression-toolkit", ("model_compression_toolkit",), "graph reading"),
