@@ -25,9 +25,9 @@ HEAD = """\
 Written by `make test-clients`. Each client is installed from PyPI and run twice on the same cases: as it is, and as a copy in
 which `torch.fx` is called `torchgraft` and nothing else is changed. A case checks a result against eager, and what it returns
 (nodes, code, names of parameters) must be the same on both; guards, regions, flags of modes and `+=`, which torchgraft records
-[on purpose](from_torch_fx.md#what-is-different-on-purpose), are left out of the comparison. For five families of transformers that ask
-whether a mask or weight is a tensor (GPT-Neo, GPT-J, Bloom, T5, mT5) results are compared, and nodes are not: torch.fx records the branch
-that eager does not take. The cases are in `benchmarks/clients/cases/`.
+[on purpose](from_torch_fx.md#what-is-different-on-purpose), are left out of the comparison. For five families of transformers
+that ask whether a mask or weight is a tensor (GPT-Neo, GPT-J, Bloom, T5, mT5) results are compared, and nodes are not: torch.fx
+records the branch that eager does not take. The cases are in `benchmarks/clients/cases/`.
 
 | client | what it does with torch.fx | cases | torch.fx | ours | why not |
 |---|---|---:|---:|---:|---|"""
