@@ -25,8 +25,9 @@ HEAD = """\
 Written by `make test-clients`. Each client is installed from PyPI and run twice on the same cases: as it is, and as a copy in
 which `torch.fx` is called `torchgraft` and nothing else is changed. A case checks a result against eager, and what it returns
 (nodes, code, names of parameters) must be the same on both; guards, regions, flags of modes and `+=`, which torchgraft records
-[on purpose](from_torch_fx.md#what-is-different-on-purpose), are left out of the comparison. The cases are in
-`benchmarks/clients/cases/`.
+[on purpose](from_torch_fx.md#what-is-different-on-purpose), are left out of the comparison. For five families of transformers
+that ask whether a mask or weight is a tensor (GPT-Neo, GPT-J, Bloom, T5, mT5) results are compared, and nodes are not: torch.fx
+records the branch that eager does not take. The cases are in `benchmarks/clients/cases/`.
 
 | client | what it does with torch.fx | cases | torch.fx | ours | why not |
 |---|---|---:|---:|---:|---|"""
@@ -62,9 +63,10 @@ CLIENTS = (
     Client("e3nn", "e3nn", ("opt_einsum_fx", "e3nn"), "generated tensor products"),
     Client("opt_einsum_fx", "opt-einsum-fx", ("opt_einsum_fx",), "einsum optimization"),
     Client("onnx2torch", "onnx2torch", ("onnx2torch",), "ONNX import"),
-    Client("brevitas", "brevitas", ("brevitas",), "tracing and quantization"),
+    Client("brevitas", "brevitas", ("brevitas",), "tracing, rewriting before quantization"),
+    Client("hls4ml", "hls4ml", ("hls4ml",), "models for hardware"),
     Client("nirtorch", "nirtorch", ("nirtorch",), "neuromorphic graphs"),
-    Client("torch_ao", "torch", tuple(AO), "prepare_fx, convert_fx", AO),
+    Client("torch_ao", "torch", tuple(AO), "torch.ao.quantization: prepare_fx, convert_fx", AO),
     Client("mct", "model-compression-toolkit", ("model_compression_toolkit",), "graph reading"),
     Client("modelopt", "nvidia-modelopt", ("modelopt",), "pruning and quantization"),
 )

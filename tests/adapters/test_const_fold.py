@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from torchgraft import symbolic_trace
 from torchgraft.fx_passes.const_fold import split_const_subgraphs
 
 
@@ -71,3 +72,24 @@ def test_what_is_folded() -> None:
 def test_nodes_that_the_caller_calls_impure_stay() -> None:
     folded = split_const_subgraphs(Sound(), is_impure_node=lambda node: node.target == "exp")
     assert [node.target for node in folded.graph.nodes if node.op == "call_method"] == ["exp"]
+
+
+def test_what_was_noted_about_a_folded_node_is_noted_about_its_value():
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.ones(2))
+
+        def forward(self, x):
+            return x * (self.weight + 1) - (self.weight - 1)
+
+    traced = symbolic_trace(Model())
+    for node in traced.graph.nodes:
+        node.meta["tag"] = node.name
+    folded = split_const_subgraphs(traced)
+    assert [node.meta.get("tag") for node in folded.graph.nodes if node.op == "call_function"] == [
+        "add",
+        "sub",
+        "mul",
+        "sub_1",
+    ]

@@ -494,6 +494,23 @@ def test_what_writes_an_input_or_a_tensor_of_the_model_stays():
     assert cut_at(program, "exp", "erase") == ["x", "y", "exp", "count", "add_", "add__1", "output"]
 
 
+@pytest.mark.parametrize("write", ["x.view(-1)[1:].mul_(2)", "self.act(x.t())", "x[0].add_(self.act(x[1]))"])
+def test_what_writes_a_view_of_an_input_stays(write):
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.act = nn.ReLU(inplace=True)
+
+    exec(f"def forward(self, x):\n    y = x.exp()\n    return y.sum() + {write}", globals_ := {})
+    Model.forward = globals_["forward"]
+    model, program = Model(), torchgraft.symbolic_trace(Model())
+    cut_at(program, "exp", "erase")
+    x, expected = (torch.tensor([[-1.0, 2.0], [-3.0, 4.0]]) for _ in range(2))
+    model(expected)
+    program(x)
+    assert torch.equal(x, expected)
+
+
 def test_guards_of_what_is_cut_off_go_with_it():
     def function(x):
         y = torch.relu(x)

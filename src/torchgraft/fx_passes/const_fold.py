@@ -121,6 +121,7 @@ def split_const_subgraphs(
             else [graph.call_function(operator.getitem, (fetched, i)) for i in range(len(results))]
         )
     for node, value in zip(results, values, strict=True):
+        value.meta.update(node.meta)
         node.replace_all_uses_with(value)
     for node in reversed(constant):
         if not node.users:

@@ -37,6 +37,7 @@ HOMES = {
     "passes.net_min_base": "fx_passes.minimizer",
     "passes.param_fetch": "fx_passes.small_passes",
     "passes.operator_support": "splitting.operator_support",
+    "passes.pass_manager": "fx_passes.plain_pass_manager",
     "passes.split_module": "splitting.split_module",
     "passes.split_utils": "fx_passes.split_utils",
     "passes.splitter_base": "fx_passes.splitter",

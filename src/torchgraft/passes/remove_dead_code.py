@@ -8,6 +8,7 @@ with their guards. What never had a user stays for its effect, as does what writ
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -97,14 +98,38 @@ def _is_seen_outside(node: Any) -> bool:
     """Whether a call does something beyond the values and layers it is made of: to an input, a tensor of the model, the world."""
     if node.op in ("placeholder", "output"):
         return True
-    if node.op in ("call_module", "get_attr"):
+    if node.op == "get_attr":
         return False
     if node.op == "call_function" and node.target in _side_effectful_functions:
         return True
     effects = effects_of(node)
-    if effects.unknown:
-        return False
-    return any(place == OUTSIDE or getattr(place, "op", "") in ("placeholder", "get_attr") for place in effects.writes)
+    return not effects.unknown and any(_is_the_callers(place, node) for place in effects.writes)
+
+
+_ARITHMETIC = frozenset(
+    {operator.add, operator.sub, operator.mul, operator.truediv, operator.floordiv, operator.mod, operator.pow}
+    | {operator.matmul, operator.neg, operator.and_, operator.or_, operator.xor}
+)
+
+
+def _is_the_callers(place: Any, writer: Any) -> bool:
+    """Whether memory is that of an input or of the model, other than a layer's own statistics; through views too."""
+    if isinstance(place, str):
+        return place == OUTSIDE or writer.op != "call_module"
+    pending, seen = [place], {place}
+    while pending:
+        node = pending.pop()
+        if node.op in ("placeholder", "get_attr"):
+            return True
+        effects = effects_of(node)
+        # A call that may do anything is taken to return something of its own, as most do; so does arithmetic, if not on lists.
+        for source in () if effects.unknown or node.target in _ARITHMETIC else effects.shares:
+            if isinstance(source, str):
+                return True
+            if source not in seen:
+                seen.add(source)
+                pending.append(source)
+    return False
 
 
 def _programs_inside(graph: Any) -> list[Any]:
