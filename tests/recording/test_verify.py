@@ -426,3 +426,8 @@ def test_a_model_that_is_one_call_changes_its_attributes_like_itself() -> None:
     assert found.ok and found, str(found)
     assert not verify(model, symbolic_trace(nn.Linear(4, 4)), (x,))
     assert model.calls == 0
+
+
+def test_inputs_in_the_place_of_the_program():
+    with pytest.raises(TypeError, match="expected a program to compare with the model, got a Tensor\n  verify"):
+        verify(nn.Linear(2, 2), torch.ones(1, 2))

@@ -182,6 +182,11 @@ def verify(
     >>> verify(model, program, (torch.ones(2, 3),)).ok
     False
     """
+    if not callable(program):
+        raise TypeError(
+            f"expected a program to compare with the model, got a {type(program).__name__}\n"
+            "  verify(model, program, args) takes the model first"
+        )
     values, keywords = example_inputs(args, kwargs)
     comparer = _Comparer(
         model, program, _input_names(model, values, keywords), Tolerance(rtol, atol), gradients, locate, seed
