@@ -27,8 +27,8 @@ which `torch.fx` is called `torchgraft` and nothing else is changed. A case chec
 (nodes, code, names of parameters) must be the same on both; guards, regions, flags of modes and `+=`, which torchgraft records
 [on purpose](from_torch_fx.md#what-is-different-on-purpose), are left out of the comparison. For five families of transformers
 that ask whether a mask or weight is a tensor (GPT-Neo, GPT-J, Bloom, T5, mT5) results are compared, and nodes are not: torch.fx
-records the branch that eager does not take. The cases, in `benchmarks/clients/cases/`, are ours, in the manner of each client, and
-those that torch.fx itself passes on this torch; the clients' own tests are not among them.
+records the branch that eager does not take. The cases, in `benchmarks/clients/cases/`, are ours, in the manner of each client,
+and those that torch.fx itself passes on this torch; the clients' own tests are not among them.
 
 | client | what it does with torch.fx | cases | torch.fx | ours | why not |
 |---|---|---:|---:|---:|---|"""
