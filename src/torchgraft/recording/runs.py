@@ -23,6 +23,7 @@ from torchgraft.analysis.comparison import (
     named_tensors_in,
     tensors_in,
 )
+from torchgraft.capturing.state.model_state import ModelState
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import GraftError
 from torchgraft.recording.situations import Situation
@@ -57,12 +58,14 @@ class Surroundings:
     def __init__(self, *callables: Any) -> None:
         roots = [root for item in callables for root in modules_behind(item)]
         self._modules: dict[torch.nn.Module, tuple[dict[str, Any], dict[str, Any]]] = {}
-        self._tensors: dict[int, tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]] = {}
+        self._tensors: dict[int, tuple[torch.Tensor, torch.Tensor | None]] = {}
+        # Copies of tensors without a memory of the usual kind, such as sparse ones; of all others the state has copies.
+        self._copies: dict[int, torch.Tensor] = {}
         # A tensor or module has one name, the first, whatever else it is called in a program.
         self._names: dict[int, str] = {}
         self._paths: dict[torch.nn.Module, str] = {}
+        # Generators of random numbers that belong to a class; those of modules are part of their state.
         self._generators: dict[int, tuple[torch.Generator, torch.Tensor]] = {}
-        self._random = _random_states()
         self._grad_mode = torch.is_grad_enabled()
         for prefix, root in roots:
             for path, module in root.named_modules(prefix=prefix):
@@ -70,12 +73,21 @@ class Surroundings:
                     _ = module.code  # generating code sets attributes that must outlive the first run
                 if module not in self._modules:
                     self._remember(path, module)
+        self._state = ModelState(self._paths)
+        for module in self._paths:
+            self._state.watch(module)
+        for key, (tensor, _) in self._tensors.items():
+            self._state.tensors.know(tensor)
+            self._state.tensors.keep_place(tensor)
+            self._state.tensors.save(tensor)
+            if not self._state.tensors.is_saved(tensor) and has_values(tensor):
+                self._copies[key] = tensor.detach().clone()
 
     def _remember(self, path: str, module: torch.nn.Module) -> None:
         attributes = dict(module.__dict__)
         contents = {name: value.copy() for name, value in attributes.items() if type(value) in _CONTAINERS}
         self._modules[module], self._paths[module] = (attributes, contents), path
-        for value in [*vars(type(module)).values(), *attributes.values()]:
+        for value in vars(type(module)).values():
             if isinstance(value, torch.Generator) and id(value) not in self._generators:
                 self._generators[id(value)] = value, value.get_state()
         for name, tensor in _values(module.__dict__).items():
@@ -85,15 +97,14 @@ class Surroundings:
                         f"cannot run the model and leave it as it was: '{_joined(path, name)}' has no shape yet\n"
                         "run the model once, so that its lazy modules know their sizes"
                     )
-                copied = tensor.detach().clone() if has_values(tensor) else None
                 self._names[id(tensor)] = _joined(path, name)
-                self._tensors[id(tensor)] = tensor, copied, tensor.grad if tensor.is_leaf else None
+                self._tensors[id(tensor)] = tensor, tensor.grad if tensor.is_leaf else None
 
     # ---- around a run ----
 
     def prepare(self, seed: int) -> None:
         """No gradients, and random numbers from the seed."""
-        for tensor, _, _ in self._tensors.values():
+        for tensor, _ in self._tensors.values():
             if tensor.is_leaf:
                 tensor.grad = None
         torch.manual_seed(seed)
@@ -104,31 +115,25 @@ class Surroundings:
     def restore(self) -> None:
         """Undo everything that a run changed."""
         torch.set_grad_enabled(self._grad_mode)
-        for module, (attributes, contents) in self._modules.items():
-            if not _same_entries(module.__dict__, attributes):
-                module.__dict__.clear()
-                module.__dict__.update(attributes)
-            for name, content in contents.items():
-                _restore_content(attributes[name], content)
-        written = self._written()
-        for tensor, copied, gradient in self._tensors.values():
-            if id(tensor) in written and copied is not None:
-                _restore_values(tensor, copied)
+        self._state.restore_all()
+        for key, (tensor, gradient) in self._tensors.items():
+            if key in self._copies and not _same_values(tensor, self._copies[key]):
+                tensor.data = self._copies[key].clone()
             if tensor.is_leaf:
                 tensor.grad = gradient
         for generator, state in self._generators.values():
             generator.set_state(state)
-        _set_random_states(self._random)
 
     # ---- what a run did ----
 
     def _written(self) -> set[int]:
         """The tensors that do not hold what they held. All are looked at: a write through .data leaves no other trace."""
-        return {
-            key
-            for key, (tensor, copied, _) in self._tensors.items()
-            if copied is not None and not _same_values(tensor, copied)
-        }
+        return {key for key, (tensor, _) in self._tensors.items() if self._is_written(key, tensor)}
+
+    def _is_written(self, key: int, tensor: torch.Tensor) -> bool:
+        if key in self._copies:
+            return not _same_values(tensor, self._copies[key])
+        return has_values(tensor) and self._state.tensors.is_written(tensor)
 
     def changes(self, roots: Roots) -> dict[str, Any]:
         """The parameters, buffers and attributes that are not what they were; of two with one path the last root's."""
@@ -272,15 +277,6 @@ def _random_states() -> dict[str, Any]:
     return states
 
 
-def _set_random_states(states: dict[str, Any]) -> None:
-    torch.set_rng_state(states["torch"])
-    random.setstate(states["python"])
-    if "cuda" in states:
-        torch.cuda.set_rng_state_all(states["cuda"])
-    if "numpy" in states:
-        sys.modules["numpy"].random.set_state(states["numpy"])
-
-
 def _digest(state: Any) -> int:
     """A state as something short that compares."""
     if isinstance(state, torch.Tensor):
@@ -317,24 +313,6 @@ def _same_content(container: Any, content: Any) -> bool:
     if isinstance(content, dict):
         return _same_entries(container, content)
     return container == content if isinstance(content, set) else _all_same(container, content)
-
-
-def _restore_content(container: Any, content: Any) -> None:
-    if _same_content(container, content):
-        return
-    container.clear()
-    if isinstance(content, list):
-        container.extend(content)
-    else:
-        container.update(content)
-
-
-def _restore_values(tensor: torch.Tensor, copied: torch.Tensor) -> None:
-    # Through .data, because an autograd graph of the caller's may have saved this tensor and looks at its version.
-    if (tensor.shape, tensor.dtype, tensor.device) == (copied.shape, copied.dtype, copied.device):
-        tensor.data.copy_(copied)
-    else:
-        tensor.data = copied.clone()
 
 
 def _same_values(tensor: torch.Tensor, copied: torch.Tensor) -> bool:

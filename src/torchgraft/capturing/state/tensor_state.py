@@ -75,6 +75,15 @@ class TensorState:
             self._known = {_address(value) for value in (*parameters, *buffers) if value is not None} - {0}
         return self._known
 
+    def is_saved(self, tensor: torch.Tensor) -> bool:
+        """Whether there is a copy of the memory of a tensor."""
+        return _address(tensor) in self._saved
+
+    def is_written(self, tensor: torch.Tensor) -> bool:
+        """Whether the memory of a tensor of which there was a copy is not what it was, or another one."""
+        saved = self._saved.get(_address(tensor))
+        return saved is None or not torch.equal(saved[1], saved[2])
+
     def restore(self) -> None:
         """Put everything back, except for the random numbers of other libraries."""
         for item, gradient in self._gradients:
