@@ -144,39 +144,3 @@ def test_a_call_that_writes_its_arguments_is_refused():
 def test_outlines():
     assert outline(({"a": torch.ones(2)}, [1, None], "x")) == "({a: tensor}, (1, None), 'x')"
     assert outline(torch.device("cpu")).startswith("device")
-
-
-class Noting(nn.Module):
-    """Kept whole as a model: it notes its calls."""
-
-    def __init__(self):
-        super().__init__()
-        self.linear, self.calls, self.shapes = nn.Linear(6, 6), 0, []
-
-    def forward(self, x, *, scale=1.0):
-        self.calls += 1
-        self.shapes.append(tuple(x.shape))
-        return self.linear(x).relu() * scale
-
-
-def test_a_model_kept_whole_is_one_call_of_a_training_step():
-    model = Noting()
-    programs = capture_training(model, (X,), {"scale": 2.0})
-    assert (model.calls, model.shapes) == (0, [])
-    step = programs.run(X[:3], scale=2.0)
-    assert (model.calls, model.shapes) == (1, [(3, 6)])
-    result = model(X[:3], scale=2.0)
-    result.sum().backward()
-    torch.testing.assert_close(step.results, result)
-    torch.testing.assert_close(step.gradients, {name: value.grad for name, value in model.named_parameters()})
-
-
-def test_a_function_kept_whole_is_refused():
-    seen = []
-
-    def count(x):
-        seen.append(1)
-        return x * len(seen)
-
-    with pytest.raises(BridgeError, match="the function is one call that runs Python\n  because"):
-        capture_training(count, (X.requires_grad_(),))

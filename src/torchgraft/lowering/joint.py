@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from torchgraft.capturing.whole import call_whole, whole_model
 from torchgraft.codegen.calling import placeholder_values
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import BridgeError, GraftError
@@ -45,8 +44,8 @@ class _Written(BaseException):
 def lower_to_joint(program: GraphModule, args: tuple[Any, ...], kwargs: dict[str, Any], result_name: str) -> Joint:
     """Run a program and its gradients once, and write both down."""
     kept = program.meta.get("kept_whole", {})
-    if "" in kept and whole_model(program) is None:
-        what = f"the function is one call that runs Python\n  because {kept['']}"
+    if "" in kept:
+        what = f"the model is one call that runs Python\n  because {kept['']}"
         raise _refusal(what, f"rewrite it with tensor operations, or {_INSTEAD}")
     copied: set[int] = set()
     # Gradients are what is asked for, whatever the caller has switched off around this.
@@ -253,10 +252,7 @@ class _JointWalk(Walk):
         if kind is Kind.REGION or kind is Kind.RESULT:
             return self._run(node, args, kwargs)
         if kind is Kind.MODULE:
-            return self._module(str(node.target), self.program.get_submodule(str(node.target)), args, kwargs)
-        if node.target is call_whole and (model := whole_model(self.program)) is not None:
-            _, _, positional, packed, named, packed_named = args
-            return self._module("model", model, (*positional, *packed), {**named, **packed_named})
+            return self._module(node, args, kwargs)
         if node.target is operator.getitem and isinstance(args[0], (tuple, list, dict)):
             return self._hold(self._run(node, args, kwargs))
         if kind is Kind.FOREIGN or (node.target is operator.getitem and kind is Kind.READ and traced_in(args)):
@@ -291,8 +287,10 @@ class _JointWalk(Walk):
             return self._hold(record_kept(self.recorder, method, method, {}, args, kwargs))
         return self._hold(record_kept(self.recorder, node.target, node.target, {}, args, kwargs))
 
-    def _module(self, path: str, module: torch.nn.Module, args: Any, kwargs: Any) -> Any:
+    def _module(self, node: Node, args: Any, kwargs: Any) -> Any:
         """A module that was kept whole is one call, with its parameters among the primals."""
+        path = str(node.target)
+        module = self.program.get_submodule(path)
         named = {name: self._of(value) for name, value in module.named_parameters()}
         self._state.tensors.save_all(module)
         fetched = self.recorder.create_node("get_attr", path, (), {})
