@@ -144,3 +144,43 @@ def test_a_call_that_writes_its_arguments_is_refused():
 def test_outlines():
     assert outline(({"a": torch.ones(2)}, [1, None], "x")) == "({a: tensor}, (1, None), 'x')"
     assert outline(torch.device("cpu")).startswith("device")
+
+
+class Learning(nn.Module):
+    """Kept whole: it learns while it runs."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(6, 6)
+        self.optimizer = torch.optim.SGD(self.linear.parameters(), lr=0.1, momentum=0.9)
+
+    def forward(self, x):
+        loss = self.linear(x.detach()).square().sum()
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+        return {"value": self.linear(x), "more": (x.exp(), True)}
+
+
+class Resizing(nn.Module):
+    """Kept whole: it gives a buffer another shape."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(1))
+
+    def forward(self, x):
+        with torch.no_grad():
+            self.seen.resize_(self.seen.shape[0] + 1).fill_(1.0)
+        return {"value": x * self.seen.sum(), "more": (x.exp(), True)}
+
+
+@pytest.mark.parametrize("inner", [Learning, Resizing])
+def test_a_module_that_writes_its_own_parameters_or_moves_its_tensors_is_refused(inner):
+    model = Network(inner())
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(
+        BridgeError, match=f"{inner.__name__} is one call, and writes its own parameters or gives its tensors"
+    ):
+        capture_training(model, (X,))
+    torch.testing.assert_close(model.state_dict(), before)

@@ -23,7 +23,7 @@ from torchgraft.ir.origin import source_of
 from torchgraft.ir.verify import find_attribute
 from torchgraft.lowering.entries import Joint, OutputEntry, Primal, finish, held_tensors, named_parts
 from torchgraft.lowering.guards import guard_state, guard_tensors
-from torchgraft.lowering.kept_calls import record_kept
+from torchgraft.lowering.kept_calls import record_kept, refuse_own_learning
 from torchgraft.lowering.kinds import Kind
 from torchgraft.lowering.lower import Walk, drop_unused, inputs_text
 from torchgraft.lowering.modes import recording
@@ -293,6 +293,7 @@ class _JointWalk(Walk):
         module = self.program.get_submodule(path)
         named = {name: self._of(value) for name, value in module.named_parameters()}
         self._state.tensors.save_all(module)
+        refuse_own_learning(module, args, kwargs)
         fetched = self.recorder.create_node("get_attr", path, (), {})
         self.modules[path] = module
         return self._hold(record_kept(self.recorder, module, fetched, named, args, kwargs))

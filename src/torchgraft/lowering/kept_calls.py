@@ -9,8 +9,10 @@ from typing import Any, NamedTuple
 
 import torch
 
+from torchgraft.capturing.state.model_state import ModelState
 from torchgraft.errors import BridgeError, GuardError
 from torchgraft.ir.arguments import leaves, map_plain
+from torchgraft.ir.modules import paths_of_modules
 from torchgraft.ir.node import Node
 from torchgraft.ir.structures import parts_of, put_together, take_apart
 from torchgraft.lowering.operators import part_of
@@ -140,6 +142,37 @@ def _name(function: Any) -> str:
 
 
 # ---- writing such a call down ----
+
+
+def refuse_own_learning(module: torch.nn.Module, args: Any, kwargs: Any) -> None:
+    """Raise if a module writes its own parameters, or gives its tensors other memory: with the parameters of a training program
+    in their places, it would do something else. It is run once for that, and put back."""
+    state = ModelState(paths_of_modules(module))
+    for inner in state.paths:
+        state.watch(inner)
+    state.tensors.save_all(module)
+    parameters, tensors = list(module.parameters()), [*module.parameters(), *module.buffers()]
+    for tensor in tensors:
+        state.tensors.keep_place(tensor)
+    before = [item._version for item in parameters], [(item.data_ptr(), item.shape) for item in tensors]
+    args, kwargs = map_plain((concrete(args), concrete(kwargs)), _copied)
+    try:
+        with torch.enable_grad():
+            module(*args, **kwargs)
+        after = [item._version for item in parameters], [(item.data_ptr(), item.shape) for item in tensors]
+    except Exception:  # the run that is written down says it better
+        return
+    finally:
+        state.restore_all()
+    if before != after:
+        raise BridgeError(
+            f"cannot write forward and backward as one program: {_name(module)} is one call, and writes its own parameters "
+            "or gives its tensors other memory\n  train the program at level 'function', whose gradients autograd computes"
+        )
+
+
+def _copied(leaf: Any) -> Any:
+    return leaf.detach().clone().requires_grad_(leaf.requires_grad) if isinstance(leaf, torch.Tensor) else leaf
 
 
 class _WithGradient(torch.autograd.Function):
