@@ -235,7 +235,7 @@ def markdown(rows: Sequence[Row], environment: Environment, command: str, remark
         idle = [row for row in group if row.eager]
         if idle:
             parts += [f"{len(idle)} do not run in eager here, and are not counted:", ""]
-            parts += [f"- {row.name}: {_clean(row.eager)[:240]}" for row in idle] + [""]
+            parts += [f"- {row.name}: {_as_text(_clean(row.eager)[:240])}" for row in idle] + [""]
     return "\n".join(parts)
 
 
@@ -254,7 +254,7 @@ def _extent(rows: Sequence[Row]) -> str:
 def _shortfalls(rows: Sequence[Row]) -> list[str]:
     """The models that are right at the level of functions and not at a lower one, with the reasons."""
     found = [
-        f"- {row.collection} {row.name}, {way}, {situation}: {_clean(reason).partition(' | model: ')[0][:240]}"
+        f"- {row.collection} {row.name}, {way}, {situation}: {_as_text(_clean(reason).partition(' | model: ')[0][:240])}"
         for way in LOWERINGS
         for row in rows
         for situation, reason in row.shortfalls(way).items()
@@ -322,6 +322,11 @@ def _number(value: float | None) -> str:
 
 def _cells(texts: Iterable[str]) -> str:
     return "| " + " | ".join(text.replace("|", "\\|") for text in texts) + " |"
+
+
+def _as_text(reason: str) -> str:
+    """A reason on a page, where brackets would be links."""
+    return reason.replace("[", "\\[")
 
 
 def _clean(text: str) -> str:
