@@ -23,28 +23,13 @@ from brevitas.graph.quantize import preprocess_for_quantize
 from torch import nn
 
 from benchmarks.clients.case import each, nodes, same
+from benchmarks.clients.models import Convolutional
 from benchmarks.coverage.torchvision_models import import_torchvision
 
 TRACERS = {
     "symbolic": symbolic_trace,
     "brevitas symbolic": brevitas_symbolic_trace,
 }
-
-
-class Convolutional(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.first = nn.Conv2d(3, 8, 3, padding=1)
-        self.norm = nn.BatchNorm2d(8)
-        self.act = nn.ReLU()
-        self.second = nn.Conv2d(8, 8, 3, padding=1)
-        self.pool = nn.AdaptiveAvgPool2d(1)
-        self.last = nn.Linear(8, 5)
-
-    def forward(self, x):
-        x = self.act(self.norm(self.first(x)))
-        x = x + self.second(x)
-        return self.last(torch.flatten(self.pool(x), 1))
 
 
 class Shared(nn.Module):

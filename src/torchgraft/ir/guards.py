@@ -20,7 +20,6 @@ from torch.overrides import handle_torch_function, has_torch_function
 from torchgraft.errors import GuardError
 from torchgraft.ir.arguments import immutable_dict, immutable_list
 from torchgraft.ir.input_kinds import fixed_values, in_words, is_instance, misfit
-from torchgraft.ir.input_kinds import misfit_of_tensor as misfit_of_tensor  # for bridge/, which asks for it here
 from torchgraft.ir.input_kinds import tensor_attributes as tensor_attributes
 
 if TYPE_CHECKING:

@@ -78,16 +78,6 @@ def names_of_tensors(paths: dict[torch.nn.Module, str]) -> dict[int, str]:
     return names
 
 
-def has_tensors(module: torch.nn.Module) -> bool:
-    """Whether a module or one inside it has parameters or buffers."""
-    return any(
-        value is not None
-        for inner in module.modules()
-        for table in (inner._parameters, inner._buffers)  # a loss without weights has a buffer that is None
-        for value in table.values()
-    )
-
-
 def has_hooks(module: Any) -> bool:
     """Whether calling a module does more than running its forward."""
     found = module.__dict__.get  # a compiled module has none of them
