@@ -13,6 +13,7 @@ import torch
 
 from torchgraft.capturing.flowing.sizes import SymbolicNumber, combine, unwrapped, wrapped
 from torchgraft.capturing.state.model_state import ModelState
+from torchgraft.capturing.whole import whole_model
 from torchgraft.codegen.calling import copied_inputs, example_inputs, placeholder_values
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.ir.arguments import leaves
@@ -93,7 +94,10 @@ class Walk:
     def run(self) -> None:
         """Write down the whole program; the model, its tensors and the random numbers are restored afterwards."""
         recorder, program = self.recorder, self.program
-        self._state = state = ModelState(paths_of_modules(program))
+        paths = paths_of_modules(program)
+        if (model := whole_model(program)) is not None:  # which is no submodule of it
+            paths[model] = ""
+        self._state = state = ModelState(paths)
         recorder.before_write = state.tensors.save_if_known
         for module in state.paths:
             state.watch(module)
