@@ -81,7 +81,7 @@ class FxNetAccNodesFinder:
     def reduce_acc_nodes_non_tensor_input_helper(self, cpu_worklist: list[Node]) -> None:
         """Take out what uses these nodes of the host, which give no tensors, and so on for what gives none itself."""
         while cpu_worklist:
-            lost = [user for user in cpu_worklist.pop().users if user in self.acc_nodes]
+            lost = [user for user in cpu_worklist.pop()._users if user in self.acc_nodes]
             self.acc_nodes.difference_update(lost)
             cpu_worklist += [node for node in lost if not is_node_output_tensor(node)]
 
@@ -98,7 +98,7 @@ class FxNetAccNodesFinder:
             for node in self._calls()
             if node in self.acc_nodes
             and not is_node_output_tensor(node)
-            and any(user not in self.acc_nodes for user in node.users)
+            and any(user not in self.acc_nodes for user in node._users)
         ]:
             self.acc_nodes.difference_update(lost)
             self.reduce_acc_nodes_non_tensor_input_helper(lost)

@@ -50,6 +50,7 @@ def _copy_nodes(source: Graph, result: Graph, memo: dict[int, Any]) -> None:
         clone._type = node._type
         clone._origin = node._origin
         clone._order = node._order
+        clone._guarded = node._guarded
         if node._meta is not None:
             clone._meta = dict(node._meta)
         copies[node] = memo[id(node)] = clone
@@ -63,7 +64,7 @@ def _copy_nodes(source: Graph, result: Graph, memo: dict[int, Any]) -> None:
         if node._inputs:
             clone._inputs = inputs = tuple([copies[item] for item in node._inputs])
             for item in inputs:
-                item.users[clone] = None
+                item._users[clone] = None
         previous._next = clone
         clone._prev = previous
         previous = clone

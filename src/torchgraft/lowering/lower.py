@@ -277,5 +277,5 @@ def drop_unused(program: GraphModule) -> None:
     """Drop what was fetched and never used, and sizes that nobody needed after all."""
     for node in reversed(program.graph.nodes):
         is_read = node.op == "get_attr" or node.target in _READS
-        if is_read and not node.users:
+        if is_read and not node._users:
             program.graph.erase_node(node)

@@ -93,7 +93,7 @@ def _in_the_way(region: list[Node]) -> str:
         if node.target in (enter_context, exit_context):
             return "a `with` region begins or ends between its nodes"
     inside = set(region)
-    if any(user < last for member in region for user in member.users if user not in inside):
+    if any(user < last for member in region for user in member._users if user not in inside):
         return "one of its results is used before the last of them can be computed, or memory that it touches is written between"
     return "something between its nodes writes memory that they read or write"
 
