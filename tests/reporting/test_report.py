@@ -56,7 +56,8 @@ def made(tmp_path_factory):
     steps = []
     model = zoo.create("mlp").eval()
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    result = report(model, zoo.example_inputs("mlp"), folder=folder, name="zoo:mlp", progress=steps.append)
+    with torchgraft.follow_progress(lambda progress: steps.append(str(progress))):
+        result = report(model, zoo.example_inputs("mlp"), folder=folder, name="zoo:mlp")
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items()) and not model.training
     result.__dict__["steps"] = steps
     return result
@@ -226,12 +227,12 @@ def test_model_that_does_not_run(tmp_path):
 
 
 def test_broken_off_midway_leaves_nothing(tmp_path):
-    def progress(step):
-        if step == "writing the page":
+    def interrupt(progress):
+        if progress and progress[-1].what == "drawing and writing":
             raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt):
-        report(nn.ReLU(), torch.ones(1), folder=tmp_path / "out", progress=progress)
+    with pytest.raises(KeyboardInterrupt), torchgraft.follow_progress(interrupt):
+        report(nn.ReLU(), torch.ones(1), folder=tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
 
 
