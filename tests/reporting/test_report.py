@@ -75,7 +75,8 @@ def test_files(made):
     assert "aten::linear" in (folder / "programs/jit_trace.txt").read_text()
     for name in ("summary", "statistics", "diagnosis", "calls/function", "calls/dispatch", "calls/function-trace"):
         json.loads((folder / f"{name}.json").read_text())
-    assert made.failures == [] and made.steps[-1] == "writing the page"
+    assert made.failures == [] and made.steps[0] == "running the model (1 of 6)" and made.steps[-1] == ""
+    assert "drawing and writing (6 of 6): level aten (3 of 5)" in made.steps
 
 
 def test_graphs_are_read_without_torch(made):
@@ -162,7 +163,7 @@ class NotFinite(nn.Module):
 
 def test_values_that_are_not_finite_come_first(tmp_path):
     made = report(NotFinite(), torch.tensor([0.0, 1.0, 2.0]), folder=tmp_path / "out")
-    assert made.facts[0].text == "3 values of the run hold NaN; the first is 'log', with 1."
+    assert made.facts[0].text == "3 values of the run with NaN; the first is 'log', with 1."
     assert 'class="n bad"' in made.page.read_text(encoding="utf-8")
 
 
@@ -306,7 +307,7 @@ def test_command_refuses(tmp_path, capsys):
     assert error.startswith("graft report: cannot write a report to ") and error.count("\n  give ") == 1
     with pytest.raises(SystemExit) as end:
         main(["report", "torch.nn:ReLU", "-o", str(tmp_path / "out")])
-    assert end.value.code == 2 and "give them with --input" in capsys.readouterr().err
+    assert end.value.code == 2 and "add --input input:SIZES, such as input:2x16" in capsys.readouterr().err
 
 
 # ---- how often the model runs ----

@@ -195,7 +195,7 @@ def _module_from_pickle(path: str) -> nn.Module:
         raise GraftError(f"cannot load {path}: {one_line(error)}\ngive a file that torch.save(model) wrote") from error
     if not isinstance(value, torch.nn.Module):
         raise GraftError(
-            f"{path} holds a {type(value).__name__}, not a module\nsave the model or program itself, not its state_dict"
+            f"{path} holds an object of class {type(value).__name__}, not a module\nsave the model itself, not its state_dict"
         )
     return value
 

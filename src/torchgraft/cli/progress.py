@@ -38,10 +38,11 @@ class _Line:
         self._live: Any = None
 
     def update(self, progress: Progress) -> None:
-        self._progress = progress
         if not progress:
             self.stop()
-        elif self._live is None:
+            return
+        self._progress = progress
+        if self._live is None:
             self._start()
 
     def stop(self) -> None:

@@ -53,7 +53,7 @@ def follow_progress(follower: Follower) -> Iterator[None]:
     >>> with torchgraft.follow_progress(lambda progress: seen.append(str(progress))):
     ...     _ = program.verify(model, x, other_values=False, other_sizes=1)
     >>> seen
-    ['verifying on example (1 of 2)', '', 'verifying on batch 3 instead of 1 (2 of 2)', '']
+    ['verifying on example (1 of 2)', '', 'verifying on batch 1 -> 2 (2 of 2)', '']
     """
     token = _follower.set(follower)
     try:
