@@ -30,6 +30,7 @@ from torchgraft.lowering.recorder import Recorder
 from torchgraft.lowering.tensors import TracedTensor, can_be_traced
 from torchgraft.lowering.torch_calls import called, flowing, is_constant_size, spelled
 from torchgraft.lowering.values import Flow, concrete, flows_in, has_nodes, is_known, plain_values, traced_in
+from torchgraft.results.progress import stage
 
 
 def lower(
@@ -61,7 +62,8 @@ def lower(
     is_core = level == "core_aten"
     recorder = Recorder(is_above_autograd=True, decompositions=core_decompositions() if is_core else None)
     walk = Walk(program, recorder, placeholder_values(program, *copied_inputs(*example_inputs(args, kwargs))))
-    walk.run()
+    with stage(f"lowering to {level}"):
+        walk.run()
     recorder.note_numbers()
     recorder.graph.set_codegen(program.graph._codegen)
     result = GraphModule(program, recorder.graph, type(program).__name__)
