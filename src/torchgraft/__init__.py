@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from torchgraft.analysis.types import Dyn as Dyn
     from torchgraft.analysis.types import TensorType as TensorType
     from torchgraft.analysis.types import check_types as check_types
+    from torchgraft.backends.adapt import adapt as adapt
     from torchgraft.bridge import from_export as from_export
     from torchgraft.bridge import from_fx as from_fx
     from torchgraft.bridge import to_fx as to_fx
