@@ -347,7 +347,7 @@ def call_key(args: tuple[Any, ...], kwargs: dict[str, Any], training: bool) -> A
     >>> call_key((torch.ones(2, 3), 5), {}, False) == call_key((torch.zeros(2, 3), 5), {}, False)
     True
     """
-    parts = [training, torch.is_grad_enabled()]
+    parts: list[Any] = [training, torch.is_grad_enabled()]
     for value in args:
         parts.append((value.shape, value.dtype) if type(value) is torch.Tensor else _part(value, 4))
     for name, value in kwargs.items():

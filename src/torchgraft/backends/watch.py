@@ -7,16 +7,17 @@ A write that torch does not count (through `.data`, or through memory shared wit
 
 from __future__ import annotations
 
-from operator import attrgetter, itemgetter
+from operator import attrgetter, getitem, is_, itemgetter
 from typing import Any
 
 import torch
 
+from torchgraft.analysis.aliases import Aliases
 from torchgraft.ir.modules import is_from_torch
 
 _PLAIN = frozenset({int, float, bool, str, bytes, type(None), complex, torch.dtype, torch.device})
 _STANDARD = frozenset(torch.nn.Module().__dict__)
-_version = attrgetter("_version")
+_version, _mode = attrgetter("_version"), attrgetter("training")
 
 
 class ModelWatch:
@@ -32,14 +33,18 @@ class ModelWatch:
 
     def __init__(self, model: Any, weights: bool = False) -> None:
         self._attributes: list[tuple[str, Any, dict[str, Any], Any]] = []
-        self._tables: list[tuple[str, dict[str, Any], list[int], list[Any]]] = []
+        self._tables: list[dict[str, Any]] = []
+        self._keys: list[str] = []
+        self._values: list[Any] = []
+        self._owners: list[str] = []
+        self._modes: list[torch.nn.Module] = []
         self._names: list[str] = []
         self._tensors: list[torch.Tensor] = []
-        self._untracked: list[str] = []
         if not isinstance(model, torch.nn.Module):
             return
         for path, module in model.named_modules():
             self._watch(path, module, weights)
+        self._training = list(map(_mode, self._modes))
         self._versions = list(map(_version, self._tensors))
         self._pointers = list(map(torch.Tensor.data_ptr, self._tensors))
 
@@ -50,10 +55,14 @@ class ModelWatch:
         if names:
             getter = itemgetter(*names)
             self._attributes.append((path, getter, module.__dict__, getter(module.__dict__)))
+        if weights:
+            self._modes.append(module)
         for table in ("_modules", "_parameters", "_buffers") if weights else ("_modules",):
-            values = getattr(module, table)
-            if values:
-                self._tables.append((path, values, list(map(id, values.values())), list(values.values())))
+            for name, value in getattr(module, table).items():
+                self._tables.append(getattr(module, table))
+                self._keys.append(name)
+                self._values.append(value)
+                self._owners.append(path)
         if weights:
             for name, tensor in [*module._parameters.items(), *module._buffers.items()]:
                 if (
@@ -64,6 +73,16 @@ class ModelWatch:
                     self._names.append(f"{path}.{name}".lstrip("."))
                     self._tensors.append(tensor)
 
+    def leave_out(self, program: Any) -> None:
+        """Do not mind changes of the tensors that a program of the model writes itself."""
+        memory = Aliases(program.graph)
+        if not memory.has_writes:
+            return
+        kept = [index for index, tensor in enumerate(self._tensors) if not memory.is_state_written(tensor)]
+        for name in ("_names", "_tensors", "_versions", "_pointers"):
+            values = getattr(self, name)
+            setattr(self, name, [values[index] for index in kept])
+
     def change(self) -> str | None:
         """What has changed, in words; None for nothing."""
         for path, getter, values, before in self._attributes:
@@ -72,9 +91,16 @@ class ModelWatch:
                     return f"an attribute of {_named(path)} was set"
             except KeyError:
                 return f"an attribute of {_named(path)} was deleted"
-        for path, table, before, _ in self._tables:
-            if list(map(id, table.values())) != before:
-                return f"a submodule or tensor of {_named(path)} was replaced"
+        try:
+            found = list(map(getitem, self._tables, self._keys))
+        except KeyError:
+            found = []
+        if len(found) != len(self._values) or not all(map(is_, found, self._values)):
+            entries = zip(self._owners, self._tables, self._keys, self._values, strict=True)
+            path = next((path for path, table, key, value in entries if table.get(key) is not value), "")
+            return f"a submodule or tensor of {_named(path)} was replaced"
+        if self._modes and list(map(_mode, self._modes)) != self._training:
+            return "a module was switched between training and evaluation"
         if self._tensors:
             versions, pointers = list(map(_version, self._tensors)), list(map(torch.Tensor.data_ptr, self._tensors))
             if versions != self._versions or pointers != self._pointers:
