@@ -17,6 +17,7 @@ from torchgraft.passes.attributes import References
 from torchgraft.passes.layer_calls import Layer, bound, layer_arguments, read_layer
 from torchgraft.quantize.calibrating import check_observed
 from torchgraft.quantize.observers import Observer
+from torchgraft.quantize.operations import is_sum
 from torchgraft.quantize.operators import dequantize_tensor, quantize_tensor, scale_of_values
 from torchgraft.quantize.plan import KEY, PlannedLayer, plan_of, weight_axis
 from torchgraft.quantize.preparing import inherit
@@ -65,6 +66,23 @@ class _Conversion:
         for group in dict.fromkeys(self.plan.groups.values()):
             if hasattr(self.program, group):
                 delattr(self.program, group)
+        for node in list(self.graph.nodes):
+            self._drop_cast(node)
+
+    def _drop_cast(self, node: Node) -> None:
+        """A sum is given the type of its first side; where both sides have the same, that is nothing."""
+        if node.op != "call_method" or node.target != "type_as" or not isinstance(node.args[0], Node):
+            return
+        total, like = node.args
+        if not is_sum(total, self.program) or like not in total.args:
+            return
+        other = total.args[1] if total.args[0] is like else total.args[0]
+        if other.target is not dequantize_tensor or other.kwargs or len(other.args) > 3:  # type: ignore[union-attr]
+            return
+        planned = self.plan.layers.get(like.name)  # type: ignore[union-attr]
+        if planned is not None and planned.reason is None and planned.dtype == "torch.float32":
+            node.replace_all_uses_with(total)
+            self.graph.erase_node(node)
 
     # ---- values ----
 

@@ -72,5 +72,15 @@ def first_input(node: Node) -> Node | None:
 
 
 def real_users(node: Node) -> list[Node]:
-    """The users that look at elements."""
-    return [user for user in node.users if not is_metadata_read(user)]
+    """The users that look at elements, and not only at the shape or the type."""
+    return [user for user in node.users if not is_metadata_read(user) and not _asks_type(user, node)]
+
+
+def is_shape_read(node: Node) -> bool:
+    """Whether a call only asks for sizes, which are the same before and after an activation, a sum or a change of type."""
+    asked = node.args[1] if node.target is getattr else node.target
+    return is_metadata_read(node) and asked in ("size", "dim", "ndimension", "numel", "nelement", "shape", "ndim")
+
+
+def _asks_type(user: Node, node: Node) -> bool:
+    return user.op == "call_method" and user.target == "type_as" and user.args[0] is not node

@@ -50,6 +50,8 @@ class PlannedLayer:
     scheme: Scheme
     source: str = ""
     reason: str | None = None
+    dtype: str = ""
+    shape: tuple[int, ...] = ()
 
 
 @dataclass
@@ -140,6 +142,7 @@ class _Planner:
             planned.reason = _unsuited(layer, scheme)
         if planned.reason is None and isinstance(layer, Layer):
             self.layers[node] = layer
+            planned.dtype, planned.shape = str(layer.weight.dtype), tuple(layer.weight.shape)
             if scheme.is_static:
                 self.static[node] = planned
 
