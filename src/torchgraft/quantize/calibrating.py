@@ -45,7 +45,9 @@ def calibrate(program: GraphModule, data: Iterable[Any], progress: Progress | No
             if progress is not None:
                 progress(done, total)
     if plan.needs_data and not done:
-        raise QuantizeError("there is no calibration data\ngive an iterable of batches such as [x1, x2] or a DataLoader")
+        raise QuantizeError(
+            "there is no calibration data\ngive an iterable of batches such as [x1, x2] or a DataLoader"
+        )
     return done
 
 
@@ -66,9 +68,7 @@ def inputs_of(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     try:
         return example_inputs(batch)
     except InputError as error:
-        raise QuantizeError(
-            f"cannot take a batch that is a {type(batch).__name__}\n{_advice(batch)}"
-        ) from error
+        raise QuantizeError(f"cannot take a batch that is a {type(batch).__name__}\n{_advice(batch)}") from error
 
 
 def check_observed(program: GraphModule) -> None:

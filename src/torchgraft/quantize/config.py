@@ -131,14 +131,14 @@ def default_config(backend: str = "native") -> Config:
     """What is right for most models on a backend.
 
     >>> default_config("cuda").scheme
-    'dynamic-int8'
+    'dynamic-int8-rows'
     """
     if backend not in BACKENDS:
         close = difflib.get_close_matches(backend, BACKENDS, n=1)
         advice = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(BACKENDS)}"
         raise QuantizeError(f"no backend is called {backend!r}\n{advice}")
     if backend == "cuda":
-        return Config("dynamic-int8")
+        return Config("dynamic-int8-rows")
     # Without VNNI, products of full bytes are added up in 16 bits and may not fit.
     return Config("static-int8" if backend != "native" or has_vnni() else "static-int7")
 

@@ -93,7 +93,10 @@ class _Conversion:
             if group not in self.scales:
                 scale, zero_point = watching.scale()
                 stem = group.removeprefix("observer_")
-                self.scales[group] = self._buffer(f"{stem}_scale", scale), self._buffer(f"{stem}_zero_point", zero_point)
+                self.scales[group] = (
+                    self._buffer(f"{stem}_scale", scale),
+                    self._buffer(f"{stem}_zero_point", zero_point),
+                )
             with self.graph.inserting_before(node):
                 scale_node, zero_node = [self._fetch(path, node) for path in self.scales[group]]
                 value = self._pair(node, value, scale_node, zero_node, watching.numbers, watching.dtype)  # type: ignore[arg-type]
@@ -130,7 +133,9 @@ class _Conversion:
         if key not in self.dynamic:
             low, high = numbers.range
             chosen = self.graph.call_function(
-                scale_of_values, (source, low, high, numbers.symmetric), {"per_row": True} if numbers.per == "row" else {}
+                scale_of_values,
+                (source, low, high, numbers.symmetric),
+                {"per_row": True} if numbers.per == "row" else {},
             )
             scale = self.graph.call_function(operator.getitem, (chosen, 0))
             zero = None
@@ -151,7 +156,11 @@ class _Conversion:
             found = known or quantize_weight(layer.weight, numbers, weight_axis(layer), planned.path)
             stem = planned.path.replace(".", "_") or node.name
             zero = None if found.zero_point is None else self._buffer(f"{stem}_weight_zero_point", found.zero_point)
-            paths = [self._buffer(f"{stem}_weight", found.steps), self._buffer(f"{stem}_weight_scale", found.scale), zero]
+            paths = [
+                self._buffer(f"{stem}_weight", found.steps),
+                self._buffer(f"{stem}_weight_scale", found.scale),
+                zero,
+            ]
             self.weights[key] = found, paths
         found, names = self.weights[key]
         nodes = [None if path is None else self._fetch(path, node) for path in names]

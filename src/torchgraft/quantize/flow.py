@@ -27,8 +27,8 @@ def quantize(
     """A program that computes with integers what the model computes with floats. The model stays as it is.
 
     `data` is an iterable of batches (a tensor, a tuple of inputs or a dict of keyword inputs each): the first is what a model is
-    captured with, and all are what scales are chosen by. `backend` says what the program is for: `"native"` puts torch's own
-    integer kernels in, every other leaves the reference form.
+    captured with, and all are what scales are chosen by. `backend` says what the program is for: `"native"` and `"cuda"`
+    put torch's own integer kernels in, every other leaves the reference form.
 
     >>> import torch, torchgraft
     >>> model = torchgraft.zoo.create("mlp").eval()
@@ -58,7 +58,7 @@ def quantize(
 def finish(prepared: GraphModule, data: Iterable[Any], backend: str) -> GraphModule:
     """Convert a calibrated program, and put kernels in where they are wanted."""
     program = convert(prepared)
-    if backend == "native":
+    if backend in ("native", "cuda"):
         from torchgraft.quantize.native import to_native
 
         return to_native(program)

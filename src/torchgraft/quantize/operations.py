@@ -23,7 +23,15 @@ MOVES = frozenset(
 )  # fmt: skip
 SELECTS = frozenset({"max_pool1d", "max_pool2d", "max_pool3d", "adaptive_max_pool2d", "amax"})
 AVERAGES = frozenset(
-    {"avg_pool1d", "avg_pool2d", "avg_pool3d", "adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d", "mean"}
+    {
+        "avg_pool1d",
+        "avg_pool2d",
+        "avg_pool3d",
+        "adaptive_avg_pool1d",
+        "adaptive_avg_pool2d",
+        "adaptive_avg_pool3d",
+        "mean",
+    }
 )
 ACTIVATIONS = frozenset(
     {"relu", "relu6", "hardtanh", "hardswish", "silu", "gelu", "selu", "elu", "sigmoid", "tanh", "leaky_relu", "mish"}

@@ -123,7 +123,9 @@ class _Planner:
             if name in PRODUCTS:
                 self.plan.others[node.name] = f"no integer form of {name} is chosen"
             elif node.op == "call_module" and _has_layers(find_attribute(self.program, node.target)[0]):
-                self.plan.others[node.name] = "it is one call in this program; capture with level='function' to see inside"
+                self.plan.others[node.name] = (
+                    "it is one call in this program; capture with level='function' to see inside"
+                )
             return
         path, kind = place_of(node, self.program)
         function = node.target if node.op == "call_function" else None

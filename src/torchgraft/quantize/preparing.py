@@ -30,7 +30,12 @@ ConfigLike = Config | str | PathLike[str] | None
 
 
 def prepare(
-    model: Model, args: Any = (), kwargs: dict[str, Any] | None = None, *, config: ConfigLike = None, backend: str = "native"
+    model: Model,
+    args: Any = (),
+    kwargs: dict[str, Any] | None = None,
+    *,
+    config: ConfigLike = None,
+    backend: str = "native",
 ) -> GraphModule:
     """A program that computes what the model does and watches the values that shall become integers.
 

@@ -101,6 +101,7 @@ NAMED: dict[str, Scheme] = {
     "static-int8-per-tensor": Scheme(replace(_WEIGHTS, per="tensor"), _INPUTS),
     "static-int4": Scheme(Numbers(4, symmetric=True, signed=True, per="channel"), _INPUTS),
     "dynamic-int8": Scheme(_WEIGHTS, _INPUTS, dynamic=True),
+    "dynamic-int8-rows": Scheme(_WEIGHTS, Numbers(8, symmetric=True, signed=True, per="row"), dynamic=True),
     "weight-int8": Scheme(_WEIGHTS),
     "weight-int4": Scheme(Numbers(4, per="group", group=32)),
     "float8": Scheme(replace(_FLOAT8, per="channel"), replace(_FLOAT8, per="row"), dynamic=True),

@@ -51,9 +51,7 @@ def spread(numbers: Numbers, axis: int | None) -> tuple[int | None, int | None]:
 
 
 @torch.no_grad()
-def weight_scale(
-    weight: torch.Tensor, numbers: Numbers, axis: int | None
-) -> tuple[torch.Tensor, torch.Tensor | None]:
+def weight_scale(weight: torch.Tensor, numbers: Numbers, axis: int | None) -> tuple[torch.Tensor, torch.Tensor | None]:
     """The scale and zero point for weights; with few bits, those with the least squared error."""
     values = weight.detach().float()
     if numbers.per == "group":

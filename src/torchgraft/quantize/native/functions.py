@@ -48,7 +48,9 @@ def quantize_fast(
 
 
 @pure
-def dequantize_fast(steps: torch.Tensor, scale: float, zero_point: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+def dequantize_fast(
+    steps: torch.Tensor, scale: float, zero_point: int, dtype: torch.dtype = torch.float32
+) -> torch.Tensor:
     """What `dequantize_tensor` does with one scale.
 
     >>> dequantize_fast(torch.tensor([0, 13], dtype=torch.uint8), 0.5, 10)
@@ -73,7 +75,11 @@ def look_up(steps: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
 
 @pure
 def activate_and_quantize(
-    values: torch.Tensor, activation: Callable[..., torch.Tensor], options: tuple[Any, ...], scale: float, zero_point: int
+    values: torch.Tensor,
+    activation: Callable[..., torch.Tensor],
+    options: tuple[Any, ...],
+    scale: float,
+    zero_point: int,
 ) -> torch.Tensor:
     """An activation that writes into its input, which nobody else sees, and its result in bytes.
 

@@ -19,6 +19,7 @@ from torchgraft.passes.attributes import References
 from torchgraft.passes.layer_calls import bound, is_layer, layer_arguments
 from torchgraft.passes.remove_dead_code import RemoveDeadCode
 from torchgraft.quantize.native.activations import PLAIN, options_of, pool_options, post_operation
+from torchgraft.quantize.native.cuda import RowLinear
 from torchgraft.quantize.native.functions import (
     activate,
     activate_and_quantize,
@@ -59,7 +60,8 @@ def to_native(program: GraphModule) -> GraphModule:
     >>> [node.name for node in to_native(program).graph.nodes]
     ['x', 'check_inputs', 'quantize_fast', 'linear', 'linear_1', 'output']
     """
-    if not torch.backends.mkldnn.is_available():
+    on_gpu = any(tensor.is_cuda for tensor in program.buffers())
+    if not on_gpu and not torch.backends.mkldnn.is_available():
         raise QuantizeError(
             'this build of torch has no integer kernels (oneDNN)\nuse backend="reference", which runs everywhere'
         )
@@ -116,6 +118,8 @@ class _Lowering:
                     self._put(node, layer, (source,))
             return
         convolution = None if is_linear else self._convolution(node, arguments, steps)
+        if self._put_rows(node, source, (steps, scale, zero_point, bias), is_linear and axis == 0, dtype):
+            return
         is_fit = axis in (0, None) and group is None and zero_point is None and steps.dtype == torch.int8
         if not is_fit or dtype != torch.float32 or (convolution is None and not is_linear):
             return
@@ -130,7 +134,22 @@ class _Lowering:
         if entering is not None:
             self._fuse(node, entering, (steps, scale, bias), convolution)
 
-    def _fuse(self, node: Node, entering: _Steps, weights: tuple[Any, Any, Any], convolution: Convolution | None) -> None:
+    def _put_rows(self, node: Node, source: Node, weights: tuple[Any, ...], is_fit: bool, dtype: torch.dtype) -> bool:
+        """A linear layer whose inputs get a scale for each row."""
+        if not is_fit or not self._is_dynamic(source) or not source.args[1].args[0].kwargs.get("per_row"):
+            return False
+        steps, scale, zero_point, bias = weights
+        entering = source.args[0]
+        if zero_point is not None or not _is_call(entering, quantize_tensor) or entering.args[5] != steps.dtype:
+            return False
+        if (steps.dtype == torch.float8_e4m3fn) and not (steps.is_cuda and dtype == torch.bfloat16):
+            return False
+        self._put(node, RowLinear(steps, scale, bias, dtype), (entering.args[0],))
+        return True
+
+    def _fuse(
+        self, node: Node, entering: _Steps, weights: tuple[Any, Any, Any], convolution: Convolution | None
+    ) -> None:
         """Put a layer in the place of a call and of as much after it as the kernel does, too."""
         last, other, post = self._after(node, convolution is None)
         leaving = self._leaving(last)
@@ -175,7 +194,11 @@ class _Lowering:
     def _is_last_use(self, other: tuple[_Steps, Node], node: Node) -> bool:
         """Whether nothing looks at the bytes of a value after a layer has added them to its results."""
         steps, floats = other
-        if steps.node.op == "placeholder" or not _is_call(steps.node, quantize_tensor) and steps.node.op != "call_module":
+        if (
+            steps.node.op == "placeholder"
+            or not _is_call(steps.node, quantize_tensor)
+            and steps.node.op != "call_module"
+        ):
             return False
         later = [user for user in steps.node.users if user is not floats and not user < node]
         return not later and len(floats.users) == 1
