@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -101,7 +102,7 @@ def measure(
                         "model": name,
                         "batch": batch,
                         "program": kind,
-                        "ms": median_ms(lambda c=compiled: c(example)),
+                        "ms": median_ms(partial(compiled, example)),
                     }
                     row["sqnr"] = sqnr(exact, found)
                 except Exception as error:  # one that fails shall not hide the others
@@ -138,9 +139,8 @@ def main() -> None:
     for row in rows:
         if "ms" in row:
             faster = base[row["model"], row["batch"]] / row["ms"]
-            print(
-                f"{row['model']:16} {row['batch']:6} {row['program']:16} {row['ms']:8.3f} ms  {faster:5.2f}x  {row['sqnr']:6.1f} dB"
-            )
+            figures = f"{row['ms']:8.3f} ms  {faster:5.2f}x  {row['sqnr']:6.1f} dB"
+            print(f"{row['model']:16} {row['batch']:6} {row['program']:16} {figures}")
     if len(sys.argv) > 1:
         with open(sys.argv[1], "w", encoding="utf-8") as file:
             json.dump(rows, file, indent=1)

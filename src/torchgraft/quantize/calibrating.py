@@ -30,7 +30,7 @@ def calibrate(program: GraphModule, data: Iterable[Any], progress: Progress | No
     """
     plan = plan_of(program)
     done = 0
-    total = len(data) if hasattr(data, "__len__") else None
+    total = number_of(data)
     with torch.no_grad():
         for batch in batches(data):
             args, kwargs = inputs_of(batch)
@@ -59,6 +59,14 @@ def batches(data: Any) -> Iterable[Any]:
         kind = "one tensor" if isinstance(data, torch.Tensor) else f"a {type(data).__name__}"
         raise QuantizeError(f"expected an iterable of batches for data, got {kind}\nfor one batch write [batch]")
     return data
+
+
+def number_of(data: Any) -> int | None:
+    """How many batches there are, where that can be asked."""
+    try:
+        return len(data)
+    except TypeError:
+        return None
 
 
 def inputs_of(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

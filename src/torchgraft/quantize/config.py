@@ -184,7 +184,7 @@ def _text_of(item: Any) -> str:
 
 
 def _scheme_from(name: str, table: Mapping[str, Any]) -> Scheme:
-    given = {key: Numbers(**item) if isinstance(item, Mapping) else item for key, item in table.items()}
+    given: dict[str, Any] = {key: Numbers(**item) if isinstance(item, Mapping) else item for key, item in table.items()}
     try:
         return Scheme(**given)
     except TypeError as error:

@@ -77,9 +77,9 @@ class _Conversion:
         if not is_sum(total, self.program) or like not in total.args:
             return
         other = total.args[1] if total.args[0] is like else total.args[0]
-        if other.target is not dequantize_tensor or other.kwargs or len(other.args) > 3:  # type: ignore[union-attr]
+        if other.target is not dequantize_tensor or other.kwargs or len(other.args) > 3:
             return
-        planned = self.plan.layers.get(like.name)  # type: ignore[union-attr]
+        planned = self.plan.layers.get(like.name)
         if planned is not None and planned.reason is None and planned.dtype == "torch.float32":
             node.replace_all_uses_with(total)
             self.graph.erase_node(node)
@@ -99,8 +99,8 @@ class _Conversion:
                 )
             with self.graph.inserting_before(node):
                 scale_node, zero_node = [self._fetch(path, node) for path in self.scales[group]]
-                value = self._pair(node, value, scale_node, zero_node, watching.numbers, watching.dtype)  # type: ignore[arg-type]
-        node.replace_all_uses_with(value)  # type: ignore[arg-type]
+                value = self._pair(node, value, scale_node, zero_node, watching.numbers, watching.dtype)
+        node.replace_all_uses_with(value)
         self.graph.erase_node(node)
 
     def _pair(
@@ -207,14 +207,14 @@ class _Conversion:
         if layer.module is None:
             names = layer_arguments(node)
             given = bound(node, names)
-            last = max(names.index(name) for name in given)
-            return node.target, {name: given.get(name, _DEFAULTS.get(name)) for name in names[: max(last + 1, 3)]}
+            count = max(3, *[names.index(name) + 1 for name in given])
+            return node.target, {name: given.get(name, _DEFAULTS.get(name)) for name in names[:count]}
         module: Any = layer.module
         target = (_TRANSPOSED if layer.transposed else _CONVOLUTIONS)[layer.dimensions]
-        names = ["weight", "bias"]
+        names = ("weight", "bias")
         if layer.dimensions:
-            names += ["stride", "padding"]
-            names += ["output_padding", "groups", "dilation"] if layer.transposed else ["dilation", "groups"]
+            last = ("output_padding", "groups", "dilation") if layer.transposed else ("dilation", "groups")
+            names = (*names, "stride", "padding", *last)
         arguments: dict[str, Any] = {"input": None}
         for name in names:
             value = getattr(module, name)

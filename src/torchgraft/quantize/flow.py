@@ -10,7 +10,7 @@ from typing import Any
 
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import QuantizeError
-from torchgraft.quantize.calibrating import Progress, batches, calibrate, inputs_of
+from torchgraft.quantize.calibrating import Progress, batches, calibrate, inputs_of, number_of
 from torchgraft.quantize.config import as_config
 from torchgraft.quantize.converting import convert
 from torchgraft.quantize.preparing import ConfigLike, Model, prepare
@@ -49,7 +49,7 @@ def quantize(
                 "give an iterable of batches such as [x1, x2] or a DataLoader; a model is captured with the first"
             )
         args, kwargs = inputs_of(first)
-        given = _Batches([first], rest, len(data) if hasattr(data, "__len__") else None)  # type: ignore[arg-type]
+        given = _Batches([first], rest, number_of(data))
     prepared = prepare(model, args, kwargs, config=config, backend=backend)
     calibrate(prepared, given, progress)
     return finish(prepared, given, backend)

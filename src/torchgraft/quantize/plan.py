@@ -181,10 +181,10 @@ class _Planner:
             if operation(total, self.program) not in ACTIVATIONS | {"type_as"} or source is None:
                 return
             total = source
-        mine = [item for item in total.args if item in self.static and len(real_users(item)) == 1]  # type: ignore[operator]
+        mine = [item for item in total.args if item in self.static and len(real_users(item)) == 1]
         if not mine:
             return
-        fused = max(mine, key=lambda item: item._order)  # type: ignore[union-attr]
+        fused = max(mine, key=lambda item: item._order)
         for other in total.args:
             if other is not fused and isinstance(other, Node):
                 self._need(other, total, planned)

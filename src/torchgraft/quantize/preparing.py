@@ -17,8 +17,8 @@ from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import QuantizeError
 from torchgraft.ir.node import Node
 from torchgraft.ir.origin import source_of
-from torchgraft.passes.fuse_conv_norm import FuseConvNorm
 from torchgraft.passes.functionalize import Functionalize
+from torchgraft.passes.fuse_conv_norm import FuseConvNorm
 from torchgraft.passes.remove_dead_code import RemoveDeadCode
 from torchgraft.passes.remove_no_ops import RemoveNoOps
 from torchgraft.quantize.config import Config, as_config

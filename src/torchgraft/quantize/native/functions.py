@@ -16,7 +16,7 @@ _QUANTIZED_TYPES = {torch.uint8: torch.quint8, torch.int8: torch.qint8}
 
 
 def _find_kernel() -> Callable[..., torch.Tensor] | None:
-    """torch's kernel for quantizing, which is deprecated together with its quantized tensors but the only one in a single pass."""
+    """torch's kernel for quantizing: deprecated with its quantized tensors, and the only one in a single pass."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

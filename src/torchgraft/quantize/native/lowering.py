@@ -184,7 +184,7 @@ class _Lowering:
                     last, after = after, _only_user(after)
                 if after is not None and operation(after, self.program) == "relu":
                     last, post = after, PostOperation("relu")
-                return last, other, post  # type: ignore[return-value]
+                return last, other, post
         if user is not None and operation(user, self.program) in ACTIVATIONS and first_input(user) is last:
             fused = post_operation(user, self.program, is_linear)
             if fused is not None:
@@ -194,10 +194,8 @@ class _Lowering:
     def _is_last_use(self, other: tuple[_Steps, Node], node: Node) -> bool:
         """Whether nothing looks at the bytes of a value after a layer has added them to its results."""
         steps, floats = other
-        if (
-            steps.node.op == "placeholder"
-            or not _is_call(steps.node, quantize_tensor)
-            and steps.node.op != "call_module"
+        if steps.node.op == "placeholder" or (
+            not _is_call(steps.node, quantize_tensor) and steps.node.op != "call_module"
         ):
             return False
         later = [user for user in steps.node.users if user is not floats and not user < node]
@@ -223,7 +221,7 @@ class _Lowering:
         spread = [value * dimensions if len(value) == 1 else value for value in spread]
         if not all(isinstance(item, int) for value in spread for item in value):
             return None
-        return Convolution(*spread, arguments.get("groups", 1))  # type: ignore[arg-type]
+        return Convolution(spread[0], spread[1], spread[2], arguments.get("groups", 1))
 
     def _weight_only(self, steps: Any, scale: Any, zero_point: Any, bias: Any, group: int | None) -> Any:
         if group is not None and (group not in (32, 64, 128, 256) or steps.shape[0] % 16):
