@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from torchgraft.capturing.patching.active import Patch, active
-from torchgraft.capturing.patching.fx_tracing import is_tracing as is_fx_tracing
+from torchgraft.capturing.patching.active import Patch
+from torchgraft.capturing.patching.fx_tracing import is_tracing as is_fx_tracing  # noqa: F401
 from torchgraft.capturing.patching.wrapping import leaf_functions, recorded_leaf, recorded_method
 from torchgraft.capturing.symbolic.inputs import _with_plain_parameters
 from torchgraft.capturing.symbolic.proxy import Proxy, find_proxy
