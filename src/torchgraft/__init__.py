@@ -85,7 +85,6 @@ if TYPE_CHECKING:
     from torchgraft.reporting import Report as Report
     from torchgraft.reporting import report as report
     from torchgraft.results.progress import Progress as Progress
-    from torchgraft.results.progress import Stage as Stage
     from torchgraft.results.progress import follow_progress as follow_progress
     from torchgraft.rewriting.explain import explain as explain
     from torchgraft.rewriting.found import Found as Found

@@ -11,7 +11,11 @@ from typing import NamedTuple
 
 
 class Stage(NamedTuple):
-    """One thing that is being done; `number` of `total` where it is one of several."""
+    """One thing that is being done; `number` of `total` where it is one of several.
+
+    >>> print(Stage("verifying on fresh values", 2, 7))
+    verifying on fresh values (2 of 7)
+    """
 
     what: str
     number: int = 0
@@ -22,7 +26,7 @@ class Stage(NamedTuple):
 
 
 class Progress(tuple[Stage, ...]):
-    """The stages that work is in, the outermost first; empty when it is done.
+    """The stages that work is in, the outermost first, each with `what`, `number` and `total`; empty when it is done.
 
     >>> print(Progress([Stage("verifying", 3, 4), Stage("fresh values", 2, 7)]))
     verifying (3 of 4): fresh values (2 of 7)
