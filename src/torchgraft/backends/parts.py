@@ -117,7 +117,7 @@ def _reason_to_stay(node: Node, body: GraphModule, memory: Aliases, writes: bool
         return "it may do anything"
     if effects.random:
         return "it draws random numbers"
-    outside = [item for item in effects.writes if not (isinstance(item, Node) and memory.is_fresh(item))]
+    outside = [item for item in effects.writes if not (isinstance(item, Node) and not memory.is_input_or_state(item))]
     return "it writes memory that others see" if outside and not writes else None
 
 

@@ -324,7 +324,9 @@ def late_guard(program: GraphModule) -> str | None:
             effects = memory.effects.get(node)
             if effects is None:
                 continue
-            written = [item for item in effects.writes if not (isinstance(item, Node) and memory.is_fresh(item))]
+            written = [
+                item for item in effects.writes if not (isinstance(item, Node) and not memory.is_input_or_state(item))
+            ]
             if effects.unknown or effects.random or written:
                 done = node
     return None
