@@ -95,7 +95,7 @@ class Llama(nn.Module):
         angles = torch.outer(position.float(), self.frequencies.float())
         angles = torch.cat((angles, angles), dim=-1)
         cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
-        mask = torch.arange(keys[0].shape[2], device=x.device) <= position
+        mask = (torch.arange(keys[0].shape[2], device=x.device) <= position)[None, None, None, :]
         for block, k, v in zip(self.blocks, keys, values, strict=True):
             x = block(x, cos, sin, mask, position, k, v)
         return nn.functional.linear(self.norm(x), self.words.weight)

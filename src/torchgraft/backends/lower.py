@@ -105,22 +105,24 @@ class Lowered(VariantModule):
         if "" in found.meta.get("kept_whole", {}):
             return self._eager(why, args, kwargs, f"it is one call: {found.meta['kept_whole']['']}")
         body = frozen(found, placeholder_values(found, *given))
-        if (reason := late_guard(body)) is not None:
+        is_free = self.backend.sizes_are_free and late_guard(body) is None
+        # Checks of sizes are gone in the program for one size, so that more of them can be tried.
+        if not is_free and (reason := late_guard(for_one_size(body, *given))) is not None:
             return self._eager(why, args, kwargs, reason)
         self._watch.leave_out(found)
-        run = self._compiled(body, *given)
+        run = self._compiled(body, is_free, *given)
         variant = Variant(self._number(), why, call_text(args, kwargs), run, found, runs_as=self.backend.name)
         variant.run = run if self._keeps_types() else _Casting(run, self._cast, self._cast_back)
         if self.verifies:
             self._verify(variant, args, kwargs)
         return variant
 
-    def _compiled(self, body: GraphModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _compiled(self, body: GraphModule, is_free: bool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         backend, options = self.backend, self.options
 
         def make(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Compiled:
             text = call_text(args, kwargs)
-            sized = body if backend.sizes_are_free else for_one_size(body, args, kwargs)
+            sized = body if is_free else for_one_size(body, args, kwargs)
             if not backend.takes_all:
                 return compile_parts(backend, sized, args, kwargs, options, text)
             calls = len([node for node in sized.graph.nodes if node.op not in ("placeholder", "get_attr", "output")])
@@ -129,7 +131,7 @@ class Lowered(VariantModule):
             return Compiled(run, text, calls, calls, 1, module=sized)
 
         try:
-            if backend.sizes_are_free:
+            if is_free:
                 return _Whole(make(args, kwargs))
             found = OneForEachSize(self._name, make, self.max_variants)
             found._new_for(args, kwargs)
@@ -176,12 +178,14 @@ class Lowered(VariantModule):
             for situation in situations(args, kwargs, 0, True, False, False):
                 values, keywords = situation.copied()
                 expected = frozen_leaves(self._model(*values, **keywords), "output")
+                expected |= frozen_leaves((values, keywords), "inputs afterwards")
                 values, keywords = situation.copied()
                 try:
                     found = within(self.options.time_limit, functools.partial(variant.run, *values, **keywords))
                 except GuardError:  # other values may go another way
                     continue
-                result = compare(_without_gradients(expected), frozen_leaves(found, "output"), tolerance)
+                leaves = frozen_leaves(found, "output") | frozen_leaves((values, keywords), "inputs afterwards")
+                result = compare(_without_gradients(expected), leaves, tolerance)
                 if result.differences:
                     where = self._first_difference(variant, situation.args, situation.kwargs)
                     raise BackendError(

@@ -7,6 +7,7 @@ too, so that one operator never fails the whole.
 
 from __future__ import annotations
 
+import operator
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ from torchgraft.analysis.aliases import Aliases
 from torchgraft.analysis.comparison import Tolerance, compare, frozen_leaves
 from torchgraft.backends.backend import Backend, Options
 from torchgraft.codegen.bound import BoundCodeGen
-from torchgraft.codegen.calling import copied_inputs
+from torchgraft.codegen.calling import copied_inputs, placeholder_values
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import BackendError, GraftError, one_line
 from torchgraft.ir.modules import is_from_torch
@@ -31,6 +32,7 @@ from torchgraft.splitting.strategies import Size, Supported
 # How far results may lie apart, as a multiple of what the dtype of the result allows (1e-5 of the largest element for float32).
 _FACTORS = {"fp32": 50.0, "tf32": 2000.0, "fp16": 2000.0, "bf16": 10000.0}
 _NAME = "lowered_from"
+_UNPACKS = "it takes an input apart"
 
 
 def tolerance_of(precision: str) -> Tolerance:
@@ -121,6 +123,26 @@ def _reason_to_stay(node: Node, body: GraphModule, memory: Aliases, writes: bool
     return "it writes memory that others see" if outside and not writes else None
 
 
+def _unpacking(body: GraphModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> set[Node]:
+    """The nodes that fetch tensors out of inputs which are containers: backends are given tensors."""
+    held = {node: value for node, value in placeholder_values(body, args, kwargs).items() if is_container(value)}
+    found: set[Node] = set()
+    for node in body.graph.nodes:
+        if node._target in (operator.getitem, getattr) and len(node._args) == 2 and node._args[0] in held:
+            if isinstance(node._args[1], Node):
+                continue
+            value = node._target(held[node._args[0]], node._args[1])
+            found.add(node)
+            if is_container(value):
+                held[node] = value
+    return found
+
+
+def is_container(value: Any) -> bool:
+    """Whether an input holds others."""
+    return value is not None and not isinstance(value, (torch.Tensor, int, float, str, torch.dtype, torch.device))
+
+
 def _values_of_parts(module: GraphModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
     """The inputs and the result of each part on the example."""
     found: dict[str, tuple[Any, Any]] = {}
@@ -192,7 +214,8 @@ def _assembled(found: Split, compiled: dict[str, Callable[..., Any]], inputs: st
             module._modules[part.name] = CompiledPart(compiled[part.name])
         else:
             part.module.graph.set_codegen(BoundCodeGen())
-            stays |= {node: _stays_because(found.reasons[node]) for node in part.nodes}
+            reasons = {node: _stays_because(found.reasons[node]) for node in part.nodes}
+            stays |= {node: reason for node, reason in reasons.items() if reason != _UNPACKS}
     module.graph.set_codegen(BoundCodeGen())
     calls = sum(len(part.nodes) for part in found.parts)
     count = sum(len(part.nodes) for part in taken)
