@@ -80,11 +80,14 @@ def compile_parts(
 ) -> Compiled:
     """Cut a program by what a backend takes, and compile the parts."""
     refused: dict[str, str] = {}
-    memory = Aliases(body.graph)
     for node in body.graph.nodes:
         node.meta[_NAME] = node.name
+    unpacking = _unpacking(body, args, kwargs)
+    memory = Aliases(body.graph)
 
     def supports(node: Node) -> bool | str:
+        if node in unpacking:
+            return _UNPACKS
         return (
             refused.get(node.meta[_NAME])
             or _reason_to_stay(node, body, memory, backend.takes_writes)
@@ -124,15 +127,19 @@ def _reason_to_stay(node: Node, body: GraphModule, memory: Aliases, writes: bool
 
 
 def _unpacking(body: GraphModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> set[Node]:
-    """The nodes that fetch tensors out of inputs which are containers: backends are given tensors."""
+    """The nodes that fetch tensors out of inputs which are containers: backends are given tensors. They come first from now on."""
     held = {node: value for node, value in placeholder_values(body, args, kwargs).items() if is_container(value)}
     found: set[Node] = set()
-    for node in body.graph.nodes:
+    last = next((node for node in reversed(body.graph.nodes) if node._op == "placeholder"), None)
+    for node in list(body.graph.nodes):
         if node._target in (operator.getitem, getattr) and len(node._args) == 2 and node._args[0] in held:
             if isinstance(node._args[1], Node):
                 continue
             value = node._target(held[node._args[0]], node._args[1])
             found.add(node)
+            assert last is not None
+            last.append(node)
+            last = node
             if is_container(value):
                 held[node] = value
     return found
@@ -217,7 +224,7 @@ def _assembled(found: Split, compiled: dict[str, Callable[..., Any]], inputs: st
             reasons = {node: _stays_because(found.reasons[node]) for node in part.nodes}
             stays |= {node: reason for node, reason in reasons.items() if reason != _UNPACKS}
     module.graph.set_codegen(BoundCodeGen())
-    calls = sum(len(part.nodes) for part in found.parts)
+    calls = sum(_UNPACKS not in found.reasons[node] for part in found.parts for node in part.nodes)
     count = sum(len(part.nodes) for part in taken)
     return Compiled(module.forward, inputs, calls, count, len(taken), stays, lines, module)
 
