@@ -18,6 +18,7 @@ import torch
 from torchgraft.analysis.aliases import Aliases
 from torchgraft.analysis.comparison import Tolerance, compare, frozen_leaves
 from torchgraft.backends.backend import Backend, Options
+from torchgraft.backends.variants import written_outside
 from torchgraft.codegen.bound import BoundCodeGen
 from torchgraft.codegen.calling import copied_inputs, placeholder_values
 from torchgraft.codegen.graph_module import GraphModule
@@ -122,8 +123,7 @@ def _reason_to_stay(node: Node, body: GraphModule, memory: Aliases, writes: bool
         return "it may do anything"
     if effects.random:
         return "it draws random numbers"
-    outside = [item for item in effects.writes if not (isinstance(item, Node) and not memory.is_input_or_state(item))]
-    return "it writes memory that others see" if outside and not writes else None
+    return "it writes memory that others see" if not writes and written_outside(effects, memory) else None
 
 
 def _unpacking(body: GraphModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> set[Node]:

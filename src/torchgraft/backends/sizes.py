@@ -93,9 +93,7 @@ def for_one_size(body: GraphModule, args: tuple[Any, ...], kwargs: dict[str, Any
     return result
 
 
-def _plain_values(
-    program: GraphModule, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[dict[Node, Any], bool]:
+def _plain_values(program: GraphModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[dict[Node, Any], bool]:
     """The values of the nodes that are no tensors, and whether they follow from sizes alone."""
     found: dict[Node, Any] = {}
 
