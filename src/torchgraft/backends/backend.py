@@ -32,11 +32,13 @@ _registered: dict[str, type[Backend]] = {}
 
 @dataclass(frozen=True)
 class Options:
-    """What the user has chosen: the precision to compute in, the layout of images, and how long compiling may take."""
+    """What the user has chosen: the precision to compute in, the layout of images, how long compiling may take, and whether
+    the precision is another than the model's own."""
 
     precision: str = "fp32"
     layout: str = "auto"
     time_limit: float | None = None
+    is_chosen: bool = False
 
 
 class Backend:
@@ -59,8 +61,8 @@ class Backend:
     >>> print(module.explain())
     <lambda> for float32[2] on eager-for-show: 1 of 3 calls, in 1 part
     2 calls stay in Python:
-      sin: methods are not taken  (<doctest torchgraft.backends.backend.Backend[2]>:1)
-      cos: methods are not taken  (<doctest torchgraft.backends.backend.Backend[2]>:1)
+      sin: methods are not taken  (<doctest ...>:1)
+      cos: methods are not taken  (<doctest ...>:1)
     """
 
     name = ""

@@ -28,7 +28,8 @@ def on_gpu(inputs: tuple[Any, ...]) -> bool:
 
 class GraphOfPart:
     """A function on a GPU as CUDA graphs. Inputs are copied to where the graph reads them, but for those that the function
-    writes: for these there is a graph of its own for each place in memory. Results are copies, which the next call does not change."""
+    writes: for these there is a graph of its own for each place in memory. Results are copies, which the next call does not
+    change."""
 
     def __init__(self, function: Callable[..., Any], inputs: tuple[Any, ...]) -> None:
         self._function = function

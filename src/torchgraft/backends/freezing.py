@@ -21,6 +21,7 @@ from torchgraft.ir.input_kinds import misfit_of_tensor
 from torchgraft.ir.node import Node, map_arg
 from torchgraft.ir.verify import find_attribute
 from torchgraft.passes.fold_constants import FoldConstants
+from torchgraft.passes.functionalize import Functionalize
 from torchgraft.passes.fuse_conv_norm import FuseConvNorm
 from torchgraft.passes.remove_dead_code import RemoveDeadCode
 from torchgraft.passes.remove_no_ops import RemoveNoOps
@@ -35,6 +36,7 @@ def frozen(program: GraphModule, inputs: dict[Node, Any]) -> GraphModule:
     body = GraphModule(program, copy.deepcopy(program.graph), type(program).__name__)
     _freeze_attributes(body)
     _check_inputs(body, {node.name: value for node, value in inputs.items()})
+    Functionalize().run(body)
     with torch.no_grad():
         FuseConvNorm().run(body)
         FoldConstants(max_bytes=_MOST_BYTES, freeze=True).run(body)

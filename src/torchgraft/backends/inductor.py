@@ -20,6 +20,7 @@ class Inductor(Backend):
     """Compiles parts with torch.compile."""
 
     name = "inductor"
+    takes_writes = True
 
     def problem(self) -> str | None:
         """On a CPU it writes C++."""

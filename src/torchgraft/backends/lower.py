@@ -27,7 +27,7 @@ from torchgraft.errors import BackendError, GraftError, GuardError, InputError, 
 from torchgraft.ir.modules import no_model, paths_of_modules
 from torchgraft.lowering.lower import lower as lower_to_operators
 from torchgraft.recording.program_comparison import compare as compare_programs
-from torchgraft.recording.situations import situations
+from torchgraft.recording.situations import Situation, situations
 
 _LAYOUTS = ("auto", "channels_last", "contiguous")
 
@@ -44,15 +44,17 @@ class Lowered(VariantModule):
     ) -> None:
         super().__init__(model, on_guard, max_variants)
         self.backend, self.options, self.verifies = backend, options, verify
-        self._subject: Any = None
+        self._is_program = isinstance(model, GraphModule) and not _has_modes(model)
+        self.__dict__["_subject"] = None  # not by assigning: a submodule would be one of the model's
         self.choice: Any = None
 
     # ---- calling ----
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the compiled program that fits; in training mode and under autocast, the model's own Python."""
-        if self.training or torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
-            mode = "in training mode" if self.training else "under autocast"
+        training = self.training and not self._is_program
+        if training or torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
+            mode = "in training mode" if training else "under autocast"
             self._say_once(f"{self._name}: runs the model's own Python {mode}")
             return self._model(*args, **kwargs)
         if torch.is_grad_enabled():
@@ -81,7 +83,8 @@ class Lowered(VariantModule):
     def refresh(self) -> None:
         """Forget what was compiled; the next call compiles again, with the weights that the model has then."""
         with self._lock:
-            self._variants, self._hints, self._watch, self._subject = (), {}, None, None
+            self._variants, self._hints, self._watch = (), {}, None
+            self.__dict__["_subject"] = None
 
     def explain(self) -> str:
         """What the backend took, and for every call that stays in Python why, with its source line."""
@@ -105,22 +108,24 @@ class Lowered(VariantModule):
         if "" in found.meta.get("kept_whole", {}):
             return self._eager(why, args, kwargs, f"it is one call: {found.meta['kept_whole']['']}")
         body = frozen(found, placeholder_values(found, *given))
-        if (reason := late_guard(body)) is not None:
+        is_free = self.backend.sizes_are_free and late_guard(body) is None
+        # Checks of sizes are gone in the program for one size, so that more of them can be tried.
+        if not is_free and (reason := late_guard(for_one_size(body, *given))) is not None:
             return self._eager(why, args, kwargs, reason)
-        self._watch.leave_out(found)
-        run = self._compiled(body, *given)
+        self._watch.leave_out(body)
+        run = self._compiled(body, is_free, *given)
         variant = Variant(self._number(), why, call_text(args, kwargs), run, found, runs_as=self.backend.name)
         variant.run = run if self._keeps_types() else _Casting(run, self._cast, self._cast_back)
         if self.verifies:
             self._verify(variant, args, kwargs)
         return variant
 
-    def _compiled(self, body: GraphModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _compiled(self, body: GraphModule, is_free: bool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         backend, options = self.backend, self.options
 
         def make(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Compiled:
             text = call_text(args, kwargs)
-            sized = body if backend.sizes_are_free else for_one_size(body, args, kwargs)
+            sized = body if is_free else for_one_size(body, args, kwargs)
             if not backend.takes_all:
                 return compile_parts(backend, sized, args, kwargs, options, text)
             calls = len([node for node in sized.graph.nodes if node.op not in ("placeholder", "get_attr", "output")])
@@ -129,7 +134,7 @@ class Lowered(VariantModule):
             return Compiled(run, text, calls, calls, 1, module=sized)
 
         try:
-            if backend.sizes_are_free:
+            if is_free:
                 return _Whole(make(args, kwargs))
             found = OneForEachSize(self._name, make, self.max_variants)
             found._new_for(args, kwargs)
@@ -142,7 +147,7 @@ class Lowered(VariantModule):
     # ---- precision ----
 
     def _keeps_types(self) -> bool:
-        return self._type_of_model() in (None, PRECISIONS[self.options.precision])
+        return not self.options.is_chosen or self._type_of_model() in (None, PRECISIONS[self.options.precision])
 
     def _type_of_model(self) -> torch.dtype | None:
         if not isinstance(self._model, torch.nn.Module):
@@ -155,7 +160,7 @@ class Lowered(VariantModule):
         if self._keeps_types():
             return self._model
         if self._subject is None:
-            self._subject = copy.deepcopy(self._model).to(PRECISIONS[self.options.precision])
+            self.__dict__["_subject"] = copy.deepcopy(self._model).to(PRECISIONS[self.options.precision])
         return self._subject
 
     def _cast(self, value: Any) -> Any:
@@ -172,23 +177,23 @@ class Lowered(VariantModule):
     def _verify(self, variant: Variant, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Compare with the model on the example and on other values; raise with the first node that differs."""
         tolerance = tolerance_of(self.options.precision)
-        with _kept_state(self._model):
-            for situation in situations(args, kwargs, 0, True, False, False):
-                values, keywords = situation.copied()
-                expected = frozen_leaves(self._model(*values, **keywords), "output")
-                values, keywords = situation.copied()
-                try:
-                    found = within(self.options.time_limit, functools.partial(variant.run, *values, **keywords))
-                except GuardError:  # other values may go another way
-                    continue
-                result = compare(_without_gradients(expected), frozen_leaves(found, "output"), tolerance)
-                if result.differences:
-                    where = self._first_difference(variant, situation.args, situation.kwargs)
-                    raise BackendError(
-                        f"the backend '{self.backend.name}' does not compute what {self._name} computes\n"
-                        f"  on {situation.name}: {result.differences[0]}{where}\n"
-                        "  use another backend or precision; verify=False skips this check"
-                    )
+        for situation in situations(args, kwargs, 0, True, False, False):
+            run = functools.partial(within, self.options.time_limit)
+            try:
+                expected = _leaves_after(self._model, self._model, situation)
+                found = _leaves_after(
+                    lambda *a, **k: run(functools.partial(variant.run, *a, **k)), self._model, situation
+                )
+            except GuardError:  # other values may go another way
+                continue
+            result = compare(expected, found, tolerance)
+            if result.differences:
+                where = self._first_difference(variant, situation.args, situation.kwargs)
+                raise BackendError(
+                    f"the backend '{self.backend.name}' does not compute what {self._name} computes\n"
+                    f"  on {situation.name}: {result.differences[0]}{where}\n"
+                    "  use another backend or precision; verify=False skips this check"
+                )
 
     def _first_difference(self, variant: Variant, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
         module = next((item.module for item in compiled_of(variant) if item.module is not None), None)
@@ -255,11 +260,12 @@ def _mapped(value: Any, dtype: torch.dtype, only: torch.dtype | None) -> Any:
     return value
 
 
-def _without_gradients(leaves: dict[str, Any]) -> dict[str, Any]:
-    return {
-        path: leaf._replace(requires_grad=False) if hasattr(leaf, "requires_grad") else leaf
-        for path, leaf in leaves.items()
-    }
+def _leaves_after(function: Callable[..., Any], model: Any, situation: Situation) -> dict[str, Any]:
+    """What a call returns and leaves in its inputs; what it does to the model and to random states is put back."""
+    values, keywords = situation.copied()
+    with _kept_state(model), torch.no_grad():
+        result = function(*values, **keywords)
+        return frozen_leaves(result, "output") | frozen_leaves((values, keywords), "inputs afterwards")
 
 
 @contextlib.contextmanager
@@ -317,16 +323,21 @@ def lower(
         raise ValueError(f'layout must be "auto", "channels_last" or "contiguous", not {layout!r}')
     if on_guard is None:
         on_guard = "raise" if isinstance(model, GraphModule) else "recapture"
-    if getattr(model, "training", False):
+    chosen = find_backend(backend)
+    if getattr(model, "training", False) and not (isinstance(model, GraphModule) and not _has_modes(model)):
         raise BackendError(
             "cannot lower a model in training mode: lowered modules are for inference\n  call model.eval() first"
         )
-    options = Options(precision or _precision_of(model), layout, time_limit)
-    module = Lowered(model, find_backend(backend), options, on_guard, max_variants, verify)
-    module.eval()
+    options = Options(precision or _precision_of(model), layout, time_limit, precision is not None)
+    module = Lowered(model, chosen, options, on_guard, max_variants, verify)
     with torch.no_grad():
         module(*copied_inputs(values, keywords)[0], **copied_inputs(values, keywords)[1])
     return module
+
+
+def _has_modes(program: GraphModule) -> bool:
+    """Whether it matters that a program is in training mode; that of a function always is."""
+    return any(True for _ in program.children()) or any(True for _ in program.parameters())
 
 
 def _precision_of(model: Any) -> str:

@@ -38,10 +38,9 @@ class Native(Backend):
 
 def make_direct(part: GraphModule, inputs: tuple[Any, ...], options: Options) -> None:
     """Choose kernels for a frozen program and bind what it refers to."""
-    on_cpu = all(item.device.type == "cpu" for item in inputs if isinstance(item, torch.Tensor))
     if any(is_layer(node, part) for node in part.graph.nodes):
         known = _shapes(part, inputs)
-        if on_cpu and options.layout != "contiguous" and prepack(part, known):
+        if options.layout != "contiguous" and prepack(part, known):
             may_be_reshaped(part)
             keep_outputs_contiguous(part, known)
         multiply_matrices(part, known)

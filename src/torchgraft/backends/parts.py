@@ -7,6 +7,7 @@ too, so that one operator never fails the whole.
 
 from __future__ import annotations
 
+import operator
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -17,8 +18,9 @@ import torch
 from torchgraft.analysis.aliases import Aliases
 from torchgraft.analysis.comparison import Tolerance, compare, frozen_leaves
 from torchgraft.backends.backend import Backend, Options
+from torchgraft.backends.variants import written_outside
 from torchgraft.codegen.bound import BoundCodeGen
-from torchgraft.codegen.calling import copied_inputs
+from torchgraft.codegen.calling import copied_inputs, placeholder_values
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import BackendError, GraftError, one_line
 from torchgraft.ir.modules import is_from_torch
@@ -31,6 +33,7 @@ from torchgraft.splitting.strategies import Size, Supported
 # How far results may lie apart, as a multiple of what the dtype of the result allows (1e-5 of the largest element for float32).
 _FACTORS = {"fp32": 50.0, "tf32": 2000.0, "fp16": 2000.0, "bf16": 10000.0}
 _NAME = "lowered_from"
+_UNPACKS = "it takes an input apart"
 
 
 def tolerance_of(precision: str) -> Tolerance:
@@ -78,11 +81,14 @@ def compile_parts(
 ) -> Compiled:
     """Cut a program by what a backend takes, and compile the parts."""
     refused: dict[str, str] = {}
-    memory = Aliases(body.graph)
     for node in body.graph.nodes:
         node.meta[_NAME] = node.name
+    unpacking = _unpacking(body, args, kwargs)
+    memory = Aliases(body.graph)
 
     def supports(node: Node) -> bool | str:
+        if node in unpacking:
+            return _UNPACKS
         return (
             refused.get(node.meta[_NAME])
             or _reason_to_stay(node, body, memory, backend.takes_writes)
@@ -117,8 +123,31 @@ def _reason_to_stay(node: Node, body: GraphModule, memory: Aliases, writes: bool
         return "it may do anything"
     if effects.random:
         return "it draws random numbers"
-    outside = [item for item in effects.writes if not (isinstance(item, Node) and memory.is_fresh(item))]
-    return "it writes memory that others see" if outside and not writes else None
+    return "it writes memory that others see" if not writes and written_outside(effects, memory) else None
+
+
+def _unpacking(body: GraphModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> set[Node]:
+    """The nodes that fetch tensors out of inputs which are containers: backends are given tensors. They come first from now on."""
+    held = {node: value for node, value in placeholder_values(body, args, kwargs).items() if is_container(value)}
+    found: set[Node] = set()
+    last = next((node for node in reversed(body.graph.nodes) if node._op == "placeholder"), None)
+    for node in list(body.graph.nodes):
+        if node._target in (operator.getitem, getattr) and len(node._args) == 2 and node._args[0] in held:
+            if isinstance(node._args[1], Node):
+                continue
+            value = node._target(held[node._args[0]], node._args[1])
+            found.add(node)
+            assert last is not None
+            last.append(node)
+            last = node
+            if is_container(value):
+                held[node] = value
+    return found
+
+
+def is_container(value: Any) -> bool:
+    """Whether an input holds others."""
+    return value is not None and not isinstance(value, (torch.Tensor, int, float, str, torch.dtype, torch.device))
 
 
 def _values_of_parts(module: GraphModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
@@ -192,9 +221,10 @@ def _assembled(found: Split, compiled: dict[str, Callable[..., Any]], inputs: st
             module._modules[part.name] = CompiledPart(compiled[part.name])
         else:
             part.module.graph.set_codegen(BoundCodeGen())
-            stays |= {node: _stays_because(found.reasons[node]) for node in part.nodes}
+            reasons = {node: _stays_because(found.reasons[node]) for node in part.nodes}
+            stays |= {node: reason for node, reason in reasons.items() if reason != _UNPACKS}
     module.graph.set_codegen(BoundCodeGen())
-    calls = sum(len(part.nodes) for part in found.parts)
+    calls = sum(_UNPACKS not in found.reasons[node] for part in found.parts for node in part.nodes)
     count = sum(len(part.nodes) for part in taken)
     return Compiled(module.forward, inputs, calls, count, len(taken), stays, lines, module)
 

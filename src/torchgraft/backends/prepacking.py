@@ -78,8 +78,6 @@ if torch.backends.mkldnn.is_available():
 
 def prepack(body: GraphModule, shapes: Any) -> int:
     """Put packed layers in the place of convolutions; `shapes` are those of the values on example inputs. How many there are."""
-    if _CONVOLUTION is None:
-        return 0
     packer = _Packer(body, shapes)
     with torch.no_grad():
         return sum([packer.convolution(node) for node in list(body.graph.nodes) if is_layer(node, body)])
@@ -146,31 +144,48 @@ class _Packer:
         shape = getattr(self.shapes.get(layer.source._name), "shape", None)
         if any(option is None for option in options) or shape is None or len(shape) != 4:
             return False
-        padding, stride, dilation = options
-        chain = self._chain(node)
-        packed = torch.ops.mkldnn._reorder_convolution_weight(
-            layer.weight.detach(), padding, stride, dilation, layer.groups, list(shape)
-        )
-        last = chain.nodes[-1]
-        with self.graph.inserting_before(last):
-            weight = self._constant(f"{node._name}_packed", packed)
-            bias = None if layer.bias is None else self._constant(f"{node._name}_bias", layer.bias.detach())
-            common = (weight, bias, padding, stride, dilation, layer.groups)
-            if chain.other is None:
-                new = self.graph.call_function(_CONVOLUTION, (layer.source, *common, *chain.activation))
-            else:
-                new = self.graph.call_function(
-                    convolution_and_sum, (layer.source, chain.other, *common, chain.activation)
-                )
+        chain = self._chain(node, only_relu=layer.weight.is_cuda)
+        with self.graph.inserting_before(chain.nodes[-1]):
+            calls = self._on_gpu if layer.weight.is_cuda else self._on_cpu
+            new = calls(layer, chain, options, list(shape))
         self._replace(chain, new)
         return True
+
+    def _on_cpu(self, layer: Layer, chain: _Chain, options: list[Any], shape: list[int]) -> Node:
+        padding, stride, dilation = options
+        packed = torch.ops.mkldnn._reorder_convolution_weight(
+            layer.weight.detach(), padding, stride, dilation, layer.groups, shape
+        )
+        weight = self._constant(f"{layer.node._name}_packed", packed)
+        bias = None if layer.bias is None else self._constant(f"{layer.node._name}_bias", layer.bias.detach())
+        common = (weight, bias, padding, stride, dilation, layer.groups)
+        if chain.other is None:
+            return self.graph.call_function(_CONVOLUTION, (layer.source, *common, *chain.activation))
+        return self.graph.call_function(convolution_and_sum, (layer.source, chain.other, *common, chain.activation))
+
+    def _on_gpu(self, layer: Layer, chain: _Chain, options: list[Any], shape: list[int]) -> Node:
+        padding, stride, dilation = options
+        channels_last = layer.weight.detach().contiguous(memory_format=torch.channels_last)
+        weight = self._constant(f"{layer.node._name}_weight", channels_last)
+        values = layer.bias.detach() if layer.bias is not None else layer.weight.new_zeros(layer.outputs)
+        if chain.activation[0] == "none":
+            bias = None if layer.bias is None else self._constant(f"{layer.node._name}_bias", values)
+            return self.graph.call_function(
+                torch.conv2d, (layer.source, weight, bias, stride, padding, dilation, layer.groups)
+            )
+        common = (self._constant(f"{layer.node._name}_bias", values), stride, padding, dilation, layer.groups)
+        if chain.other is None:
+            return self.graph.call_function(torch.cudnn_convolution_relu, (layer.source, weight, *common))
+        return self.graph.call_function(
+            torch.cudnn_convolution_add_relu, (layer.source, weight, chain.other, 1.0, *common)
+        )
 
     def _is_packable(self, layer: Layer) -> bool:
         return (
             layer.dimensions == 2
             and not layer.transposed
             and layer.weight.dtype in _TYPES
-            and layer.weight.device.type == "cpu"
+            and (layer.weight.is_cuda or (layer.weight.device.type == "cpu" and _CONVOLUTION is not None))
             and type(layer.weight) in (torch.Tensor, torch.nn.Parameter)
             and (layer.bias is None or layer.bias.dtype == layer.weight.dtype)
             and not self.memory.is_in(layer.node, torch.autocast)
@@ -183,7 +198,7 @@ class _Packer:
 
     # ---- what follows a layer ----
 
-    def _chain(self, node: Node) -> _Chain:
+    def _chain(self, node: Node, only_relu: bool) -> _Chain:
         chain = _Chain([node], None, _NONE)
         follower = self._follower(node)
         other = None if follower is None else self._other(follower, node)
@@ -192,10 +207,12 @@ class _Packer:
             chain.other = other
             follower = self._follower(follower)
         activation = None if follower is None else activation_of(follower)
-        if follower is not None and activation is not None and (chain.other is None or activation[0] == "relu"):
-            if self._may_wait(node, follower):
+        if follower is not None and activation is not None and self._may_wait(node, follower):
+            if activation[0] == "relu" or not (only_relu or chain.other):
                 chain.nodes.append(follower)
                 chain.activation = activation
+        if only_relu and chain.activation is _NONE:  # cuDNN has no kernel for a sum alone
+            return _Chain([node], None, _NONE)
         return chain
 
     def _follower(self, node: Node) -> Node | None:

@@ -15,7 +15,8 @@ import torch
 from torchgraft.analysis.dry_run import DryRun
 from torchgraft.backends.variants import call_key, call_text, log
 from torchgraft.codegen.graph_module import GraphModule
-from torchgraft.ir.guards import is_guard
+from torchgraft.errors import GuardError
+from torchgraft.ir.guards import check_length, is_guard
 from torchgraft.ir.node import Node, map_arg
 from torchgraft.passes.layer_calls import is_metadata_read
 from torchgraft.passes.remove_dead_code import RemoveDeadCode
@@ -71,7 +72,7 @@ def for_one_size(body: GraphModule, args: tuple[Any, ...], kwargs: dict[str, Any
     ['x', 'guard', 'view', 'mul', 'output']
     """
     result = GraphModule(body, copy.deepcopy(body.graph), type(body).__name__)
-    values = _plain_values(result, args, kwargs)
+    values, are_static = _plain_values(result, args, kwargs)
     fixed: dict[Node, Any] = {}
     for node in list(result.graph.nodes):
         known = [source for source in node._inputs if source in fixed]
@@ -84,14 +85,16 @@ def for_one_size(body: GraphModule, args: tuple[Any, ...], kwargs: dict[str, Any
             if known and not node._inputs:
                 node._target(*node._args, **node._kwargs)
                 result.graph.erase_node(node)
+            elif are_static and node._target is check_length:  # so many pieces as the sizes say, which held just now
+                result.graph.erase_node(node)
         elif node in values and (is_metadata_read(node) or (known and not node._inputs)):
             fixed[node] = values[node]
     RemoveDeadCode().run(result)
     return result
 
 
-def _plain_values(program: GraphModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[Node, Any]:
-    """The values of the nodes that are no tensors."""
+def _plain_values(program: GraphModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[dict[Node, Any], bool]:
+    """The values of the nodes that are no tensors, and whether they follow from sizes alone."""
     found: dict[Node, Any] = {}
 
     def note(node: Node, value: Any) -> None:
@@ -102,7 +105,10 @@ def _plain_values(program: GraphModule, args: tuple[Any, ...], kwargs: dict[str,
 
     try:
         DryRun(program, args, kwargs, node_done=note, compute=False).forward()
+        return found, True
+    except GuardError:
+        raise
     except Exception:  # shapes that depend on values
         found.clear()
         DryRun(program, args, kwargs, node_done=note, compute=True).forward()
-    return found
+        return found, False

@@ -40,9 +40,7 @@ class ModelWatch:
         self._modes: list[torch.nn.Module] = []
         self._names: list[str] = []
         self._tensors: list[torch.Tensor] = []
-        if not isinstance(model, torch.nn.Module):
-            return
-        for path, module in model.named_modules():
+        for path, module in model.named_modules() if isinstance(model, torch.nn.Module) else ():
             self._watch(path, module, weights)
         self._training = list(map(_mode, self._modes))
         self._versions = list(map(_version, self._tensors))
