@@ -5,6 +5,7 @@ saved. Which layers become these is decided in `lowering.py`.
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,22 +37,28 @@ class Convolution:
     groups: int
 
 
+_PACKED = ("_packed", "_packed_few")
+
+
 class _Packing(torch.nn.Module):
     """Weights as plain tensors, and what a kernel wants of them, made when it is first needed and never copied or saved."""
 
     weight: torch.Tensor
-    _packed: Any = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {key: value for key, value in self.__dict__.items() if key != "_packed"}
+        return {key: value for key, value in self.__dict__.items() if key not in _PACKED}
 
     def _apply(self, *args: Any, **kwargs: Any) -> Any:
-        self.__dict__.pop("_packed", None)
+        self._forget()
         return super()._apply(*args, **kwargs)
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
-        self.__dict__.pop("_packed", None)
+        self._forget()
         super()._load_from_state_dict(*args, **kwargs)
+
+    def _forget(self) -> None:
+        for name in _PACKED:
+            self.__dict__.pop(name, None)
 
     def packed(self) -> Any:
         """The weights in the kernel's own order."""
@@ -122,6 +129,51 @@ class IntegerLayer(_Packing):
         parts += [f"post={self.post.name}"] if self.post.name != "none" else []
         parts += [f"output={self.output}"] if self.output is not None else []
         return ", ".join(parts)
+
+
+class IntegerLinear(IntegerLayer):
+    """A linear layer from floats to floats, by way of bytes of a known scale.
+
+    Few rows are bound by reading the weights, and FBGEMM reads them faster; it rounds the input, too. Many go to oneDNN.
+    """
+
+    few_rows = 32
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        """The layer on floats."""
+        assert self.input_scale is not None
+        if values.numel() <= self.few_rows * values.shape[-1]:
+            packed = self._packed_for_few()
+            if packed is not None:
+                kernel = _few_rows_relu if self.post.name == "relu" else _few_rows
+                return kernel(values.float(), *self.input_scale, packed)
+        return self._run(quantize_fast(values, *self.input_scale), *self.input_scale)
+
+    def _packed_for_few(self) -> Any:
+        if "_packed_few" not in self.__dict__:
+            self.__dict__["_packed_few"] = _pack_for_few(self.weight, self.weight_scale, self.bias)
+        return self.__dict__["_packed_few"]
+
+
+_quantized: Any = torch.ops.quantized
+_few_rows = getattr(_quantized, "linear_with_input_q_dq_qweight_dq_output_fp32", None)
+_few_rows_relu = getattr(_quantized, "linear_with_input_q_dq_qweight_dq_relu_output_fp32", None)
+
+
+def _pack_for_few(weight: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None) -> Any:
+    """Weights as FBGEMM takes them; None where this torch or this machine has it not."""
+    if _few_rows is None or _few_rows_relu is None or torch.backends.quantized.engine not in ("x86", "fbgemm"):
+        return None
+    zeros = torch.zeros(weight.shape[0], dtype=torch.int64)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # quantized tensors are deprecated, and the only way into this kernel
+            quantized = torch._make_per_channel_quantized_tensor(weight, scale.double(), zeros, 0)
+            packed = _quantized.linear_prepack(quantized, bias)
+            _few_rows(torch.zeros(1, weight.shape[1]), 1.0, 0, packed)
+    except (RuntimeError, AttributeError, NotImplementedError):
+        return None
+    return packed
 
 
 class IntegerLayerWithSum(IntegerLayer):

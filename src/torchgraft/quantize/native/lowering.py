@@ -34,6 +34,7 @@ from torchgraft.quantize.native.layers import (
     DynamicLayer,
     IntegerLayer,
     IntegerLayerWithSum,
+    IntegerLinear,
     PostOperation,
     WeightOnlyLayer,
 )
@@ -58,7 +59,7 @@ def to_native(program: GraphModule) -> GraphModule:
     >>> model = torchgraft.zoo.create("mlp").eval()
     >>> program = torchgraft.quantize.quantize(model, [torch.randn(8, 16)], backend="reference")
     >>> [node.name for node in to_native(program).graph.nodes]
-    ['x', 'check_inputs', 'quantize_fast', 'linear', 'linear_1', 'output']
+    ['x', 'check_inputs', 'quantize_tensor', 'linear_2', 'linear_3', 'output']
     """
     on_gpu = any(tensor.is_cuda for tensor in program.buffers())
     if not on_gpu and not torch.backends.mkldnn.is_available():
@@ -93,6 +94,8 @@ class _Lowering:
         for node in list(self.graph.nodes):
             if operation(node, self.program) in PLAIN:
                 self._write_in_place(node)
+            elif node.op == "call_module":
+                self._take_floats(node)
 
     # ---- layers ----
 
@@ -319,6 +322,26 @@ class _Lowering:
             source, function, options = found
             node.op, node.target = "call_function", activate
             node._set_arguments((source, function, options), {})
+
+    def _take_floats(self, node: Node) -> None:
+        """Let a linear layer round its input itself, where nobody else wants it rounded."""
+        layer, source = find_attribute(self.program, node.target)[0], node.args[0]
+        if type(layer) is not IntegerLayer or layer.convolution is not None or layer.output is not None:
+            return
+        if layer.post.name not in ("none", "relu") or not isinstance(source, Node) or len(source.users) != 1:
+            return
+        if _is_call(source, quantize_fast) and len(source.args) == 3:
+            value = source.args[0]
+        elif _is_call(source, activate_and_quantize):
+            with self.graph.inserting_before(source):
+                value = self.graph.call_function(activate, source.args[:3])
+            inherit(value, source)
+        else:
+            return
+        taking = IntegerLinear(layer.weight, layer.weight_scale, layer.bias, layer.input_scale, None, layer.post)
+        self.program.add_module(node.target, taking)
+        node.args = (value,)
+        self.graph.erase_node(source)
 
     def _activation_of_own(self, node: Any, users: int | None = 1) -> tuple[Node, Any, tuple[Any, ...]] | None:
         """An activation of what a layer just wrote for it alone, so that it may write there, too."""
