@@ -27,8 +27,11 @@ PLAIN: dict[str, Callable[..., torch.Tensor]] = {
 }
 
 
-def post_operation(node: Node, program: torch.nn.Module, is_linear: bool) -> PostOperation | None:
-    """What oneDNN calls an activation, where its kernel of a linear layer or convolution does it."""
+def post_operation(node: Node, program: torch.nn.Module, dimensions: int) -> PostOperation | None:
+    """What oneDNN calls an activation, where its kernel of a linear layer (no dimensions) or convolution does it."""
+    if dimensions > 2:
+        return None
+    is_linear = dimensions == 0
     meaning = _meaning(node, program)
     name, given = meaning.key, meaning.arguments
     if name == "relu":

@@ -38,6 +38,7 @@ class Convolution:
 
 
 _PACKED = ("_packed", "_packed_few")
+_MOST_SIZES = 4
 
 
 class _Packing(torch.nn.Module):
@@ -60,14 +61,19 @@ class _Packing(torch.nn.Module):
         for name in _PACKED:
             self.__dict__.pop(name, None)
 
-    def packed(self) -> Any:
-        """The weights in the kernel's own order."""
-        found = self.__dict__.get("_packed")
+    def packed(self, steps: torch.Tensor) -> Any:
+        """The weights in the kernel's own order, which for images goes by their size: another order would be changed back and
+        forth in every call."""
+        kept: dict[Any, Any] = self.__dict__.setdefault("_packed", {})
+        size = tuple(steps.shape[2:]) if self.weight.dim() > 2 else ()
+        found = kept.get(size)
         if found is None:
-            found = self.__dict__["_packed"] = self._pack()
+            if len(kept) >= _MOST_SIZES:
+                kept.pop(next(iter(kept)), None)
+            found = kept[size] = self._pack(steps)
         return found
 
-    def _pack(self) -> Any:
+    def _pack(self, steps: torch.Tensor) -> Any:
         raise NotImplementedError
 
 
@@ -96,14 +102,14 @@ class IntegerLayer(_Packing):
         self.input_scale, self.convolution, self.output = input_scale, convolution, output
         self.post = post or PostOperation()
 
-    def _pack(self) -> Any:
+    def _pack(self, steps: torch.Tensor) -> Any:
         if self.convolution is None:
             return _onednn.qlinear_prepack(self.weight, None)
         where = self.convolution
         scale, zero_point = self.input_scale or (1.0, 0)
         return _onednn.qconv_prepack(
             self.weight, self.weight_scale, scale, zero_point,
-            where.stride, where.padding, where.dilation, where.groups, None,
+            where.stride, where.padding, where.dilation, where.groups, list(steps.shape),
         )  # fmt: skip
 
     def forward(self, steps: torch.Tensor) -> torch.Tensor:
@@ -112,7 +118,7 @@ class IntegerLayer(_Packing):
         return self._run(steps, *self.input_scale)
 
     def _run(self, steps: torch.Tensor, scale: float, zero_point: int) -> torch.Tensor:
-        common = (steps, scale, zero_point, self.packed(), self.weight_scale, self.weight_zero_point)
+        common = (steps, scale, zero_point, self.packed(steps), self.weight_scale, self.weight_zero_point)
         out_scale, out_zero = self.output or (1.0, 0)
         out_type = torch.float32 if self.output is None else torch.uint8
         post = self.post
@@ -186,7 +192,7 @@ class IntegerLayerWithSum(IntegerLayer):
     def forward(self, steps: torch.Tensor, other: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
         """The layer on bytes, plus other bytes, in bytes."""
         assert self.input_scale is not None and self.output is not None
-        common = (steps, *self.input_scale, self.packed(), self.weight_scale, self.weight_zero_point)
+        common = (steps, *self.input_scale, self.packed(steps), self.weight_scale, self.weight_zero_point)
         post = self.post
         shape = self._result_shape(steps)
         if tuple(other.shape) != shape:

@@ -59,7 +59,7 @@ def to_native(program: GraphModule) -> GraphModule:
     >>> model = torchgraft.zoo.create("mlp").eval()
     >>> program = torchgraft.quantize.quantize(model, [torch.randn(8, 16)], backend="reference")
     >>> [node.name for node in to_native(program).graph.nodes]
-    ['x', 'check_inputs', 'quantize_tensor', 'linear_2', 'linear_3', 'output']
+    ['x', 'guard', 'quantize_tensor', 'linear_2', 'linear_3', 'output']
     """
     on_gpu = any(tensor.is_cuda for tensor in program.buffers())
     if not on_gpu and not torch.backends.mkldnn.is_available():
@@ -154,7 +154,7 @@ class _Lowering:
         self, node: Node, entering: _Steps, weights: tuple[Any, Any, Any], convolution: Convolution | None
     ) -> None:
         """Put a layer in the place of a call and of as much after it as the kernel does, too."""
-        last, other, post = self._after(node, convolution is None)
+        last, other, post = self._after(node, 0 if convolution is None else len(convolution.stride))
         leaving = self._leaving(last)
         scales = (entering.scale, entering.zero_point)
         if other is not None and leaving is None:
@@ -173,11 +173,11 @@ class _Lowering:
         end = last if leaving is None else leaving.node
         self._put(end, layer, inputs, name=node)
 
-    def _after(self, node: Node, is_linear: bool) -> tuple[Node, tuple[_Steps, Node] | None, PostOperation]:
+    def _after(self, node: Node, dimensions: int) -> tuple[Node, tuple[_Steps, Node] | None, PostOperation]:
         """The last call that the kernel of a layer can do, the other side of a sum, and the activation."""
         last, other, post = node, None, PostOperation()
         user = _only_user(last)
-        if user is not None and is_sum(user, self.program) and user.kwargs.get("alpha", 1) == 1:
+        if user is not None and dimensions in (0, 2) and is_sum(user, self.program) and user.kwargs.get("alpha", 1) == 1:
             second = user.args[1] if user.args[0] is last else user.args[0]
             found = self._steps(second) if isinstance(second, Node) and second is not last else None
             if found is not None and found.node < node:
@@ -189,7 +189,7 @@ class _Lowering:
                     last, post = after, PostOperation("relu")
                 return last, other, post
         if user is not None and operation(user, self.program) in ACTIVATIONS and first_input(user) is last:
-            fused = post_operation(user, self.program, is_linear)
+            fused = post_operation(user, self.program, dimensions)
             if fused is not None:
                 return user, None, fused
         return last, None, post
