@@ -61,7 +61,9 @@ def options_of(node: Node, program: torch.nn.Module) -> tuple[Any, ...] | None:
     options = [value for name, value in meaning.arguments.items() if name not in ("self", "input")]
     if any(isinstance(value, Node) or not isinstance(value, (int, float, str, bool)) for value in options):
         return None
-    return () if meaning.key == "gelu" and options == ["none"] else tuple(options)
+    if meaning.key == "gelu":  # whose one option goes by its name alone
+        return () if options == ["none"] else None
+    return tuple(options)
 
 
 def pool_options(node: Node, program: torch.nn.Module) -> tuple[tuple[int, ...], ...] | None:
