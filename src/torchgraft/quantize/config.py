@@ -76,8 +76,8 @@ class Config:
                 if fnmatch.fnmatchcase(place, pattern):
                     return name
         for base in kind.__mro__ if kind is not None else ():
-            if (name := self.types.get(_text_of(base))) is not None:
-                return name
+            if (found := self.types.get(_text_of(base))) is not None:
+                return found
         known = self.functions.get(_text_of(function)) if function is not None else None
         return self.scheme if known is None else known
 
@@ -109,12 +109,12 @@ class Config:
         return cls.from_text(Path(path).read_text(encoding="utf-8"))
 
     def __str__(self) -> str:
-        lines = [f"scheme = {json.dumps(self.scheme)}"]
+        lines = [f"scheme = {_text(self.scheme)}"]
         lines += [f"{name} = true" for name in _SWITCHES if getattr(self, name)]
         for table in ("modules", "types", "functions"):
             entries = getattr(self, table)
             if entries:
-                lines += ["", f"[{table}]", *[f"{_key(key)} = {json.dumps(value)}" for key, value in entries.items()]]
+                lines += ["", f"[{table}]", *[f"{_key(key)} = {_text(value)}" for key, value in entries.items()]]
         for name, own in self.schemes.items():
             lines += ["", f"[schemes.{_key(name)}]"]
             for item in dataclasses.fields(own):
@@ -192,7 +192,7 @@ def _scheme_from(name: str, table: Mapping[str, Any]) -> Scheme:
 
 
 def _key(text: str) -> str:
-    return text if text.replace("_", "").replace("-", "").isalnum() else json.dumps(text)
+    return text if text.isascii() and text.replace("_", "").replace("-", "").isalnum() else _text(text)
 
 
 def _value(value: Any) -> str:
@@ -203,4 +203,8 @@ def _value(value: Any) -> str:
             if getattr(value, item.name) != item.default
         ]
         return f"{{ {', '.join(parts)} }}" if parts else "{}"
-    return json.dumps(value)
+    return _text(value)
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)

@@ -35,7 +35,7 @@ def convert(program: GraphModule) -> GraphModule:
     >>> prepared = torchgraft.quantize.prepare(torchgraft.symbolic_trace(torchgraft.zoo.create("mlp").eval()))
     >>> _ = torchgraft.quantize.calibrate(prepared, [torch.randn(4, 16)])
     >>> [node.name for node in convert(prepared).graph.nodes if node.op == "call_function"][:4]
-    ['quantize_tensor', 'dequantize_tensor', 'dequantize_tensor_1', 'linear']
+    ['quantize_tensor', 'dequantize_tensor', 'dequantize_tensor_1', 'fc1']
     """
     plan = plan_of(program)
     check_observed(program)
@@ -73,16 +73,19 @@ class _Conversion:
         """A sum is given the type of its first side; where both sides have the same, that is nothing."""
         if node.op != "call_method" or node.target != "type_as" or not isinstance(node.args[0], Node):
             return
-        total, like = node.args
-        if not is_sum(total, self.program) or like not in total.args:
+        total = node.args[0]
+        if not is_sum(total, self.program):
             return
-        other = total.args[1] if total.args[0] is like else total.args[0]
-        if other.target is not dequantize_tensor or other.kwargs or len(other.args) > 3:
-            return
-        planned = self.plan.layers.get(like.name)
-        if planned is not None and planned.reason is None and planned.dtype == "torch.float32":
+        if all(self._is_float32(side) for side in total.args):
             node.replace_all_uses_with(total)
             self.graph.erase_node(node)
+
+    def _is_float32(self, value: Any) -> bool:
+        """Whether the conversion knows the type of a value: a result of a layer, or one that was quantized."""
+        if value.target is dequantize_tensor:
+            return not value.kwargs and len(value.args) == 3
+        planned = self.plan.layers.get(value.name)
+        return planned is not None and planned.reason is None and planned.dtype == "torch.float32"
 
     # ---- values ----
 

@@ -74,9 +74,22 @@ def _replace_weight(
             zeros = torch.zeros_like(scale, dtype=torch.int32) if zero_point is None else zero_point
             kept = graph.get_attr(references.put_new(f"{stem}_zeros", zeros))
             inherit(kept, node)
-            arguments: tuple[Any, ...] = (floats, node.args[1], kept, node.kwargs.get("axis", 0), limits.min, limits.max)
+            arguments: tuple[Any, ...] = (
+                floats,
+                node.args[1],
+                kept,
+                node.kwargs.get("axis", 0),
+                limits.min,
+                limits.max,
+            )
         else:
-            arguments = (floats, float(scale.item()), 0 if zero_point is None else int(zero_point), limits.min, limits.max)
+            arguments = (
+                floats,
+                float(scale.item()),
+                0 if zero_point is None else int(zero_point),
+                limits.min,
+                limits.max,
+            )
     inherit(floats, node)
     node.target = torch.fake_quantize_per_channel_affine if scale.dim() else torch.fake_quantize_per_tensor_affine
     node._set_arguments(arguments, {})

@@ -15,6 +15,7 @@ from torchgraft.quantize.schemes import Numbers
 
 # More values of one tensor than this say little more about its distribution; the extremes are always exact.
 _SAMPLE = 1 << 16
+_PRIME = 2_654_435_761
 
 
 class Observer(torch.nn.Module):
@@ -107,9 +108,7 @@ class _Counting(Observer):
         if is_wider and bool(before[0] <= before[1]):
             means = self._means()
             self._count(means, self.counts, self.sums)
-        flat = floats.reshape(-1)
-        if flat.numel() > _SAMPLE:
-            flat = flat[:: (flat.numel() // _SAMPLE) | 1]
+        flat = _sample(floats.reshape(-1))
         fresh = torch.ones(1, dtype=torch.float64).expand(flat.numel())
         counts, sums = self.counts, self.sums
         self._count(flat, fresh.to(flat.device), flat.double())
@@ -127,6 +126,14 @@ class _Counting(Observer):
     def _edges(self) -> torch.Tensor:
         steps = torch.arange(self.bins + 1, device=self.lowest.device) / self.bins
         return self.lowest + (self.highest - self.lowest) * steps
+
+
+def _sample(flat: torch.Tensor) -> torch.Tensor:
+    """Some of many values, scattered by a large prime: those at equal distances might all be of one place of an image."""
+    count = flat.numel()
+    if count <= _SAMPLE:
+        return flat
+    return flat[(torch.arange(_SAMPLE, device=flat.device) * _PRIME) % count]
 
 
 class Percentile(_Counting):

@@ -27,8 +27,11 @@ PLAIN: dict[str, Callable[..., torch.Tensor]] = {
 }
 
 
-def post_operation(node: Node, program: torch.nn.Module, is_linear: bool) -> PostOperation | None:
-    """What oneDNN calls an activation, where its kernel of a linear layer or convolution does it."""
+def post_operation(node: Node, program: torch.nn.Module, dimensions: int) -> PostOperation | None:
+    """What oneDNN calls an activation, where its kernel of a linear layer (no dimensions) or convolution does it."""
+    if dimensions > 2:
+        return None
+    is_linear = dimensions == 0
     meaning = _meaning(node, program)
     name, given = meaning.key, meaning.arguments
     if name == "relu":
@@ -58,7 +61,9 @@ def options_of(node: Node, program: torch.nn.Module) -> tuple[Any, ...] | None:
     options = [value for name, value in meaning.arguments.items() if name not in ("self", "input")]
     if any(isinstance(value, Node) or not isinstance(value, (int, float, str, bool)) for value in options):
         return None
-    return () if meaning.key == "gelu" and options == ["none"] else tuple(options)
+    if meaning.key == "gelu":  # whose one option goes by its name alone
+        return () if options == ["none"] else None
+    return tuple(options)
 
 
 def pool_options(node: Node, program: torch.nn.Module) -> tuple[tuple[int, ...], ...] | None:

@@ -5,6 +5,7 @@ saved. Which layers become these is decided in `lowering.py`.
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,31 +37,43 @@ class Convolution:
     groups: int
 
 
+_PACKED = ("_packed", "_packed_few")
+_MOST_SIZES = 4
+
+
 class _Packing(torch.nn.Module):
     """Weights as plain tensors, and what a kernel wants of them, made when it is first needed and never copied or saved."""
 
     weight: torch.Tensor
-    _packed: Any = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {key: value for key, value in self.__dict__.items() if key != "_packed"}
+        return {key: value for key, value in self.__dict__.items() if key not in _PACKED}
 
     def _apply(self, *args: Any, **kwargs: Any) -> Any:
-        self.__dict__.pop("_packed", None)
+        self._forget()
         return super()._apply(*args, **kwargs)
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
-        self.__dict__.pop("_packed", None)
+        self._forget()
         super()._load_from_state_dict(*args, **kwargs)
 
-    def packed(self) -> Any:
-        """The weights in the kernel's own order."""
-        found = self.__dict__.get("_packed")
+    def _forget(self) -> None:
+        for name in _PACKED:
+            self.__dict__.pop(name, None)
+
+    def packed(self, steps: torch.Tensor) -> Any:
+        """The weights in the kernel's own order, which for images goes by their size: another order would be changed back and
+        forth in every call."""
+        kept: dict[Any, Any] = self.__dict__.setdefault("_packed", {})
+        size = tuple(steps.shape[2:]) if self.weight.dim() > 2 else ()
+        found = kept.get(size)
         if found is None:
-            found = self.__dict__["_packed"] = self._pack()
+            if len(kept) >= _MOST_SIZES:
+                kept.pop(next(iter(kept)), None)
+            found = kept[size] = self._pack(steps)
         return found
 
-    def _pack(self) -> Any:
+    def _pack(self, steps: torch.Tensor) -> Any:
         raise NotImplementedError
 
 
@@ -89,14 +102,14 @@ class IntegerLayer(_Packing):
         self.input_scale, self.convolution, self.output = input_scale, convolution, output
         self.post = post or PostOperation()
 
-    def _pack(self) -> Any:
+    def _pack(self, steps: torch.Tensor) -> Any:
         if self.convolution is None:
             return _onednn.qlinear_prepack(self.weight, None)
         where = self.convolution
         scale, zero_point = self.input_scale or (1.0, 0)
         return _onednn.qconv_prepack(
             self.weight, self.weight_scale, scale, zero_point,
-            where.stride, where.padding, where.dilation, where.groups, None,
+            where.stride, where.padding, where.dilation, where.groups, list(steps.shape),
         )  # fmt: skip
 
     def forward(self, steps: torch.Tensor) -> torch.Tensor:
@@ -105,7 +118,7 @@ class IntegerLayer(_Packing):
         return self._run(steps, *self.input_scale)
 
     def _run(self, steps: torch.Tensor, scale: float, zero_point: int) -> torch.Tensor:
-        common = (steps, scale, zero_point, self.packed(), self.weight_scale, self.weight_zero_point)
+        common = (steps, scale, zero_point, self.packed(steps), self.weight_scale, self.weight_zero_point)
         out_scale, out_zero = self.output or (1.0, 0)
         out_type = torch.float32 if self.output is None else torch.uint8
         post = self.post
@@ -124,6 +137,51 @@ class IntegerLayer(_Packing):
         return ", ".join(parts)
 
 
+class IntegerLinear(IntegerLayer):
+    """A linear layer from floats to floats, by way of bytes of a known scale.
+
+    Few rows are bound by reading the weights, and FBGEMM reads them faster; it rounds the input, too. Many go to oneDNN.
+    """
+
+    few_rows = 32
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        """The layer on floats."""
+        assert self.input_scale is not None
+        if values.numel() <= self.few_rows * values.shape[-1]:
+            packed = self._packed_for_few()
+            if packed is not None:
+                kernel = _few_rows_relu if self.post.name == "relu" else _few_rows
+                return kernel(values.float(), *self.input_scale, packed)
+        return self._run(quantize_fast(values, *self.input_scale), *self.input_scale)
+
+    def _packed_for_few(self) -> Any:
+        if "_packed_few" not in self.__dict__:
+            self.__dict__["_packed_few"] = _pack_for_few(self.weight, self.weight_scale, self.bias)
+        return self.__dict__["_packed_few"]
+
+
+_quantized: Any = torch.ops.quantized
+_few_rows = getattr(_quantized, "linear_with_input_q_dq_qweight_dq_output_fp32", None)
+_few_rows_relu = getattr(_quantized, "linear_with_input_q_dq_qweight_dq_relu_output_fp32", None)
+
+
+def _pack_for_few(weight: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None) -> Any:
+    """Weights as FBGEMM takes them; None where this torch or this machine has it not."""
+    if _few_rows is None or _few_rows_relu is None or torch.backends.quantized.engine not in ("x86", "fbgemm"):
+        return None
+    zeros = torch.zeros(weight.shape[0], dtype=torch.int64)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # quantized tensors are deprecated, and the only way into this kernel
+            quantized = torch._make_per_channel_quantized_tensor(weight, scale.double(), zeros, 0)
+            packed = _quantized.linear_prepack(quantized, bias)
+            _few_rows(torch.zeros(1, weight.shape[1]), 1.0, 0, packed)
+    except (RuntimeError, AttributeError, NotImplementedError):
+        return None
+    return packed
+
+
 class IntegerLayerWithSum(IntegerLayer):
     """The same, which adds bytes of another scale to its results, and may write into those bytes."""
 
@@ -134,7 +192,7 @@ class IntegerLayerWithSum(IntegerLayer):
     def forward(self, steps: torch.Tensor, other: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
         """The layer on bytes, plus other bytes, in bytes."""
         assert self.input_scale is not None and self.output is not None
-        common = (steps, *self.input_scale, self.packed(), self.weight_scale, self.weight_zero_point)
+        common = (steps, *self.input_scale, self.packed(steps), self.weight_scale, self.weight_zero_point)
         post = self.post
         shape = self._result_shape(steps)
         if tuple(other.shape) != shape:

@@ -34,6 +34,7 @@ from torchgraft.quantize.native.layers import (
     DynamicLayer,
     IntegerLayer,
     IntegerLayerWithSum,
+    IntegerLinear,
     PostOperation,
     WeightOnlyLayer,
 )
@@ -58,7 +59,7 @@ def to_native(program: GraphModule) -> GraphModule:
     >>> model = torchgraft.zoo.create("mlp").eval()
     >>> program = torchgraft.quantize.quantize(model, [torch.randn(8, 16)], backend="reference")
     >>> [node.name for node in to_native(program).graph.nodes]
-    ['x', 'check_inputs', 'quantize_fast', 'linear', 'linear_1', 'output']
+    ['x', 'guard', 'quantize_tensor', 'linear_2', 'linear_3', 'output']
     """
     on_gpu = any(tensor.is_cuda for tensor in program.buffers())
     if not on_gpu and not torch.backends.mkldnn.is_available():
@@ -93,6 +94,8 @@ class _Lowering:
         for node in list(self.graph.nodes):
             if operation(node, self.program) in PLAIN:
                 self._write_in_place(node)
+            elif node.op == "call_module":
+                self._take_floats(node)
 
     # ---- layers ----
 
@@ -151,7 +154,7 @@ class _Lowering:
         self, node: Node, entering: _Steps, weights: tuple[Any, Any, Any], convolution: Convolution | None
     ) -> None:
         """Put a layer in the place of a call and of as much after it as the kernel does, too."""
-        last, other, post = self._after(node, convolution is None)
+        last, other, post = self._after(node, 0 if convolution is None else len(convolution.stride))
         leaving = self._leaving(last)
         scales = (entering.scale, entering.zero_point)
         if other is not None and leaving is None:
@@ -170,11 +173,11 @@ class _Lowering:
         end = last if leaving is None else leaving.node
         self._put(end, layer, inputs, name=node)
 
-    def _after(self, node: Node, is_linear: bool) -> tuple[Node, tuple[_Steps, Node] | None, PostOperation]:
+    def _after(self, node: Node, dimensions: int) -> tuple[Node, tuple[_Steps, Node] | None, PostOperation]:
         """The last call that the kernel of a layer can do, the other side of a sum, and the activation."""
         last, other, post = node, None, PostOperation()
         user = _only_user(last)
-        if user is not None and is_sum(user, self.program) and user.kwargs.get("alpha", 1) == 1:
+        if user is not None and dimensions in (0, 2) and is_sum(user, self.program) and user.kwargs.get("alpha", 1) == 1:
             second = user.args[1] if user.args[0] is last else user.args[0]
             found = self._steps(second) if isinstance(second, Node) and second is not last else None
             if found is not None and found.node < node:
@@ -186,7 +189,7 @@ class _Lowering:
                     last, post = after, PostOperation("relu")
                 return last, other, post
         if user is not None and operation(user, self.program) in ACTIVATIONS and first_input(user) is last:
-            fused = post_operation(user, self.program, is_linear)
+            fused = post_operation(user, self.program, dimensions)
             if fused is not None:
                 return user, None, fused
         return last, None, post
@@ -319,6 +322,26 @@ class _Lowering:
             source, function, options = found
             node.op, node.target = "call_function", activate
             node._set_arguments((source, function, options), {})
+
+    def _take_floats(self, node: Node) -> None:
+        """Let a linear layer round its input itself, where nobody else wants it rounded."""
+        layer, source = find_attribute(self.program, node.target)[0], node.args[0]
+        if type(layer) is not IntegerLayer or layer.convolution is not None or layer.output is not None:
+            return
+        if layer.post.name not in ("none", "relu") or not isinstance(source, Node) or len(source.users) != 1:
+            return
+        if _is_call(source, quantize_fast) and len(source.args) == 3:
+            value = source.args[0]
+        elif _is_call(source, activate_and_quantize):
+            with self.graph.inserting_before(source):
+                value = self.graph.call_function(activate, source.args[:3])
+            inherit(value, source)
+        else:
+            return
+        taking = IntegerLinear(layer.weight, layer.weight_scale, layer.bias, layer.input_scale, None, layer.post)
+        self.program.add_module(node.target, taking)
+        node.args = (value,)
+        self.graph.erase_node(source)
 
     def _activation_of_own(self, node: Any, users: int | None = 1) -> tuple[Node, Any, tuple[Any, ...]] | None:
         """An activation of what a layer just wrote for it alone, so that it may write there, too."""
