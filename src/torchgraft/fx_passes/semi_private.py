@@ -184,7 +184,7 @@ def torchscript_type_to_python_type(ts_type: Any) -> Any:
     if kind == "OptionalType":
         return typing.Optional[torchscript_type_to_python_type(ts_type.getElementType())]  # noqa: UP045 (its repr)
     if kind == "ListType":
-        return typing.List[torchscript_type_to_python_type(ts_type.getElementType())]  # noqa: UP006 (its repr)
+        return typing.List[torchscript_type_to_python_type(ts_type.getElementType())]  # type: ignore[misc]  # noqa: UP006
     if kind == "TupleType":
         return typing.Tuple[tuple(map(torchscript_type_to_python_type, ts_type.elements()))]  # noqa: UP006 (its repr)
     if kind == "DictType":

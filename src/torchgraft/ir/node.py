@@ -400,8 +400,8 @@ class Node:
         if propagate_meta:
             if replace_with.meta:
                 raise GraphError(
-                    f"cannot propagate metadata from node '{self._name}' to '{replace_with._name}': the latter has "
-                    f"metadata of its own ({', '.join(replace_with.meta)}); clear it first"
+                    f"cannot propagate metadata from node '{self._name}' to '{replace_with._name}', but replace_with "
+                    f"already has .meta keys\n  clear them first: {', '.join(replace_with.meta)}"
                 )
             replace_with.meta.update(self.meta)
         changed = list(self._users)
@@ -471,7 +471,7 @@ def _refuse_input(user: Node, source: Node) -> None:
     if source._erased:
         reason = "it was erased from its graph; use a live node"
     else:
-        reason = "it belongs to another graph; copy it with graph.node_copy() or graph.graph_copy()"
+        reason = "it does not belong to this Graph; copy it with graph.node_copy() or graph.graph_copy()"
     raise GraphError(f"cannot use node '{source._name}' as an argument of node '{user._name}': {reason}")
 
 
@@ -544,7 +544,7 @@ def map_arg(a: Argument, fn: Callable[[Node], Argument]) -> Argument:
     {'a': ['x', 1]}
     """
     if not callable(fn):
-        raise TypeError(f"map_arg needs a function to apply, not {type(fn).__name__}")
+        raise GraphError(f"map_arg(a, fn): fn must be a callable, not {type(fn).__name__}")
     if type(a) is Node:
         return fn(a)
     if type(a) is tuple:

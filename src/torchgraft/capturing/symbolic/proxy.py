@@ -13,10 +13,11 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from torchgraft.capturing.patching.active import active
 from torchgraft.capturing.user_code.comparisons import asks_nearby, compares_element_types, is_compared_with_none
-from torchgraft.errors import TraceError
+from torchgraft.errors import GraphError, TraceError
 from torchgraft.ir.guards import check_given
 from torchgraft.ir.node import Node
 from torchgraft.ir.origin import current_source_line, is_user_code, user_instruction
@@ -212,7 +213,16 @@ class Proxy:
         proxy = find_proxy((args, kwargs))
         if proxy is None:
             return NotImplemented
-        return record_torch_call(proxy.tracer, orig_method, args, kwargs)
+        try:
+            return record_torch_call(proxy.tracer, orig_method, args, kwargs)
+        except GraphError as error:
+            others = {id(item.tracer) for item in tree_leaves((args, kwargs)) if isinstance(item, Proxy)}
+            if len(others) < 2:
+                raise
+            raise TraceError(
+                f"Found multiple different tracers while trying to trace operations {orig_method}\n"
+                "  the values belong to different traces; use those of one"
+            ) from error
 
 
 _reads = itertools.count()
