@@ -183,10 +183,13 @@ class Node:
         if not isinstance(value, str):
             raise GraphError(f"cannot rename node '{self._name}' to {value!r}: a name is a string; give one")
         if self.graph._graph_namespace.is_used(value):
-            raise GraphError(
-                f"cannot rename node '{self._name}' to '{value}': the name is taken in this graph; "
-                "take another, or let graph._graph_namespace.create_name() choose"
-            )
+            if any(node._name == value for node in self.graph.nodes):
+                raise GraphError(
+                    f"cannot rename node '{self._name}' to '{value}': the name is taken in this graph; "
+                    "take another, or let graph._graph_namespace.create_name() choose"
+                )
+            self._name = value  # which a node had that was erased or renamed
+            return
         # What Python code cannot use as a name becomes one that it can: `cat-3` is `cat_3`.
         self._name = self.graph._graph_namespace.create_name("self_1" if value == "self" else value)
 
