@@ -36,7 +36,7 @@ NeedsValues = (DataDependentOutputException, DynamicOutputShapeException)
 
 @contextlib.contextmanager
 def without_log() -> Iterator[None]:
-    """Have torch log nothing where an operator refuses fake tensors: it raises as well, and who catches that tries another way."""
+    """Have torch log nothing where an operator refuses fake tensors: it raises too, and that is enough."""
 
     def is_wanted(record: logging.LogRecord) -> bool:
         return not record.getMessage().startswith("failed while attempting to run meta")
