@@ -6,13 +6,16 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Mapping
+from os import PathLike
 from typing import Any
 
 import torch
 
-from torchgraft.analysis.comparison import compare, frozen_leaves
+from torchgraft.analysis.comparison import compare, frozen_leaves, tensors_in
+from torchgraft.backends.auto import candidates, key_of, measure, saved_choice
 from torchgraft.backends.backend import PRECISIONS, Backend, Options, find_backend
 from torchgraft.backends.freezing import frozen
 from torchgraft.backends.parts import Compiled, compile_parts, tolerance_of, within
@@ -178,12 +181,9 @@ class Lowered(VariantModule):
         """Compare with the model on the example and on other values; raise with the first node that differs."""
         tolerance = tolerance_of(self.options.precision)
         for situation in situations(args, kwargs, 0, True, False, False):
-            run = functools.partial(within, self.options.time_limit)
             try:
                 expected = _leaves_after(self._model, self._model, situation)
-                found = _leaves_after(
-                    lambda *a, **k: run(functools.partial(variant.run, *a, **k)), self._model, situation
-                )
+                found = _leaves_after(_limited(variant.run, self.options.time_limit), self._model, situation)
             except GuardError:  # other values may go another way
                 continue
             result = compare(expected, found, tolerance)
@@ -260,6 +260,10 @@ def _mapped(value: Any, dtype: torch.dtype, only: torch.dtype | None) -> Any:
     return value
 
 
+def _limited(run: Callable[..., Any], seconds: float | None) -> Callable[..., Any]:
+    return lambda *args, **kwargs: within(seconds, functools.partial(run, *args, **kwargs))
+
+
 def _leaves_after(function: Callable[..., Any], model: Any, situation: Situation) -> dict[str, Any]:
     """What a call returns and leaves in its inputs; what it does to the model and to random states is put back."""
     values, keywords = situation.copied()
@@ -285,13 +289,15 @@ def lower(
     args: Any = (),
     kwargs: Mapping[str, Any] | None = None,
     *,
-    backend: str | Backend = "native",
+    backend: str | Backend = "auto",
     precision: str | None = None,
     layout: str = "auto",
     on_guard: str | None = None,
     max_variants: int = 8,
     verify: bool = True,
     time_limit: float | None = None,
+    choice: str | PathLike[str] | None = None,
+    progress: Callable[[str], None] | None = None,
     level: str | None = None,
 ) -> Any:
     """A module with the signature of a model or program that runs it compiled by a backend, without gradients.
@@ -300,7 +306,10 @@ def lower(
     backend of your own, or "auto", which measures those that are installed. What a backend does not take stays in Python:
     `.explain()` says what and why. `precision` is "fp32", "tf32", "bf16" or "fp16" (where it is not given, that of the model),
     `layout` is "auto", "channels_last" or "contiguous". Results are compared with the model's on the example and on other values,
-    unless `verify` is False; `time_limit` is how many seconds compiling a part may take.
+    unless `verify` is False; `time_limit` is how many seconds compiling a part may take, and with "auto" all candidates together.
+
+    "auto" tells `progress` (a function of a text) how far it is; its measurements are in `.choice`. With a file in `choice` they
+    are kept there, and used again for the same inputs on the same machine.
 
     Other sizes just run. Where a guard says no, `on_guard` decides as in `adapt`: "recapture" (for a model), "raise" (for a
     captured program), or "eager". If weights of the model change, a call raises BackendError until `.refresh()`.
@@ -308,7 +317,7 @@ def lower(
     With `level` ("aten" or "core_aten") it is a captured program in torch's operators instead, that runs in Python.
 
     >>> model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU()).eval()
-    >>> fast = lower(model, torch.ones(2, 4))
+    >>> fast = lower(model, torch.ones(2, 4), backend="native")
     >>> fast(torch.ones(5, 4)).shape, fast.variants()
     (torch.Size([5, 4]), <Variants: Sequential has 1 variant>)
     """
@@ -323,15 +332,65 @@ def lower(
         raise ValueError(f'layout must be "auto", "channels_last" or "contiguous", not {layout!r}')
     if on_guard is None:
         on_guard = "raise" if isinstance(model, GraphModule) else "recapture"
-    chosen = find_backend(backend)
+    chosen = None if backend == "auto" else find_backend(backend)
     if getattr(model, "training", False) and not (isinstance(model, GraphModule) and not _has_modes(model)):
         raise BackendError(
             "cannot lower a model in training mode: lowered modules are for inference\n  call model.eval() first"
         )
     options = Options(precision or _precision_of(model), layout, time_limit, precision is not None)
-    module = Lowered(model, chosen, options, on_guard, max_variants, verify)
-    with torch.no_grad():
-        module(*copied_inputs(values, keywords)[0], **copied_inputs(values, keywords)[1])
+
+    def lowered(by: Backend, options: Options = options) -> Lowered:
+        module = Lowered(model, by, options, on_guard or "", max_variants, verify)
+        given, named = copied_inputs(values, keywords)
+        with torch.no_grad():
+            module(*given, **named)
+        return module
+
+    if chosen is not None:
+        return lowered(chosen)
+    return _quickest(model, values, keywords, options, lowered, choice, progress)
+
+
+def _quickest(
+    model: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    options: Options,
+    lowered: Callable[..., Lowered],
+    path: str | PathLike[str] | None,
+    progress: Callable[[str], None] | None,
+) -> Lowered:
+    """The module of the backend that is quickest on these inputs, or of the one that a file says was."""
+    name = type(model).__name__ if isinstance(model, torch.nn.Module) else getattr(model, "__name__", "model")
+    key = key_of(name, args, kwargs, options.precision)
+    known = saved_choice(path, key)
+    if known is not None:
+        module = lowered(find_backend(known.backend))
+        module.choice = known
+        return module
+    made: dict[str, Lowered] = {}
+
+    def make(backend: Backend, seconds: float) -> Callable[[], Any]:
+        made[backend.name] = module = lowered(backend, dataclasses.replace(options, time_limit=seconds))
+        if any(item.program is None for item in module._variants):
+            raise BackendError(f"it runs the model's own Python: {module._variants[0].runs_as}")
+        return lambda: module(*args, **kwargs)
+
+    devices = {tensor.device.type for tensor in tensors_in((args, kwargs))} or {"cpu"}
+    found = candidates("cuda" if "cuda" in devices else "cpu")
+    eager = functools.partial(model, *args, **kwargs)
+    try:
+        choice, _ = measure(key, found, make, eager, options.time_limit, progress)
+    except BackendError:
+        if not made:
+            raise
+        return (
+            made["native"] if "native" in made else next(iter(made.values()))
+        )  # the model's own Python, for all of them
+    module = made[choice.backend]
+    module.options, module.choice = options, choice
+    if path is not None:
+        choice.save(path)
     return module
 
 

@@ -127,7 +127,7 @@ def _reason_to_stay(node: Node, body: GraphModule, memory: Aliases, writes: bool
 
 
 def _unpacking(body: GraphModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> set[Node]:
-    """The nodes that fetch tensors out of inputs which are containers: backends are given tensors. They come first from now on."""
+    """The nodes that fetch tensors out of inputs which are containers: backends are given tensors. They come first now."""
     held = {node: value for node, value in placeholder_values(body, args, kwargs).items() if is_container(value)}
     found: set[Node] = set()
     last = next((node for node in reversed(body.graph.nodes) if node._op == "placeholder"), None)
