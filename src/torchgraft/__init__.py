@@ -17,6 +17,7 @@ from torchgraft.version import __version__ as __version__
 # The one table of public names: type checkers read it as imports, `_home_of` as text.
 if TYPE_CHECKING:
     from torchgraft import passes as passes
+    from torchgraft import quantize as quantize
     from torchgraft import subgraph_rewriter as subgraph_rewriter
     from torchgraft import zoo as zoo
     from torchgraft.analysis.cost import Cost as Cost
@@ -63,6 +64,7 @@ if TYPE_CHECKING:
     from torchgraft.errors import GuardError as GuardError
     from torchgraft.errors import InputError as InputError
     from torchgraft.errors import PassError as PassError
+    from torchgraft.errors import QuantizeError as QuantizeError
     from torchgraft.errors import RunError as RunError
     from torchgraft.errors import ShapeError as ShapeError
     from torchgraft.errors import TraceError as TraceError
@@ -84,6 +86,8 @@ if TYPE_CHECKING:
     from torchgraft.recording.verify import verify as verify
     from torchgraft.reporting import Report as Report
     from torchgraft.reporting import report as report
+    from torchgraft.results.progress import Progress as Progress
+    from torchgraft.results.progress import follow_progress as follow_progress
     from torchgraft.rewriting.explain import explain as explain
     from torchgraft.rewriting.found import Found as Found
     from torchgraft.rewriting.found import call_any as call_any

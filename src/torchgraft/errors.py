@@ -151,6 +151,18 @@ class BackendError(GraftError, RuntimeError):
     """
 
 
+class QuantizeError(GraftError, ValueError):
+    """A model cannot be quantized as asked: the data, the scheme, the configuration or the mode does not fit.
+
+    >>> import torch, torchgraft
+    >>> try:
+    ...     torchgraft.quantize.quantize(torch.nn.Linear(2, 2).eval(), [])
+    ... except torchgraft.QuantizeError as error:
+    ...     print(str(error).splitlines()[0])
+    there is no calibration data
+    """
+
+
 class ShapeError(GraftError, TypeError):
     """Two shapes in a program cannot agree.
 

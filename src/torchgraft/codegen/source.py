@@ -234,7 +234,7 @@ class _Function:
                 indent = "    " * len(open_regions)
             else:
                 freed = frees.get(node)
-                if not node.users and node._op not in ("placeholder", "output") and not _is_bare(node):
+                if not node._users and node._op not in ("placeholder", "output") and not _is_bare(node):
                     freed = [*freed, node] if freed else [node]
                 if freed and node._op not in ("placeholder", "output"):
                     text = f"{text};  {' = '.join([item._name for item in freed])} = None"
@@ -367,7 +367,7 @@ class _Function:
 
 def _is_bare(node: Node) -> bool:
     """Whether a node is written without its name: a guard, which has no result."""
-    return is_guard(node._target) and node._op == "call_function" and not node.users
+    return is_guard(node._target) and node._op == "call_function" and not node._users
 
 
 def _attribute(base: str, path: str) -> str:
