@@ -180,7 +180,8 @@ class Lowered(VariantModule):
     def _verify(self, variant: Variant, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Compare with the model on the example and on other values; raise with the first node that differs."""
         tolerance = tolerance_of(self.options.precision)
-        for situation in situations(args, kwargs, 0, True, False, False):
+        for planned in situations(args, kwargs, 0, True, False, False):
+            situation = planned.make()
             try:
                 expected = _leaves_after(self._model, self._model, situation)
                 found = _leaves_after(_limited(variant.run, self.options.time_limit), self._model, situation)
