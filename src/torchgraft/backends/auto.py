@@ -21,6 +21,7 @@ from torchgraft.backends.backend import Backend, backend_names, find_backend
 from torchgraft.backends.variants import call_text, log
 from torchgraft.errors import BackendError, one_line
 from torchgraft.results.files import write_text
+from torchgraft.results.progress import stage
 from torchgraft.results.shown import Tabular, plain
 from torchgraft.results.tables import Table, number_text, seconds_text
 
@@ -139,9 +140,8 @@ def measure(
     make: Callable[[Backend, float], Callable[[], Any]],
     eager: Callable[[], Any],
     time_limit: float | None,
-    progress: Callable[[str], None] | None = None,
-) -> tuple[Choice, dict[str, Any]]:
-    """Compile the candidates and run them in turns; what was compiled comes along by name.
+) -> Choice:
+    """Compile the candidates, and run them in turns.
 
     `make` compiles with a backend in at most so many seconds, verifies, and returns a call; `eager` is the call of the model.
     """
@@ -154,26 +154,23 @@ def measure(
         try:
             if left <= 0:
                 raise BackendError("left out: the time limit was used up")
-            runs[backend.name] = make(backend, left)
+            with stage(f"compiling with {backend.name}", number, len(backends)):
+                runs[backend.name] = make(backend, left)
             notes[backend.name] = ""
         except Exception as error:
             notes[backend.name] = str(error).partition("\n")[0] if isinstance(error, BackendError) else one_line(error)
         ready[backend.name] = time.monotonic() - begin
-        text = notes[backend.name] or "ready"
-        told = f"{number} of {len(backends)}: {backend.name}: {text} ({seconds_text(ready[backend.name])})"
-        log.info("%s: %s", key["model"], told)
-        if progress is not None:
-            progress(told)
+        took = seconds_text(ready[backend.name])
+        log.info("%s: %s: %s (%s)", key["model"], backend.name, notes[backend.name] or "ready", took)
     if len(runs) == 1:
         reasons = "\n  ".join(f"{name}: {note}" for name, note in notes.items() if note)
         raise BackendError(f"no backend can run {key['model']}\n  {reasons}")
-    times = in_turns(runs)
+    with stage("measuring"):
+        times = in_turns(runs)
     rows = [Measurement(name, times.get(name), ready[name], note) for name, note in notes.items()]
     choice = Choice(key, rows)
     log.info("%s: auto chooses %s", key["model"], choice.headline())
-    if progress is not None:
-        progress(f"chosen: {choice.headline()}")
-    return choice, runs
+    return choice
 
 
 def in_turns(runs: dict[str, Callable[[], Any]], rounds: int = _ROUNDS) -> dict[str, float]:

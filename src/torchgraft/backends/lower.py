@@ -47,6 +47,7 @@ class Lowered(VariantModule):
     ) -> None:
         super().__init__(model, on_guard, max_variants)
         self.backend, self.options, self.verifies = backend, options, verify
+        self.example: tuple[Any, dict[str, Any]] = ((), {})
         self._is_program = isinstance(model, GraphModule) and not _has_modes(model)
         self.__dict__["_subject"] = None  # not by assigning: a submodule would be one of the model's
         self.choice: Any = None
@@ -96,6 +97,12 @@ class Lowered(VariantModule):
         ]
         eager = [f"{self._name} for {item.inputs}: {item.runs_as}" for item in self._variants if item.program is None]
         return "\n".join([*texts, *eager]) or f"{self._name} is not compiled yet: call it"
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write the program of the example, the weights and the options to a file for `load_lowered`, which compiles again."""
+        from torchgraft.backends.saving import save_lowered
+
+        save_lowered(self, path)
 
     # ---- making variants ----
 
@@ -298,7 +305,6 @@ def lower(
     verify: bool = True,
     time_limit: float | None = None,
     choice: str | PathLike[str] | None = None,
-    progress: Callable[[str], None] | None = None,
     level: str | None = None,
 ) -> Any:
     """A module with the signature of a model or program that runs it compiled by a backend, without gradients.
@@ -309,8 +315,8 @@ def lower(
     `layout` is "auto", "channels_last" or "contiguous". Results are compared with the model's on the example and on other values,
     unless `verify` is False; `time_limit` is how many seconds compiling a part may take, and with "auto" all candidates together.
 
-    "auto" tells `progress` (a function of a text) how far it is; its measurements are in `.choice`. With a file in `choice` they
-    are kept there, and used again for the same inputs on the same machine.
+    What "auto" has measured is in `.choice`; with a file in `choice` it is kept there, and used again for the same inputs on the
+    same machine. `follow_progress` tells how far it is.
 
     Other sizes just run. Where a guard says no, `on_guard` decides as in `adapt`: "recapture" (for a model), "raise" (for a
     captured program), or "eager". If weights of the model change, a call raises BackendError until `.refresh()`.
@@ -342,14 +348,14 @@ def lower(
 
     def lowered(by: Backend, options: Options = options) -> Lowered:
         module = Lowered(model, by, options, on_guard or "", max_variants, verify)
-        given, named = copied_inputs(values, keywords)
+        module.example = given, named = copied_inputs(values, keywords)
         with torch.no_grad():
             module(*given, **named)
         return module
 
     if chosen is not None:
         return lowered(chosen)
-    return _quickest(model, values, keywords, options, lowered, choice, progress)
+    return _quickest(model, values, keywords, options, lowered, choice)
 
 
 def _quickest(
@@ -359,7 +365,6 @@ def _quickest(
     options: Options,
     lowered: Callable[..., Lowered],
     path: str | PathLike[str] | None,
-    progress: Callable[[str], None] | None,
 ) -> Lowered:
     """The module of the backend that is quickest on these inputs, or of the one that a file says was."""
     name = type(model).__name__ if isinstance(model, torch.nn.Module) else getattr(model, "__name__", "model")
@@ -381,7 +386,7 @@ def _quickest(
     found = candidates("cuda" if "cuda" in devices else "cpu")
     eager = functools.partial(model, *args, **kwargs)
     try:
-        choice, _ = measure(key, found, make, eager, options.time_limit, progress)
+        choice = measure(key, found, make, eager, options.time_limit)
     except BackendError:
         if not made:
             raise
