@@ -69,11 +69,11 @@ class CompiledPart(torch.nn.Module):
 
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__()
-        self.function = function
+        self.__torchgraft_function__ = function
 
     def forward(self, *inputs: Any) -> Any:
         """Run what the backend has made."""
-        return self.function(*inputs)
+        return self.__torchgraft_function__(*inputs)
 
 
 def compile_parts(
