@@ -14,11 +14,11 @@ from typing import Any
 
 import torch
 
-from torchgraft.analysis.comparison import compare, frozen_leaves, tensors_in
+from torchgraft.analysis.comparison import frozen_leaves, tensors_in
 from torchgraft.backends.auto import candidates, key_of, measure, saved_choice
 from torchgraft.backends.backend import PRECISIONS, Backend, Options, find_backend
 from torchgraft.backends.freezing import frozen
-from torchgraft.backends.parts import Compiled, compile_parts, tolerance_of, within
+from torchgraft.backends.parts import Compiled, compile_parts, differences, within
 from torchgraft.backends.sizes import OneForEachSize, for_one_size
 from torchgraft.backends.variants import Variant, VariantModule, call_text, late_guard, program_or_error
 from torchgraft.backends.watch import ModelWatch
@@ -186,7 +186,6 @@ class Lowered(VariantModule):
 
     def _verify(self, variant: Variant, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Compare with the model on the example and on other values; raise with the first node that differs."""
-        tolerance = tolerance_of(self.options.precision)
         for planned in situations(args, kwargs, 0, True, False, False):
             situation = planned.make()
             try:
@@ -194,12 +193,12 @@ class Lowered(VariantModule):
                 found = _leaves_after(_limited(variant.run, self.options.time_limit), self._model, situation)
             except GuardError:  # other values may go another way
                 continue
-            result = compare(expected, found, tolerance)
-            if result.differences:
+            wrong = differences(expected, found, self.options.precision, "lowered module")
+            if wrong:
                 where = self._first_difference(variant, situation.args, situation.kwargs)
                 raise BackendError(
                     f"the backend '{self.backend.name}' does not compute what {self._name} computes\n"
-                    f"  on {situation.name}: {result.differences[0]}{where}\n"
+                    f"  on {situation.name}: {wrong[0]}{where}\n"
                     "  use another backend or precision; verify=False skips this check"
                 )
 
