@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NoReturn
 
 from torchgraft.cli import (
+    bench,
     calls,
     capture,
     compare,
@@ -20,6 +21,7 @@ from torchgraft.cli import (
     draw,
     graph,
     list_models,
+    lower,
     record,
     report,
     run_passes,
@@ -47,6 +49,8 @@ COMMANDS = (
     doctor,
     report,
     run_passes,
+    lower,
+    bench,
     list_models,
     demo,
 )
