@@ -11,6 +11,7 @@ from torchgraft.quantize.flow import quantize
 from torchgraft.quantize.operators import dequantize_tensor, fake_quantize, quantize_tensor, scale_of_values
 from torchgraft.quantize.preparing import prepare
 from torchgraft.quantize.schemes import Numbers, Scheme
+from torchgraft.quantize.training import prepare_qat
 
 __all__ = [
     "Config",
@@ -22,6 +23,7 @@ __all__ = [
     "dequantize_tensor",
     "fake_quantize",
     "prepare",
+    "prepare_qat",
     "quantize",
     "quantize_tensor",
     "scale_of_values",

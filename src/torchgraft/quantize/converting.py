@@ -12,9 +12,11 @@ import torch
 from torch.nn import functional
 
 from torchgraft.codegen.graph_module import GraphModule
+from torchgraft.errors import QuantizeError
 from torchgraft.ir.node import Node
 from torchgraft.passes.attributes import References
 from torchgraft.passes.layer_calls import Layer, bound, layer_arguments, read_layer
+from torchgraft.passes.remove_no_ops import RemoveNoOps
 from torchgraft.quantize.calibrating import check_observed
 from torchgraft.quantize.observers import Observer
 from torchgraft.quantize.operations import is_sum
@@ -22,6 +24,7 @@ from torchgraft.quantize.operators import dequantize_tensor, quantize_tensor, sc
 from torchgraft.quantize.plan import KEY, PlannedLayer, plan_of, weight_axis
 from torchgraft.quantize.preparing import inherit
 from torchgraft.quantize.schemes import Numbers
+from torchgraft.quantize.training import TrainedLayer, settle
 from torchgraft.quantize.weights import QuantizedWeight, quantize_weight
 
 _CONVOLUTIONS = (functional.linear, functional.conv1d, functional.conv2d, functional.conv3d)
@@ -38,10 +41,14 @@ def convert(program: GraphModule) -> GraphModule:
     ['quantize_tensor', 'dequantize_tensor', 'dequantize_tensor_1', 'fc1']
     """
     plan = plan_of(program)
+    if program.training and any(isinstance(module, TrainedLayer) for module in program.children()):
+        raise QuantizeError("the program is being trained\ncall .eval() on it first")
     check_observed(program)
     result = GraphModule(program, copy.deepcopy(program.graph), type(program).__name__)
     result.meta = {**program.meta, KEY: plan}
     with torch.no_grad():
+        settle(result)
+        RemoveNoOps(inference=True).run(result)
         _Conversion(result).run()
     result.graph.lint()
     return result

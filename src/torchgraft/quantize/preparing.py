@@ -56,7 +56,7 @@ def prepare(
 
         EqualizeLayers()(program)
     plan = make_plan(program, settings, backend)
-    _check_anything(plan, program)
+    check_anything(plan, program)
     insert_observers(program, plan)
     program.meta[KEY] = plan
     return program
@@ -89,7 +89,8 @@ def _check_mode(model: Any) -> None:
         )
 
 
-def _check_anything(plan: Plan, program: GraphModule) -> None:
+def check_anything(plan: Plan, program: GraphModule) -> None:
+    """Refuse a program in which no layer changes."""
     if any(layer.reason is None for layer in plan.layers.values()):
         return
     if plan.layers:

@@ -177,7 +177,12 @@ class _Lowering:
         """The last call that the kernel of a layer can do, the other side of a sum, and the activation."""
         last, other, post = node, None, PostOperation()
         user = _only_user(last)
-        if user is not None and dimensions in (0, 2) and is_sum(user, self.program) and user.kwargs.get("alpha", 1) == 1:
+        if (
+            user is not None
+            and dimensions in (0, 2)
+            and is_sum(user, self.program)
+            and user.kwargs.get("alpha", 1) == 1
+        ):
             second = user.args[1] if user.args[0] is last else user.args[0]
             found = self._steps(second) if isinstance(second, Node) and second is not last else None
             if found is not None and found.node < node:
