@@ -18,6 +18,7 @@ from torchgraft.passes.attributes import References
 from torchgraft.passes.layer_calls import Layer, bound, layer_arguments, read_layer
 from torchgraft.passes.remove_no_ops import RemoveNoOps
 from torchgraft.quantize.calibrating import check_observed
+from torchgraft.quantize.corrections import INPUTS, ROUNDED, corrected_bias, learn_rounding
 from torchgraft.quantize.observers import Observer
 from torchgraft.quantize.operations import is_sum
 from torchgraft.quantize.operators import dequantize_tensor, quantize_tensor, scale_of_values
@@ -49,7 +50,11 @@ def convert(program: GraphModule) -> GraphModule:
     with torch.no_grad():
         settle(result)
         RemoveNoOps(inference=True).run(result)
+        if plan.config.learn_rounding and ROUNDED not in result.meta:
+            learn_rounding(result, plan)
         _Conversion(result).run()
+    for key in (INPUTS, ROUNDED):
+        result.meta.pop(key, None)
     result.graph.lint()
     return result
 
@@ -60,6 +65,7 @@ class _Conversion:
         self.references = References(program)
         self.weights: dict[Any, tuple[QuantizedWeight, list[str | None]]] = {}
         self.dynamic: dict[tuple[Node, Numbers], Node] = {}
+        self.bias: Node | None = None
         self.scales: dict[str, tuple[str, str]] = {}
 
     def run(self) -> None:
@@ -133,6 +139,7 @@ class _Conversion:
         scheme = planned.scheme
         with self.graph.inserting_before(node):
             source = layer.source
+            self.bias = self._corrected(node, layer, planned)
             if scheme.inputs is not None and scheme.dynamic:
                 source = self._dynamic(node, source, scheme.inputs, layer.weight.dtype)
             weight = self._weight(node, layer, planned) if scheme.weights is not None else None
@@ -185,9 +192,19 @@ class _Conversion:
         inherit(result, node)
         return result
 
+    def _corrected(self, node: Node, layer: Layer, planned: PlannedLayer) -> Node | None:
+        """A bias that makes up for what rounding does to the mean."""
+        inputs = self.program.meta.get(INPUTS, {}).get(planned.name)
+        if not self.plan.config.correct_bias or inputs is None or planned.scheme.weights is None:
+            return None
+        numbers, axis = planned.scheme.weights, weight_axis(layer)
+        found = self._given_weight(layer, planned) or quantize_weight(layer.weight, numbers, axis, planned.path)
+        stem = planned.path.replace(".", "_") or node.name
+        return self._fetch(self._buffer(f"{stem}_bias_corrected", corrected_bias(layer, found, inputs)), node)
+
     def _given_weight(self, layer: Layer, planned: PlannedLayer) -> QuantizedWeight | None:
         """Weights that a correction or training has rounded already."""
-        rounded: dict[str, QuantizedWeight] = self.program.meta.get("quantize_rounded", {})
+        rounded: dict[str, QuantizedWeight] = self.program.meta.get(ROUNDED, {})
         return rounded.get(planned.name)
 
     def _rebuild(self, node: Node, layer: Layer, source: Node, weight: Node | None, planned: PlannedLayer) -> None:
@@ -195,6 +212,8 @@ class _Conversion:
         target, arguments = self._as_function(node, layer, weight is not None)
         old = arguments["weight"]
         arguments["input"] = source
+        if self.bias is not None:
+            arguments["bias"] = self.bias
         if weight is not None:
             arguments["weight"] = weight
         if planned.scheme.cast is not None:
