@@ -90,7 +90,7 @@ def corrected_bias(layer: Layer, weight: QuantizedWeight, inputs: LayerInputs) -
     return (bias + moved).to(layer.weight.dtype)
 
 
-def learn_rounding(program: GraphModule, plan: Plan, steps: int = 200, rate: float = 1e-2) -> int:
+def learn_rounding(program: GraphModule, plan: Plan, steps: int = 400, rate: float = 5e-2) -> int:
     """Learn for each weight whether to round it up or down, so that the results of its layer stay as they are.
 
     Runs on what `calibrate` collected, and says how many layers it has rounded; `convert` uses what was learned.
@@ -112,11 +112,9 @@ def _learned(node: Node, layer: Layer, inputs: LayerInputs, numbers: Any, steps:
     scale, zero_point = weight_scale(weight, numbers, axis)
     axis, group = spread(numbers, axis)
     unit = dequantize_tensor(torch.ones_like(weight), scale, None, axis=axis, group=group)
-    zero = (
-        0.0
-        if zero_point is None
-        else -dequantize_tensor(torch.zeros_like(weight), scale, zero_point, axis=axis, group=group) / unit
-    )
+    zero: Any = 0.0
+    if zero_point is not None:
+        zero = -dequantize_tensor(torch.zeros_like(weight), scale, zero_point, axis=axis, group=group) / unit
     down = torch.floor(weight / unit)
     rest = weight / unit - down
     # A rectified sigmoid that starts where rounding would change nothing.
@@ -137,7 +135,7 @@ def _learned(node: Node, layer: Layer, inputs: LayerInputs, numbers: Any, steps:
             # Towards the end each weight has to decide.
             sharpness = 20 - 18 * step / steps
             decided = 1 - (2 * up - 1).abs().pow(sharpness)
-            loss = error + (1e-4 * decided.mean() if step > steps // 5 else 0.0)
+            loss = error + (0.1 * decided.mean() if step > steps // 5 else 0.0)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()

@@ -128,7 +128,8 @@ class TrainedLayer(torch.nn.Module):
 
     def settled(self) -> torch.nn.Module:
         """The plain layer that this one has become."""
-        layer: Any = type(self.layer).__new__(type(self.layer))
+        kind: Any = type(self.layer)
+        layer: Any = kind.__new__(kind)
         layer.__dict__.update(
             {
                 key: value.copy() if type(value) in (dict, OrderedDict) else value
@@ -174,8 +175,8 @@ class TrainedLayer(torch.nn.Module):
         name = type(layer).__name__  # Conv2d, ConvTranspose2d
         if name.startswith("ConvTranspose"):
             function = getattr(functional, f"conv_transpose{name[-2:]}")
-            options = (layer.stride, layer.padding, layer.output_padding, layer.groups, layer.dilation)
-            return function(values, weight, bias, *options)
+            places = (layer.stride, layer.padding, layer.output_padding, layer.groups, layer.dilation)
+            return function(values, weight, bias, *places)
         options = (layer.stride, layer.padding, layer.dilation, layer.groups)
         return getattr(functional, name.lower())(values, weight, bias, *options)
 
@@ -209,7 +210,7 @@ def _join_norms(program: GraphModule, plan: Plan, freeze_after: int | None) -> N
         if planned.reason is not None:
             continue
         node = nodes[name]
-        layer = find_attribute(program, node.target)[0] if node.op == "call_module" else None
+        layer: Any = find_attribute(program, node.target)[0] if node.op == "call_module" else None
         if type(layer) not in LAYERS:
             raise QuantizeError(
                 f"cannot train '{name}': only layers that are modules are trained\n"

@@ -162,8 +162,8 @@ class IntegerLinear(IntegerLayer):
 
 
 _quantized: Any = torch.ops.quantized
-_few_rows = getattr(_quantized, "linear_with_input_q_dq_qweight_dq_output_fp32", None)
-_few_rows_relu = getattr(_quantized, "linear_with_input_q_dq_qweight_dq_relu_output_fp32", None)
+_few_rows: Any = getattr(_quantized, "linear_with_input_q_dq_qweight_dq_output_fp32", None)
+_few_rows_relu: Any = getattr(_quantized, "linear_with_input_q_dq_qweight_dq_relu_output_fp32", None)
 
 
 def _pack_for_few(weight: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None) -> Any:
