@@ -18,6 +18,7 @@ from torchgraft.quantize.reporting import QuantizeReport, report
 from torchgraft.quantize.schemes import Numbers, Scheme
 from torchgraft.quantize.searching import SearchResult, Sensitivity, search, sensitivity
 from torchgraft.quantize.speed import SpeedReport, explain_speed
+from torchgraft.quantize.streaming import load_weights
 from torchgraft.quantize.training import prepare_qat
 
 __all__ = [
@@ -35,6 +36,7 @@ __all__ = [
     "dequantize_tensor",
     "explain_speed",
     "fake_quantize",
+    "load_weights",
     "prepare",
     "prepare_qat",
     "quantize",

@@ -23,7 +23,7 @@ from torchgraft.quantize.observers import Observer
 from torchgraft.quantize.operations import is_sum
 from torchgraft.quantize.operators import dequantize_tensor, quantize_tensor, scale_of_values
 from torchgraft.quantize.plan import KEY, PlannedLayer, plan_of, weight_axis
-from torchgraft.quantize.preparing import inherit
+from torchgraft.quantize.preparing import STORED, Stored, inherit
 from torchgraft.quantize.schemes import Numbers
 from torchgraft.quantize.training import TrainedLayer, settle
 from torchgraft.quantize.weights import QuantizedWeight, quantize_weight
@@ -179,6 +179,8 @@ class _Conversion:
                 zero,
             ]
             self.weights[key] = found, paths
+            stored = self.program.meta.setdefault(STORED, {})
+            stored[f"{planned.path}.weight"] = Stored(numbers, weight_axis(layer), paths[0] or "", paths[1] or "", zero)
         found, names = self.weights[key]
         nodes = [None if path is None else self._fetch(path, node) for path in names]
         options: dict[str, Any] = {}

@@ -7,7 +7,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from os import PathLike
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -24,9 +24,23 @@ from torchgraft.passes.remove_no_ops import RemoveNoOps
 from torchgraft.quantize.config import Config, as_config
 from torchgraft.quantize.observers import observer
 from torchgraft.quantize.plan import KEY, Plan, make_plan
+from torchgraft.quantize.schemes import Numbers
 
+# Where a converted program keeps the weights it rounded, by the paths of the floats.
+STORED = "quantize_stored"
 Model = torch.nn.Module | Callable[..., Any]
 ConfigLike = Config | str | PathLike[str] | None
+
+
+class Stored(NamedTuple):
+    """Where a program keeps a rounded weight: in buffers, or in a layer with a kernel of its own."""
+
+    numbers: Numbers
+    axis: int | None
+    steps: str
+    scale: str
+    zero_point: str | None
+    layer: str | None = None
 
 
 def prepare(

@@ -36,7 +36,7 @@ def quantize_weight(weight: torch.Tensor, numbers: Numbers, axis: int | None, wh
     >>> found.steps.tolist(), [round(item, 4) for item in found.scale.tolist()]
     ([[50, -127], [127, 0]], [0.02, 0.0008])
     """
-    if not bool(torch.isfinite(weight).all()):
+    if not weight.is_meta and not bool(torch.isfinite(weight).all()):
         raise QuantizeError(f"the weights of {where or 'a layer'} hold infinite values or no numbers\ncheck the model")
     scale, zero_point = weight_scale(weight, numbers, axis)
     axis, group = spread(numbers, axis)
