@@ -28,6 +28,8 @@ from torchgraft.quantize.schemes import Numbers
 
 # Where a converted program keeps the weights it rounded, by the paths of the floats.
 STORED = "quantize_stored"
+# Where other tensors of the model went, by the paths they had.
+MOVED = "quantize_moved"
 Model = torch.nn.Module | Callable[..., Any]
 ConfigLike = Config | str | PathLike[str] | None
 

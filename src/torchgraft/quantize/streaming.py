@@ -15,7 +15,7 @@ from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import QuantizeError
 from torchgraft.quantize.native.layers import WeightOnlyLayer
 from torchgraft.quantize.plan import plan_of
-from torchgraft.quantize.preparing import STORED, Stored
+from torchgraft.quantize.preparing import MOVED, STORED, Stored
 from torchgraft.quantize.weights import quantize_weight
 
 
@@ -96,6 +96,7 @@ def _take(program: GraphModule, stored: dict[str, Stored], name: str, tensor: to
                 if path is not None and value is not None:
                     program._buffers[path] = value
         used = True
+    name = program.meta.get(MOVED, {}).get(name, name)
     holder_path, _, leaf = name.rpartition(".")
     try:
         holder = program.get_submodule(holder_path)

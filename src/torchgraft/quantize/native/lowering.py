@@ -40,7 +40,7 @@ from torchgraft.quantize.native.layers import (
 )
 from torchgraft.quantize.operations import ACTIVATIONS, MOVES, SELECTS, first_input, is_shape_read, is_sum, operation
 from torchgraft.quantize.operators import dequantize_tensor, quantize_tensor, scale_of_values
-from torchgraft.quantize.preparing import STORED, inherit
+from torchgraft.quantize.preparing import MOVED, STORED, inherit
 
 
 class _Steps(NamedTuple):
@@ -119,7 +119,7 @@ class _Lowering:
                 layer = self._weight_only(steps, scale, zero_point, bias, group)
                 if layer is not None:
                     self._put(node, layer, (source,))
-                    self._note_layer(weight.args[0].target, layer)
+                    self._note_layer(weight.args[0].target, arguments.get("bias"), layer)
             return
         convolution = None if is_linear else self._convolution(node, arguments, steps)
         if self._put_rows(node, source, (steps, scale, zero_point, bias), is_linear and axis == 0, dtype):
@@ -139,13 +139,15 @@ class _Lowering:
         if entering is not None:
             self._fuse(node, entering, (steps, scale, bias), convolution, dtype)
 
-    def _note_layer(self, steps: str, layer: torch.nn.Module) -> None:
+    def _note_layer(self, steps: str, bias: Any, layer: torch.nn.Module) -> None:
         """Have weights that arrive later go straight into the layer."""
         stored = self.program.meta.get(STORED, {})
         path = next(path for path, module in self.program.named_modules() if module is layer)
         self.program.meta[STORED] = {
             name: place._replace(layer=path) if place.steps == steps else place for name, place in stored.items()
         }
+        if isinstance(bias, Node):
+            self.program.meta[MOVED] = {**self.program.meta.get(MOVED, {}), bias.target: f"{path}.bias"}
 
     def _put_rows(self, node: Node, source: Node, weights: tuple[Any, ...], is_fit: bool, dtype: torch.dtype) -> bool:
         """A linear layer whose inputs get a scale for each row."""
