@@ -57,6 +57,9 @@ class Client:
 AO = {f"torch.ao.{name}": f"torch_ao.{name}" for name in ("ns", "pruning", "quantization")}
 
 CLIENTS = (
+    Client(
+        "symbolic", "torch", ("torchvision", "timm"), "symbolic_trace of torchvision, timm and zoo models: every node"
+    ),
     Client("torchvision", "torchvision", ("torchvision",), "feature extraction"),
     Client("timm", "timm", ("torchvision", "timm"), "FeatureGraphNet"),
     Client("transformers", "transformers", ("transformers",), "HFTracer"),
@@ -78,7 +81,15 @@ _FLAG = "`self.training` is a node, asked when the program runs, where the clien
 _IN_PLACE = (
     "`+=` with an input of a block stays in place: under autocast it is not `+`. The client looks for `operator.add`"
 )
+_CLASS = "the result keeps its class, `OrderedDict`; torch.fx returns a plain dict"
+_DEVICE = "the device of a parameter is asked when the program runs, so that it can be moved; torch.fx bakes it in"
 ON_PURPOSE = (
+    ("symbolic", "maxvit_t", _BUFFERS),
+    ("symbolic", "fcn_resnet50", _CLASS),
+    ("symbolic", "deeplabv3_resnet50", _CLASS),
+    ("symbolic", "lraspp_mobilenet_v3_large", _CLASS),
+    ("symbolic", "edgenext_xx_small", _DEVICE),
+    ("symbolic", "xcit_nano_12_p16_224", _DEVICE),
     ("torchvision", "maxvit_t", _BUFFERS),
     ("timm", "swin_tiny", _BUFFERS),
     (

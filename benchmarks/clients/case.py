@@ -76,6 +76,11 @@ def nodes(graph: Any) -> list[str]:
     return lines
 
 
+def every_node(graph: Any) -> list[str]:
+    """The nodes of a graph as lines, every one, with names and arguments as they are."""
+    return [f"{node.name} = {node.op}[{_target(node)}](*{node.args}, **{dict(node.kwargs)})" for node in graph.nodes]
+
+
 def _target(node: Any) -> str:
     return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
 

@@ -212,7 +212,7 @@ def _only_for_guards(graph: Graph) -> set[Node]:
     """The nodes whose value nothing but guards looks at."""
     found: set[Node] = set()
     for node in reversed(graph.nodes):
-        if is_guard(node._target) or (node.users and all(user in found for user in node.users)):
+        if is_guard(node._target) or (node._users and all(user in found for user in node._users)):
             found.add(node)
     return found
 

@@ -119,7 +119,7 @@ def _aliases(program: ExportedProgram, inputs: list[Any]) -> list[str]:
     conditions = []
     for node, value in zip(inputs, pytree.tree_leaves(program.example_inputs), strict=False):
         other = first.setdefault(id(value), node) if isinstance(value, torch.Tensor) else node
-        if other is not node and not (other.users and node.users):
+        if other is not node and not (other._users and node._users):
             conditions.append(f"{node._name} is {other._name}")
     return conditions
 

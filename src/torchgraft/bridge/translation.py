@@ -108,9 +108,9 @@ class Translation:
             return value
         return build(mapped)
 
-    def users(self, node: Any) -> dict[Any, None]:
+    def users(self, users: dict[Any, None]) -> dict[Any, None]:
         """The users of a node, in their order."""
-        return {self.nodes[user]: None for user in node.users if user in self.nodes}
+        return {self.nodes[user]: None for user in users if user in self.nodes}
 
 
 def _refilled(original: Any, cls: Any, items: Iterable[Any]) -> Any:
@@ -152,7 +152,7 @@ def graph_from_fx(source: torch.fx.Graph) -> tuple[Graph, Translation]:
         if vars(theirs):
             vars(ours).update(translation.entries(vars(theirs)))
     for theirs, ours in translation.nodes.items():
-        ours.users = translation.users(theirs)
+        ours._users = translation.users(theirs.users)
     names = source._graph_namespace
     graph._graph_namespace._used = {*names._used_names, *[node._name for node in graph.nodes]}
     graph._graph_namespace._counts = dict(names._base_count)
@@ -198,7 +198,7 @@ def graph_to_fx(source: Graph) -> tuple[torch.fx.Graph, Translation]:
         if ours._op == "call_function" and is_declared_effect(theirs.target):
             torch.fx.node.has_side_effect(theirs.target)
     for ours, theirs in translation.nodes.items():
-        users = translation.users(ours)
+        users = translation.users(ours._users)
         theirs.users.clear()
         theirs.users.update(users)
     names = source._graph_namespace

@@ -102,7 +102,7 @@ def split_const_subgraphs(
     graph = copy.deepcopy(traced.graph)
     main = GraphModule(traced, graph)
     constant = _constant_nodes(graph, skip_folding_node_fn, is_impure_node)
-    results = [node for node in constant if node.op != "get_attr" and any(user not in constant for user in node.users)]
+    results = [node for node in constant if node.op != "get_attr" and any(user not in constant for user in node._users)]
     if not results:
         return FoldedGraphModule(traced, traced.graph)
     name = get_unique_attr_name_in_module(traced, "_FX_CONST_FOLDED_ATTRS")
@@ -124,7 +124,7 @@ def split_const_subgraphs(
         value.meta.update(node.meta)
         node.replace_all_uses_with(value)
     for node in reversed(constant):
-        if not node.users:
+        if not node._users:
             graph.erase_node(node)
     for path in {node.target for node in aside.nodes if node.op in ("get_attr", "call_module")}:
         _bring(traced, main, path)

@@ -4,14 +4,15 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from torchgraft.codegen.graph_module import GraphModule
-from torchgraft.errors import GraftError
+from torchgraft.errors import GraftError, GraphError
 from torchgraft.fx_passes.tools import CALLABLE_NODE_OPS, FxNetAccFusionsFinder
 from torchgraft.interpreter import Interpreter
 from torchgraft.ir.node import Node
@@ -47,6 +48,14 @@ class _MinimizerSettingBase:
         return "FX Minimizer Settings:\n" + "".join(f"\t{name}: {value}\n" for name, value in vars(self).items())
 
 
+class _Piece(NamedTuple):
+    """What a piece takes, what leaves it, and its calls, by the names of the nodes they were."""
+
+    inputs: list[str]
+    outputs: list[str]
+    calls: dict[str, Node]
+
+
 class _MinimizerBase:
     """Looks for culprits. `compare_fn(a, b, names)` returns a number and whether the results agree; `reports` keeps the tries."""
 
@@ -67,14 +76,17 @@ class _MinimizerBase:
         self.exclusion_fn = exclusion_fn
         self.results: dict[Any, Any] = {}
         self.reports: list[list[str]] = []
+        self.iteration = 0
+        self._pieces: weakref.WeakKeyDictionary[GraphModule, _Piece] = weakref.WeakKeyDictionary()
         self.run_shape_prop()
         self.fusions = FxNetAccFusionsFinder(
             module, {node for node in module.graph.nodes if node.op in CALLABLE_NODE_OPS}
         )()
         names = [node.name for node in module.graph.nodes if node.op == "placeholder"]
         if len(names) != len(sample_input):
-            raise FxNetMinimizerBadModuleError(
-                f"the program has {len(names)} inputs and {len(sample_input)} samples were given; give one for each"
+            raise GraphError(
+                f"Placeholder count ({len(names)}) does not match sample_input count ({len(sample_input)})\n"
+                "  give a sample for each input"
             )
         self.a_outputs: dict[str, Any] = dict(zip(names, sample_input, strict=True))
         self.b_outputs: dict[str, Any] = dict(self.a_outputs)
@@ -152,29 +164,53 @@ class _MinimizerBase:
         if not nodes:
             self.reports.append(["All nodes are excluded by user"])
             return True
+        self.iteration += 1
+        self.reports.append([f"Run and compare {nodes[0].name} to {nodes[-1].name}, {len(nodes)} nodes"])
+        members = self._with_groups(nodes)
         try:
-            self._run_and_compare(nodes, intermediate)
+            split_module, name = self._build_submodule(set(members))
+            self._run_and_compare(split_module, name, [node.name for node in members] if intermediate else [])
         except (FxNetMinimizerRunFuncError, FxNetMinimizerResultMismatchError):
             return False
         return True
 
-    def _run_and_compare(self, nodes: list[Node], intermediate: bool = False) -> None:
-        report = [f"Run and compare {nodes[0].name} to {nodes[-1].name}, {len(nodes)} nodes"]
-        self.reports.append(report)
-        nodes = self._with_groups(nodes)
-        piece, inputs, outputs = fuse_as_graphmodule(self.module, nodes, "Minimized")
-        if intermediate:
-            outputs = tuple(nodes)
-            _return_everything(piece)
-        names = [node.name for node in outputs]
-        if not outputs:
+    def _build_submodule(self, nodes: set[Node]) -> tuple[torch.nn.Module, str]:
+        """A module with the piece that consists of `nodes` in it, and the name that the piece has there."""
+        members = [node for node in self.module.graph.nodes if node in nodes]
+        if not members:
+            raise FxNetMinimizerBadModuleError(f"Minimize submodule was not found with nodes {nodes}")
+        piece, inputs, outputs = fuse_as_graphmodule(self.module, members, "Minimized")
+        names = [node.name for node in members]
+        calls = [node for node in piece.graph.nodes if node.op in CALLABLE_NODE_OPS]
+        whole = torch.nn.Module()
+        whole.add_module("minimize", piece)
+        self._pieces[piece] = _Piece(
+            [node.name for node in inputs], [node.name for node in outputs], dict(zip(names, calls, strict=True))
+        )
+        return whole, "minimize"
+
+    def _run_and_compare(
+        self, split_module: torch.nn.Module, submod_name: str, output_names: list[str], report_idx: int = -1
+    ) -> None:
+        """Run a piece both ways and compare what it returns: `output_names`, or all that leaves it where there are none."""
+        piece: Any = getattr(split_module, submod_name)
+        about = self._pieces[piece]
+        names = about.outputs
+        if output_names and not self.settings.all_outputs:
+            names = [name for name in about.calls if name in output_names]
+            _return(piece, [about.calls[name] for name in names])
+        if not names:
             return
-        a_inputs, b_inputs = [self._inputs(inputs, stored) for stored in (self.a_outputs, self.b_outputs)]
+        if not self.reports:
+            self.reports.append([])
+        report = self.reports[report_idx]
+        a_inputs, b_inputs = [self._inputs(about.inputs, stored) for stored in (self.a_outputs, self.b_outputs)]
         try:
-            a_result, b_result = self.run_a(piece, a_inputs), self.run_b(piece, b_inputs)
+            a_result = self.run_a(piece, a_inputs, report_idx)
+            b_result = self.run_b(piece, b_inputs, report_idx)
         except Exception as error:
-            report.append(f"Exception raised when running: {error}")
-            raise FxNetMinimizerRunFuncError(f"Exception raised when running {names}: {error}") from error
+            report.append(f"Exception raised when running {submod_name}: {error}")
+            raise FxNetMinimizerRunFuncError(f"Exception raised when running {submod_name}: {error}") from error
         for name, a_value, b_value in zip(names, _as_list(a_result, names), _as_list(b_result, names), strict=True):
             self.a_outputs[name], self.b_outputs[name] = a_value, b_value
         number, agrees = self.compare_fn(a_result, b_result, names)
@@ -192,10 +228,10 @@ class _MinimizerBase:
         wanted = {member for node in nodes for member in self.fusions.get(node, {node})}
         return [node for node in self.module.graph.nodes if node in wanted]
 
-    def _inputs(self, nodes: Sequence[Node], stored: dict[str, Any]) -> tuple[Any, ...]:
+    def _inputs(self, names: Sequence[str], stored: dict[str, Any]) -> tuple[Any, ...]:
         if not self.settings.accumulate_error:
-            return tuple([self._true_values[node.name] for node in nodes])
-        return tuple([stored.get(node.name, self._true_values[node.name]) for node in nodes])
+            return tuple([self._true_values[name] for name in names])
+        return tuple([stored.get(name, self._true_values[name]) for name in names])
 
     def _first_or_all(self, pieces: list[list[Node]]) -> set[Node]:
         culprits: set[Node] = set()
@@ -249,10 +285,8 @@ def _least(low: int, high: int, is_enough: Callable[[int], bool]) -> int:
     return high
 
 
-def _return_everything(piece: GraphModule) -> None:
-    calls = [node for node in piece.graph.nodes if node.op in CALLABLE_NODE_OPS]
-    output = piece.graph.output_node()
-    output.args = (calls[0] if len(calls) == 1 else tuple(calls),)
+def _return(piece: GraphModule, results: list[Node]) -> None:
+    piece.graph.output_node().args = (results[0] if len(results) == 1 else tuple(results),)
 
 
 def _values(module: GraphModule, inputs: Sequence[Any]) -> dict[str, Any]:

@@ -352,7 +352,7 @@ def _converted(graph: Graph, nodes: list[Node]) -> MklSubgraph:
                 node.replace_input_with(source, entered[source])
     stretch.start_nodes = list(entered.values())
     for node in nodes:
-        outside = [user for user in node.users if user not in inside]
+        outside = [user for user in node._users if user not in inside]
         if outside:
             with graph.inserting_after(node):
                 dense = graph.call_method("to_dense", (node,))

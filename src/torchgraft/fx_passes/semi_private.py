@@ -5,17 +5,19 @@ Each is a few lines over what lives elsewhere; which import path leads here is i
 from __future__ import annotations
 
 import contextlib
+import enum
+import numbers
+import typing
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, TypeVar
 
 import torch
 
-from torchgraft.capturing.symbolic.tracer import Tracer
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.codegen.source import PyTreeCodeGen
 
 __all__ = [
-    *("RewritingTracer", "compatibility", "do_not_emit_stack_traces"),
+    *("compatibility", "do_not_emit_stack_traces"),
     *("register_pytree_flatten_spec", "tree_flatten_spec"),
 ]
 
@@ -153,6 +155,47 @@ def preserve_node_meta(enable: bool = True) -> Iterator[None]:
     yield
 
 
+# ---- torch.fx.operator_schemas ----
+
+
+def torchscript_type_to_python_type(ts_type: Any) -> Any:
+    """The Python type for a type in an operator's schema.
+
+    >>> [torchscript_type_to_python_type(a.type) for a in torch.ops.aten.sum.dim_IntList._schema.arguments][1]
+    typing.Optional[typing.List[int]]
+    """
+    kind = ts_type.kind()
+    if kind == "OptionalType":
+        return typing.Optional[torchscript_type_to_python_type(ts_type.getElementType())]  # noqa: UP045 (its repr)
+    if kind == "ListType":
+        return typing.List[torchscript_type_to_python_type(ts_type.getElementType())]  # noqa: UP006 (its repr)
+    if kind == "TupleType":
+        return typing.Tuple[tuple(map(torchscript_type_to_python_type, ts_type.elements()))]  # noqa: UP006 (its repr)
+    if kind == "DictType":
+        key, value = map(torchscript_type_to_python_type, (ts_type.getKeyType(), ts_type.getValueType()))
+        return typing.Dict[key, value]  # type: ignore[valid-type]  # noqa: UP006 (its repr)
+    return _PYTHON_TYPES.get(ts_type.annotation_str, Any)
+
+
+_PYTHON_TYPES: dict[str, Any] = {
+    "Tensor": torch.Tensor,
+    "int": int,
+    "float": float,
+    "bool": bool,
+    "str": str,
+    "complex": complex,
+    "Device": torch.device,
+    "Layout": torch.layout,
+    "number": numbers.Number,
+    "QScheme": torch.qscheme,
+    "NoneType": type(None),
+    "Storage": torch.UntypedStorage,
+    "AnyEnumType": enum.Enum,
+    "t": typing.TypeVar("t"),
+    "Generator": torch.Generator,
+}
+
+
 # ---- torch.fx._lazy_graph_module: every GraphModule generates its code when it is first needed ----
 
 
@@ -185,12 +228,3 @@ class _LazyGraphModule(GraphModule):
 
     def real_recompile(self) -> None:
         self.recompile()
-
-
-# ---- torch.fx.experimental.rewriter ----
-
-
-class RewritingTracer(Tracer):
-    """Records `assert` statements as checks of the program."""
-
-    trace_asserts = True

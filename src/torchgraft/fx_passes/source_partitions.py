@@ -49,7 +49,7 @@ def get_source_partitions(
 def check_subgraphs_connected(subgraph1: SourcePartition, subgraph2: SourcePartition) -> bool:
     """Whether a node of the second uses a node of the first."""
     second = set(subgraph2.nodes)
-    return any(user in second for node in subgraph1.nodes for user in node.users)
+    return any(user in second for node in subgraph1.nodes for user in node._users)
 
 
 def _sources(node: Node, wanted: list[Any]) -> Iterator[tuple[Any, Any]]:
@@ -89,6 +89,6 @@ def _is_kind(kind: Any, source: type) -> bool:
 def _partition(nodes: list[Node], source: Any) -> SourcePartition:
     inside = set(nodes)
     inputs = dict.fromkeys(value for node in nodes for value in node.all_input_nodes if value not in inside)
-    outputs = [node for node in nodes if node.op != "get_attr" and any(user not in inside for user in node.users)]
+    outputs = [node for node in nodes if node.op != "get_attr" and any(user not in inside for user in node._users)]
     params = [node for node in nodes if node.op == "get_attr"]
     return SourcePartition(nodes, source, [node for node in inputs if node.op != "get_attr"], outputs, params)

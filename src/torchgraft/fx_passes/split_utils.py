@@ -39,7 +39,7 @@ def move_non_tensor_nodes_on_boundary(subgraphs: list[Any]) -> None:
     home: dict[Node, int] = {node: number for number, part in enumerate(subgraphs) for node in part.nodes}
 
     def users(node: Node) -> list[Node]:
-        return [user for user in node.users if user in home]
+        return [user for user in node._users if user in home]
 
     for number, part in enumerate(subgraphs):
         pending = deque(node for node in part.nodes if part.is_acc and not is_node_output_tensor(node))
@@ -67,7 +67,7 @@ def _dependents(start: Node, part: int, home: dict[Node, int]) -> list[Node]:
     found: dict[Node, None] = {}
     pending = [start]
     while pending:
-        for user in pending.pop().users:
+        for user in pending.pop()._users:
             if home.get(user) == part and user not in found:
                 found[user] = None
                 pending.append(user)

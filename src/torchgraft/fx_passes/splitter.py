@@ -14,6 +14,8 @@ import torch
 
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import GraftError
+from torchgraft.fx_passes.node_events import NodeEvent as NodeEvent
+from torchgraft.fx_passes.node_events import NodeEventTracker as NodeEventTracker
 from torchgraft.fx_passes.split_utils import move_non_tensor_nodes_on_boundary
 from torchgraft.fx_passes.tools import CALLABLE_NODE_OPS, FxNetAccFusionsFinder, get_node_target, is_node_output_tensor
 from torchgraft.ir.node import Node
@@ -62,34 +64,53 @@ class SplitResult(NamedTuple):
 
 
 class FxNetAccNodesFinder:
-    """The nodes for the accelerator: those it supports, less those that would exchange values that are no tensors with others."""
+    """The nodes for the accelerator: those it supports, less those that would exchange values that are no tensors with others.
+
+    Why each node is where it is, is in `tracker`.
+    """
 
     def __init__(self, module: GraphModule, operator_support: OperatorSupportBase, allow_non_tensor: bool) -> None:
         self.module = module
         self.operator_support = operator_support
         self.allow_non_tensor = allow_non_tensor
         self.acc_nodes: set[Node] = set()
+        self.tracker = NodeEventTracker(0, "_fx_net_tracker")
 
     def __call__(self) -> set[Node]:
         modules = dict(self.module.named_modules())
-        self.acc_nodes = {node for node in self._calls() if self.operator_support.is_node_supported(modules, node)}
+        self.acc_nodes = set()
+        for node in self.module.graph.nodes:
+            if node.op not in CALLABLE_NODE_OPS:
+                self.tracker.add(node, "init_cpu|not_callable")
+            elif self.operator_support.is_node_supported(modules, node):
+                self.tracker.add(node, "init_acc|callable_and_operator_supported")
+                self.acc_nodes.add(node)
+            else:
+                self.tracker.add(node, "init_cpu|operator_support")
         if not self.allow_non_tensor:
             self.reduce_acc_nodes_non_tensor_input()
             self.reduce_acc_nodes_non_tensor_output()
+        self.tracker.dump()
         return self.acc_nodes
 
     def reduce_acc_nodes_non_tensor_input_helper(self, cpu_worklist: list[Node]) -> None:
         """Take out what uses these nodes of the host, which give no tensors, and so on for what gives none itself."""
         while cpu_worklist:
-            lost = [user for user in cpu_worklist.pop().users if user in self.acc_nodes]
-            self.acc_nodes.difference_update(lost)
-            cpu_worklist += [node for node in lost if not is_node_output_tensor(node)]
+            cause = cpu_worklist.pop(0)
+            for user in cause._users:
+                if user in self.acc_nodes:
+                    self.acc_nodes.remove(user)
+                    self.tracker.add(user, "acc_del|user_of_new_cpu_node", cause)
+                    if not is_node_output_tensor(user):
+                        self.tracker.add(user, "new_cpu_node|non_tensor_output")
+                        cpu_worklist.append(user)
 
     def reduce_acc_nodes_non_tensor_input(self) -> None:
         """Take out nodes that a node of the host hands something that is no tensor."""
-        self.reduce_acc_nodes_non_tensor_input_helper(
-            [node for node in self._calls() if node not in self.acc_nodes and not is_node_output_tensor(node)]
-        )
+        of_the_host = [node for node in self._calls() if node not in self.acc_nodes and not is_node_output_tensor(node)]
+        for node in of_the_host:
+            self.tracker.add(node, "new_cpu_node|callable_non_tensor_input")
+        self.reduce_acc_nodes_non_tensor_input_helper(of_the_host)
 
     def reduce_acc_nodes_non_tensor_output(self) -> None:
         """Take out nodes that hand a node of the host something that is no tensor."""
@@ -98,8 +119,11 @@ class FxNetAccNodesFinder:
             for node in self._calls()
             if node in self.acc_nodes
             and not is_node_output_tensor(node)
-            and any(user not in self.acc_nodes for user in node.users)
+            and any(user not in self.acc_nodes for user in node._users)
         ]:
+            for node in lost:
+                user = next(user for user in node._users if user not in self.acc_nodes)
+                self.tracker.add(node, "acc_del|non_tensor_output_with_cpu_user", user)
             self.acc_nodes.difference_update(lost)
             self.reduce_acc_nodes_non_tensor_input_helper(lost)
 

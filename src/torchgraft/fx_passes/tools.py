@@ -90,7 +90,7 @@ class FxNetAccFusionsFinder:
             group.add(node)
             neighbours: list[Any] = [source for source in node.all_input_nodes if "tensor_meta" not in source.meta]
             if "tensor_meta" not in node.meta:
-                neighbours += node.users
+                neighbours += node._users
             pending += [other for other in neighbours if other.op in CALLABLE_NODE_OPS]
             if not pending:
                 pending += self._between(group)
@@ -105,6 +105,6 @@ class FxNetAccFusionsFinder:
                 after.add(node)
         before: set[Node] = set()
         for node in reversed(nodes):
-            if any(user in group or user in before for user in node.users):
+            if any(user in group or user in before for user in node._users):
                 before.add(node)
         return [node for node in nodes if node in after and node in before and node not in group]

@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from torchgraft.capturing.patching.active import Patch, active
+from torchgraft.capturing.patching.active import Patch
+from torchgraft.capturing.patching.fx_tracing import is_tracing as is_fx_tracing  # noqa: F401
 from torchgraft.capturing.patching.wrapping import leaf_functions, recorded_leaf, recorded_method
 from torchgraft.capturing.symbolic.inputs import _with_plain_parameters
 from torchgraft.capturing.symbolic.proxy import Proxy, find_proxy
@@ -94,9 +95,3 @@ def patch_function(fn: Any, nargs: int) -> Any:
 def find_proxy_in(*objects_to_search: Any) -> Proxy | None:
     """A proxy in a tree of containers, or None."""
     return find_proxy(objects_to_search)
-
-
-def is_fx_tracing() -> bool:
-    """Whether a symbolic trace is going on in this thread."""
-    tracer: Any = active.tracer
-    return tracer is not None and not tracer._runs_for_real

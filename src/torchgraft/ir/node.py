@@ -17,6 +17,7 @@ import torch
 
 from torchgraft.errors import GraphError, UnknownArgumentError
 from torchgraft.ir.arguments import EMPTY_DICT, immutable_dict, immutable_list, map_aggregate, rebuild_tuple
+from torchgraft.ir.guards import is_guard
 from torchgraft.ir.origin import Origin, metadata
 
 if TYPE_CHECKING:
@@ -74,6 +75,7 @@ class Node:
         "__weakref__",
         "_args",
         "_erased",
+        "_guarded",
         "_inputs",
         "_kwargs",
         "_meta",
@@ -85,12 +87,12 @@ class Node:
         "_prev",
         "_target",
         "_type",
+        "_users",
         "graph",
-        "users",
     )
 
     graph: Graph
-    users: dict[Node, None]
+    _users: dict[Node, None]  # everything that reads the node, guards too: what the library itself goes by
     _args: tuple[Argument, ...]
     _kwargs: dict[str, Argument]
     _inputs: tuple[Node, ...]
@@ -115,16 +117,16 @@ class Node:
         self._op = op
         self._target = target
         self._type = return_type
-        self.users = {}
+        self._users = {}
         self._order = 0
-        self._erased = False
+        self._erased = self._guarded = False
         self._meta = self._origin = None
         if not kwargs and len(args) == 1 and type(args[0]) is Node:
-            # The commonest case by far; one tuple serves for both.
+            # The commonest case by far; one tuple serves for both. A guard has more arguments than one.
             source = args[0]
             if source.graph is not graph or source._erased:
                 _refuse_input(self, source)
-            source.users[self] = None
+            source._users[self] = None
             self._args = self._inputs = args
             self._kwargs = EMPTY_DICT
             return
@@ -135,8 +137,10 @@ class Node:
             if source.graph is not graph or source._erased:
                 _refuse_input(self, source)
         for source in inputs:
-            source.users[self] = None
+            source._users[self] = None
         self._inputs = tuple(inputs)
+        if op == "call_function" and is_guard(target):
+            self._mark_inputs()
 
     # ---- what a node is ----
 
@@ -153,6 +157,7 @@ class Node:
             )
         self._changing()
         self._op = value
+        self._mark_inputs()
 
     @property
     def target(self) -> Any:
@@ -163,6 +168,7 @@ class Node:
     def target(self, value: Target) -> None:
         self._changing()
         self._target = value
+        self._mark_inputs()
 
     @property
     def name(self) -> str:
@@ -221,6 +227,22 @@ class Node:
     def kwargs(self, value: Mapping[str, Argument]) -> None:
         self._changing()
         self._set_arguments(self._args, value)
+
+    @property
+    def users(self) -> dict[Node, None]:
+        """The nodes that use this one, in the order in which they began to. Guards are not among them: they only look."""
+        if not self._guarded:
+            return self._users
+        return {user: None for user in self._users if not user._is_guard()}
+
+    def _is_guard(self) -> bool:
+        return self._op == "call_function" and is_guard(self._target)
+
+    def _mark_inputs(self) -> None:
+        """Let what a guard reads know that it has users who are not counted."""
+        if self._is_guard():
+            for source in self._inputs:
+                source._guarded = True
 
     @property
     def all_input_nodes(self) -> list[Node]:
@@ -310,12 +332,13 @@ class Node:
                 _refuse_input(self, source)
         for source in self._inputs:
             if source not in inputs:
-                source.users.pop(self, None)
+                source._users.pop(self, None)
         for source in inputs:
-            source.users[self] = None
+            source._users[self] = None
         self._args = args
         self._kwargs = kwargs
         self._inputs = tuple(inputs)
+        self._mark_inputs()
 
     def update_arg(self, idx: int, arg: Argument) -> None:
         """Put `arg` in the place of positional argument `idx`."""
@@ -351,8 +374,8 @@ class Node:
         is_only_argument = self._args is self._inputs and self._inputs == (old,)
         if is_only_argument and type(new) is Node and new.graph is self.graph and not new._erased:
             # The one argument is the one input (see __init__): nothing has to be walked.
-            old.users.pop(self, None)
-            new.users[self] = None
+            old._users.pop(self, None)
+            new._users[self] = None
             self._args = self._inputs = (new,)
             return
         self._set_arguments(
@@ -370,7 +393,8 @@ class Node:
         """Let everything that uses this node use `replace_with` instead, and return the users that were changed.
 
         `delete_user_cb` may keep a user as it is by answering False. `propagate_meta` copies this node's metadata, for
-        which `replace_with` must have none of its own.
+        which `replace_with` must have none of its own. Guards go along, and are not returned; one that stands before
+        `replace_with` goes on checking this node.
         """
         self._changing()
         if propagate_meta:
@@ -380,7 +404,9 @@ class Node:
                     f"metadata of its own ({', '.join(replace_with.meta)}); clear it first"
                 )
             replace_with.meta.update(self.meta)
-        changed = list(self.users)
+        changed = list(self._users)
+        if self._guarded:
+            changed = [user for user in changed if not user._is_guard() or replace_with < user]
         if delete_user_cb is not None:
             changed = [user for user in changed if delete_user_cb(user)]
         hooks = self.graph._hooks
@@ -388,7 +414,7 @@ class Node:
             if hooks is not None and hooks.replace:
                 self.graph._notify_replace(self, replace_with, user)
             user._substitute(self, replace_with)
-        return changed
+        return [user for user in changed if not user._is_guard()] if self._guarded else changed
 
     # ---- questions answered in other rooms ----
 

@@ -207,7 +207,7 @@ def _returns_tensor(node: Node, depth: int) -> bool:
 
 def _is_checked_to_be_plain(node: Node) -> bool:
     """Whether a program that was captured on example inputs checks that an input is a number, or another plain value."""
-    for user in node.users:
+    for user in node._users:
         described = user._args if getattr(user._target, "__torchgraft_guard__", False) else ()
         kinds = [part.get(str(node._target)) for part in described if isinstance(part, dict)]
         # The guard has the inputs themselves by their names, and what each of them has to be.

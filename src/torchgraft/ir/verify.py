@@ -64,7 +64,7 @@ def find_problems(graph: Graph) -> list[str]:
             problems.append(f"node '{node._name}' is out of step with the order of the graph; report this as a bug")
         order = node._order
         for source in node._inputs:
-            if source._order >= order or source._erased or source.graph is not graph or node not in source.users:
+            if source._order >= order or source._erased or source.graph is not graph or node not in source._users:
                 problems.append(_input_problem(graph, node, source))
         if op == "call_function":
             if not callable(node._target):
@@ -156,8 +156,8 @@ def _check_other(node: Node, attributes: _Attributes, last: Node | None) -> tupl
                 f"input '{node._name}' has {len(node._args)} arguments; only a default value is allowed, so remove the others"
             )
     elif op == "output":
-        if node.users:
-            users = ", ".join(user._name for user in node.users)
+        if node._users:
+            users = ", ".join(user._name for user in node._users)
             problems.append(f"the output is used by {users}; give them the value that is returned")
         if len(node._args) != 1:
             problems.append(f"the output must have exactly one argument, not {len(node._args)}; make it a tuple")

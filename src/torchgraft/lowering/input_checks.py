@@ -33,7 +33,7 @@ def input_checks(program: GraphModule) -> GraphModule:
             copies[node] = graph.node_copy(node, copies.__getitem__)
     graph.output(None)
     for node in reversed(graph.nodes):
-        if node.op in ("get_attr", "call_function", "call_method") and not node.users and not is_guard(node.target):
+        if node.op in ("get_attr", "call_function", "call_method") and not node._users and not is_guard(node.target):
             graph.erase_node(node)
     graph.set_codegen(program.graph._codegen)
     return GraphModule(program, graph, f"{type(program).__name__}Inputs")

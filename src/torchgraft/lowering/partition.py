@@ -57,7 +57,7 @@ def _forward_nodes(graph: Graph, late: set[Node], outputs: Iterable[Any]) -> set
     needed = {value for value in outputs if isinstance(value, Node)}
     needed |= {node for node in ahead if node.op == "placeholder" or (node.op == "call_function" and node.is_impure())}
     # What a gradient reads was computed then: memory may have been written since.
-    needed |= {node for node in ahead if any(user in late or user.op == "output" for user in node.users)}
+    needed |= {node for node in ahead if any(user in late or user.op == "output" for user in node._users)}
     for node in reversed(ahead):
         if node in needed:
             needed.update(node.all_input_nodes)

@@ -127,13 +127,18 @@ class _Folder:
             if node not in self.values or node._op == "get_attr":
                 continue
             # Constants used by constants only have lost their users by now.
-            if node.users and not self._keep_value(node, references):
+            if node._users and not self._keep_value(node, references):
                 del self.values[node]
                 continue
             self.graph.erase_node(node)
             folded += 1
         for node in list(self.values):
-            if node._op == "get_attr" and not node._erased and not node.users and node._target in self.graph._constants:
+            if (
+                node._op == "get_attr"
+                and not node._erased
+                and not node._users
+                and node._target in self.graph._constants
+            ):
                 self.graph.erase_node(node)
                 references.change(node._target, -1)
                 references.drop_unused(node._target)

@@ -198,7 +198,7 @@ def _convert(node: Node, form: _Form, later: dict[Node, list[Node]]) -> bool:
         with graph.inserting_after(node):
             result = graph.call_method("type_as", (node, written))
         result._origin = node._origin
-        for user in list(node.users):
+        for user in list(node._users):
             if user is not result:
                 user.replace_input_with(node, result)
     for user in reversed(later.pop(written, [])):

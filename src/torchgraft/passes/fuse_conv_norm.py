@@ -243,7 +243,7 @@ def _replace_tensors(references: References, layer: Layer, weight: nn.Parameter,
     weight_node, bias_node = arguments["weight"], arguments.get("bias")
     path = weight_node._target
     for key, value, old in (("weight", weight, weight_node), ("bias", bias, bias_node)):
-        if old is not None and len(old.users) == 1 and references.is_only_use(old._target):
+        if old is not None and len(old._users) == 1 and references.is_only_use(old._target):
             references.put(old._target, value)
             continue
         if old is not None:
@@ -256,9 +256,9 @@ def _replace_tensors(references: References, layer: Layer, weight: nn.Parameter,
         references.change(placed, 1)
     node.args = tuple([arguments[name] for name in layer_arguments(node)[: max(3, len(node._args))]])
     node.kwargs = {name: value for name, value in node._kwargs.items() if name not in ("input", "weight", "bias")}
-    if not weight_node.users:
+    if not weight_node._users:
         _erase(references, weight_node)
-    if bias_node is not None and not bias_node.users:
+    if bias_node is not None and not bias_node._users:
         _erase(references, bias_node)
 
 
@@ -270,7 +270,7 @@ def _erase(references: References, node: Node) -> None:
         references.change(node._target, -1)
         references.drop_unused(node._target)
     for source in inputs:
-        if source._op == "get_attr" and not source.users:
+        if source._op == "get_attr" and not source._users:
             _erase(references, source)
 
 
@@ -283,8 +283,8 @@ def _settle_mode(references: References, node: Node) -> None:
     with graph.inserting_before(node):
         guard = graph.call_function(check_training, (mode, False, _at(node).strip(" ()") or "a norm that was fused"))
     guard._origin = node._origin
-    for user in list(mode.users):
-        if user._target is add_if and not user.users:
+    for user in list(mode._users):
+        if user._target is add_if and not user._users:
             _erase(references, user)
 
 
@@ -309,9 +309,9 @@ def _guard_dimensions(layer: Layer, norm: Norm) -> None:
 def _guarded_dimensions(layer: Layer, norm: Norm) -> Any:
     """The number of dimensions that the program was captured for, where it has a guard of it."""
     for node in (layer.source, layer.node, norm.source):
-        for read in filter(is_metadata_read, node.users):
+        for read in filter(is_metadata_read, node._users):
             if read._target in ("dim", "ndimension") or (read._target is getattr and read._args[1] == "ndim"):
-                guards = [user for user in read.users if user._target is check_value]
+                guards = [user for user in read._users if user._target is check_value]
                 if guards:
                     return guards[0]._args[1]
     return None

@@ -224,7 +224,7 @@ def norm_arguments(node: Node) -> tuple[str, ...]:
 
 def uses_of_values(node: Node) -> list[Node]:
     """The users that look at the elements of a value, and not only at its shape or type."""
-    return [user for user in node.users if not is_metadata_read(user)]
+    return [user for user in node._users if not is_metadata_read(user)]
 
 
 def is_metadata_read(node: Node) -> bool:

@@ -64,7 +64,7 @@ def _erase_dead_nodes(graph: Any, is_impure_node: Callable[[Any], bool] | None) 
     cut_off = _cut_off(graph) if is_impure_node is None and graph._former_results else ()
     erased = 0
     for node in reversed(graph.nodes):
-        if not node.users and (node in cut_off or not stays(node)):
+        if not node._users and (node in cut_off or not stays(node)):
             graph.erase_node(node)
             erased += 1
     graph._former_results.clear()
@@ -77,14 +77,14 @@ def _cut_off(graph: Any) -> set[Any]:
     unused: set[Any] = set()  # which led to nothing before the edit, and do nothing
     checks: dict[Any, None] = {}  # guards, and what is computed for guards alone; later nodes first
     for node in reversed(graph.nodes):
-        if any(user not in cut_off and user not in checks and user not in unused for user in node.users):
+        if any(user not in cut_off and user not in checks and user not in unused for user in node._users):
             continue
         if node.op == "call_function" and is_guard(node.target):
             checks[node] = None
-        elif node in graph._former_results or any(user in cut_off for user in node.users):
+        elif node in graph._former_results or any(user in cut_off for user in node._users):
             if not _is_seen_outside(node):
                 cut_off.add(node)
-        elif any(user in checks for user in node.users):
+        elif any(user in checks for user in node._users):
             checks[node] = None
         elif not is_impure(node):
             unused.add(node)

@@ -204,7 +204,7 @@ class _Remover:
     def _empty_region(self, node: Node) -> int:
         """A region with nothing in it."""
         opening = node._prev
-        is_empty = opening._target is enter_context and node._args[0] is opening and len(opening.users) == 1
+        is_empty = opening._target is enter_context and node._args[0] is opening and len(opening._users) == 1
         if not is_empty or opening._args[0] not in _EMPTY_REGIONS:
             return 0
         self.module.graph.erase_node(node)

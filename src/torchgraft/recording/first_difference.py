@@ -94,7 +94,7 @@ def _different_value(
         return _at_node(node, _ANOTHER_RESULT)
     writer = node.prev
     while writer.op not in ("placeholder", "root"):
-        if not writer.users and writer.is_impure() and set(writer.all_input_nodes) & {*node.all_input_nodes}:
+        if not writer._users and writer.is_impure() and set(writer.all_input_nodes) & {*node.all_input_nodes}:
             return _at_node(writer, f"leaves other values than in the model, which '{node.name}' reads")
         writer = writer.prev
     apart = "" if pair.measures is None else f", max abs {pair.measures.max_abs:.4g}"

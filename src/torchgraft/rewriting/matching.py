@@ -162,7 +162,7 @@ class SubgraphMatcher:
             self.comparisons += 1
             # An ignored literal may be a value of the match, which then has more users; `_is_sound` looks at them.
             if (
-                operation.user_count != len(node.users)
+                operation.user_count != len(node._users)
                 and operation.user_count is not None
                 and not self.ignore_literals
             ):
@@ -346,7 +346,7 @@ class SubgraphMatcher:
             user in inside
             for operation in self.pattern.operations
             if operation.user_count is not None
-            for user in binding[operation.index].users
+            for user in binding[operation.index]._users
         )
 
 

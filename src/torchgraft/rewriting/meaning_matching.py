@@ -219,7 +219,7 @@ class MeaningMatcher(SubgraphMatcher):
                     other = list(binding)
                     other[operation.index] = value
                     waiting.append((other, [*pairs, *reversed(swapped)]))
-        if operation.user_count is not None and operation.user_count != len(value.users):
+        if operation.user_count is not None and operation.user_count != len(value._users):
             return self._complain(binding, value, where, lambda: _used_elsewhere(operation, value))
         binding[operation.index] = value
         pairs.extend(reversed(found))
@@ -363,8 +363,8 @@ def _two_values(first: Any, second: Any) -> str:
 
 
 def _used_elsewhere(operation: Operation, node: Node) -> str:
-    users = ", ".join(f"'{user.name}'" for user in node.users)
+    users = ", ".join(f"'{user.name}'" for user in node._users)
     return (
-        f"is made by '{node.name}', which {len(node.users)} nodes use ({users}) and {operation.user_count} in the pattern; "
+        f"is made by '{node.name}', which {len(node._users)} nodes use ({users}) and {operation.user_count} in the pattern; "
         "a value that the pattern does not return must not be used outside of it"
     )

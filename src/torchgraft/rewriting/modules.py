@@ -139,7 +139,7 @@ def _single_call(captured: GraphModule) -> _Form | None:
     calls = [node for node in nodes if node.op not in ("placeholder", "get_attr", "output")]
     if len(calls) != 1 or calls[0].op == "call_module" or nodes[-1].args != (calls[0],):
         return None
-    if any(node.op == "placeholder" and not node.users for node in nodes):
+    if any(node.op == "placeholder" and not node._users for node in nodes):
         return None
 
     def mark(leaf: Any) -> Any:

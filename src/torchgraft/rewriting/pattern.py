@@ -132,10 +132,10 @@ class Pattern:
                 "everywhere; let the pattern call at least one function, method or module"
             )
         for node in self.placeholders:
-            if all(user is self.output for user in node.users):
+            if all(user is self.output for user in node._users):
                 raise GraphError(_unbound_input(node))
         for node in calls:
-            if not node.users and not has_effect(node):
+            if not node._users and not has_effect(node):
                 raise GraphError(
                     f"cannot match a pattern with dead code: nothing uses node '{node.name}'; return its value or "
                     "take it out of the pattern"
@@ -143,13 +143,13 @@ class Pattern:
 
     def _find_anchors(self, calls: list[Node]) -> list[Node]:
         """The nodes that no other call uses: first those that are returned, then those called only for their effect."""
-        sinks = {node for node in calls if all(user is self.output for user in node.users)}
-        return [node for node in self.returned if node in sinks] + [node for node in calls if not node.users]
+        sinks = {node for node in calls if all(user is self.output for user in node._users)}
+        return [node for node in self.returned if node in sinks] + [node for node in calls if not node._users]
 
     def _operation(self, node: Node) -> Operation:
         value = self.program.attribute(node.target) if node.op == "get_attr" else None
         attribute = type(value) if isinstance(value, torch.Tensor) else None
-        user_count = None if self.output in node.users else len(node.users)
+        user_count = None if self.output in node._users else len(node._users)
         operation = Operation(node, self._index[node], user_count, attribute)
         operation.positional = tuple([self._template(item) for item in node.args])
         operation.keywords = {key: self._template(item) for key, item in node.kwargs.items()}
@@ -195,7 +195,7 @@ def _holds_nodes(template: Any) -> bool:
 
 
 def _unbound_input(node: Node) -> str:
-    if node.users:
+    if node._users:
         return (
             f"cannot match a pattern that returns its input '{node.target}' without computing with it: the input would "
             "match every value of the program; take it out of the pattern"

@@ -80,7 +80,7 @@ class Placement:
         inside = set(region)
         inputs = map(self._place, nodes_in(match.placeholder_nodes))
         returned = (match.nodes_map[node] for node in self._pattern.returned if node.op != "placeholder")
-        users = [self._place(user) for node in returned for user in node.users if user not in inside]
+        users = [self._place(user) for node in returned for user in node._users if user not in inside]
         low, high = max(inputs, default=_FIRST), min(users, default=_LAST)
         for position in itertools.chain(sorted(positions, reverse=True), (high[0],)):
             if low < (position, self._accepted) < high:

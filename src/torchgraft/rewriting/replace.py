@@ -307,11 +307,11 @@ class Rewrite:
 
     def _fetched(self, value: State, user: Node) -> Any:
         """A weight that a matched module holds, fetched where it is used."""
-        return self._graph.create_node("get_attr", value.path) if user.users else None
+        return self._graph.create_node("get_attr", value.path) if user._users else None
 
     def _rewire(self, regions: set[Node]) -> None:
         """Let everything outside the regions use what the returned nodes have become."""
-        users = dict.fromkeys(user for old in self._became for user in old.users if user not in regions)
+        users = dict.fromkeys(user for old in self._became for user in old._users if user not in regions)
         for user in users:
             for old in user.all_input_nodes:
                 if old in self._became:

@@ -190,7 +190,7 @@ def _calling(module: torch.nn.Module, name: str, pattern: Pattern) -> GraphModul
 def _tidy(program: GraphModule, fetched: list[Node], called: set[str]) -> None:
     """Take out what only the replaced nodes needed."""
     for node in dict.fromkeys(fetched):
-        if not node._erased and not node.users:
+        if not node._erased and not node._users:
             program.graph.erase_node(node)
     if called:
         used = {node.target for node in program.graph.nodes if node.op in ("call_module", "get_attr")}

@@ -177,7 +177,7 @@ class _Assembly:
                 self._values[node] = _like(node, new)
         needed = {source for piece in self._pieces for source in piece.inputs}
         for node in () if self._style.fetch_late else self._order.nodes:
-            if node.op == "get_attr" and (node in needed or any(user.op == "output" for user in node.users)):
+            if node.op == "get_attr" and (node in needed or any(user.op == "output" for user in node._users)):
                 self._value(node)
         for guard in self._order.outer_guards:
             _like(guard, self._graph.node_copy(guard, self._value))
@@ -277,7 +277,7 @@ class _Assembly:
         for node in self._order.nodes:
             if node.op == "get_attr":
                 fetches.setdefault(node.target, []).append(node)
-                if any(user.op == "output" for user in node.users):
+                if any(user.op == "output" for user in node._users):
                     users.setdefault(node.target, set()).add(None)
         for piece in self._pieces:
             for source in piece.inputs:

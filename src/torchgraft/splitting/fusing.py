@@ -53,7 +53,7 @@ def sorted_stably(items: Iterable[Any], before: Mapping[Any, Iterable[Any]]) -> 
 def validate_partition(partition: list[Node]) -> bool:
     """Whether the nodes can become one node: no way leads out of them and back in."""
     inside = set(partition)
-    pending = [user for node in partition for user in node.users if user not in inside]
+    pending = [user for node in partition for user in node._users if user not in inside]
     seen: set[Node] = set()
     while pending:
         node = pending.pop()
@@ -61,7 +61,7 @@ def validate_partition(partition: list[Node]) -> bool:
             return False
         if node not in seen:
             seen.add(node)
-            pending.extend(node.users)
+            pending.extend(node._users)
     return True
 
 
@@ -103,7 +103,7 @@ def fuse_as_graphmodule(
         copies[node] = graph.node_copy(node, inner)
         if first is graph._root:
             first = copies[node]
-    outputs = [node for node in nodes if any(user not in inside for user in node.users)]
+    outputs = [node for node in nodes if any(user not in inside for user in node._users)]
     results = tuple([copies[node] for node in outputs])
     graph.output(results[0] if len(results) == 1 and not always_return_tuple else results)
     return GraphModule(gm, graph, module_name), tuple(inputs), tuple(outputs)

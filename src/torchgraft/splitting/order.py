@@ -213,7 +213,7 @@ def is_guard(node: Node) -> bool:
 
 
 def _checks_inputs(node: Node) -> bool:
-    return not node.users and not any(map(is_call, node.all_input_nodes))
+    return not node._users and not any(map(is_call, node.all_input_nodes))
 
 
 def is_mark(node: Node) -> bool:
@@ -245,7 +245,7 @@ def _find_regions(nodes: list[Node]) -> dict[Node, Node]:
                 open_marks.append(node)
             elif node.target is closer:
                 enter = open_marks.pop() if open_marks else None
-                if enter is None or enter.target is not opener or list(enter.users) != [node]:
+                if enter is None or enter.target is not opener or list(enter._users) != [node]:
                     return {}
                 regions[enter] = node
     return {} if open_marks else regions

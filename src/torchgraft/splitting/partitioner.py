@@ -109,7 +109,7 @@ class CapabilityBasedPartitioner:
         for partition in partitions:
             for from_start in (True, False):
                 for node in sorted(partition.nodes, reverse=not from_start):
-                    neighbours = node.all_input_nodes if from_start else node.users
+                    neighbours = node.all_input_nodes if from_start else node._users
                     if self._is_no_computation(node) and not any(other in partition.nodes for other in neighbours):
                         partition.remove_node(node)
 
@@ -131,7 +131,7 @@ class CapabilityBasedPartitioner:
         """The nodes, and what they fetch and nobody else does, where the backend supports fetching."""
         inside = set(nodes)
         fetched = dict.fromkeys(source for node in nodes for source in node.all_input_nodes if source.op == "get_attr")
-        own = [node for node in fetched if inside.issuperset(node.users) and self._supports(modules, node)]
+        own = [node for node in fetched if inside.issuperset(node._users) and self._supports(modules, node)]
         return [*own, *nodes]
 
 

@@ -239,7 +239,7 @@ def _values_crossing(order: Order) -> list[int]:
     home = {node: number for number, unit in enumerate(order.units) for node in unit}
     change = [0] * (len(order.units) + 2)
     for node, number in home.items():
-        last = max([home[user] for user in node.users if user in home], default=number)
+        last = max([home[user] for user in node._users if user in home], default=number)
         change[number + 1] += 1
         change[last + 1] -= 1
     return list(itertools.accumulate(change))

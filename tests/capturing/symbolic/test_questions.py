@@ -278,3 +278,13 @@ def test_who_asks_for_a_trace_is_not_traced() -> None:
     other = traced
     assert traced is other  # a comparison that the trace must not take for one of the traced function
     assert [node.op for node in traced.graph.nodes] == ["placeholder", "placeholder", "call_function", "output"]
+
+
+def test_isinstance_is_answered_where_there_is_no_source() -> None:
+    """Typed into an interpreter: which call is running cannot be read, only that `isinstance` may be called."""
+    names: dict[str, Any] = {"torch": torch}
+    exec("def function(x):\n    return x + 1 if isinstance(x, torch.Tensor) else x - 1\n", names)
+    program = fx.symbolic_trace(names["function"])
+    assert program(torch.ones(())).item() == 2
+    with pytest.raises(fx.GuardError):
+        program(1)

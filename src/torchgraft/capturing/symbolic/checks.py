@@ -54,11 +54,11 @@ def refuse_missing_hooks(error: Exception, paths: dict[torch.nn.Module, str]) ->
 def drop_constants(graph: Graph, constants: list[Node]) -> None:
     """Drop constants that only Python looked at."""
     for node in reversed(constants):
-        if not node._erased and not node.users:
+        if not node._erased and not node._users:
             fetched = [source for source in node._inputs if source._op == "get_attr"]
             graph.erase_node(node)
             for source in fetched:
-                if not source.users:
+                if not source._users:
                     graph.erase_node(source)
 
 

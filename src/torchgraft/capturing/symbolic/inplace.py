@@ -70,11 +70,11 @@ def renew_constants(graph: Graph, ids_outside: Callable[[], frozenset[int]]) -> 
 
 def _may_be_written(node: Node) -> bool:
     """Whether a value, or one made of it, is written into, goes to somebody who might, or is returned."""
-    if any(user._op == "output" for user in node.users):
+    if any(user._op == "output" for user in node._users):
         return True
     pending, seen = [node], {node}
     while pending:
-        for user in pending.pop().users:
+        for user in pending.pop()._users:
             if user not in seen:
                 if _writes(user):
                     return True
@@ -124,7 +124,7 @@ class _Types:
     def may_be_plain(self, node: Node) -> bool:
         """Whether nobody can tell an in-place operator from the plain one."""
         written, other = node._args
-        if not isinstance(written, Node) or len(written.users) > 1 or not self._is_new(written):
+        if not isinstance(written, Node) or len(written._users) > 1 or not self._is_new(written):
             return False
         if isinstance(other, Node):
             (known, narrow), (known_other, narrow_other) = self._types_of(written), self._types_of(other)
@@ -186,7 +186,7 @@ class _Types:
         """The type a value must have because a product with a weight takes it, or would raise."""
         if operator_node in self._under_autocast:
             return None
-        for user in node.users:
+        for user in node._users:
             if user._op == "call_module" and user._args and user._args[0] is node:
                 module = self._torch_module(user)
                 if module is not None and not isinstance(module, (torch.nn.Embedding, torch.nn.EmbeddingBag)):

@@ -132,6 +132,9 @@ def _is_asking_for_class(code: CodeType, instruction: int) -> bool:
         return False
     if dis.opname[code.co_code[instruction]] in ("LOAD_ATTR", "MATCH_CLASS"):
         return True
+    if not _has_source(code):  # typed into an interpreter: which call it is is not known, only what may be called
+        is_call = dis.opname[code.co_code[instruction]].startswith("CALL")
+        return is_call and not {"isinstance", "is_tensor"}.isdisjoint(code.co_names)
     call = _running_call(code, instruction)
     name = call.func if call is not None else None
     return getattr(name, "id", None) == "isinstance" or getattr(name, "attr", getattr(name, "id", None)) == "is_tensor"
@@ -171,6 +174,10 @@ def _value_of(expression: Any, frame: FrameType) -> Any:
     for name in reversed(names):
         value = inspect.getattr_static(value, name, None) if isinstance(value, type) else getattr(value, name, None)
     return value
+
+
+def _has_source(code: CodeType) -> bool:
+    return bool(linecache.getline(code.co_filename, code.co_firstlineno))
 
 
 @asked_once

@@ -17,6 +17,7 @@ import torch
 from torch.nn.utils import parametrize
 
 from torchgraft.capturing.patching.active import acquire_all, active, paused_collection, release_all
+from torchgraft.capturing.patching.fx_tracing import fx_tracing_patches
 from torchgraft.capturing.patching.module_patches import (
     MODULE_PATCHES,
     ModuleForward,
@@ -249,7 +250,7 @@ class Tracer(ModelAttributes):
         self._state.refuse_generators()
         previous, previous_scope = active.tracer, self._scope_chain
         records_gradients = _is_grad_enabled()
-        self._hold([*MODULE_PATCHES, *wrapped_patches(), *self._autowrap.library_patches()])
+        self._hold([*MODULE_PATCHES, *fx_tracing_patches(), *wrapped_patches(), *self._autowrap.library_patches()])
         self._hold(self._autowrap.patches(getattr(self._function, "__globals__", {})))
         active.tracer = self
         try:

@@ -41,7 +41,7 @@ class Guards:
 
     def value(self, node: Any, expected: Any, condition: str) -> Node:
         """Have the program check that a value is what it is in this run."""
-        if isinstance(node, Node) and node._op == "call_method" and node._target == "item" and not node.users:
+        if isinstance(node, Node) and node._op == "call_method" and node._target == "item" and not node._users:
             node = node._args[0]  # the guard looks into the tensor itself
         arguments = (node, self._tracer.create_arg(expected), condition, _where())
         return self._tracer.create_node("call_function", check_value, arguments, {})

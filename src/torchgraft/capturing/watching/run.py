@@ -90,7 +90,7 @@ def _tidy(graph: Graph) -> None:
     """Drop reads and numbers that nothing uses, and regions in which nothing happens."""
     for node in reversed(graph.nodes):
         is_read = node._op == "get_attr" or node._target in _READS
-        if is_read and not node.users:
+        if is_read and not node._users:
             graph.erase_node(node)
     if graph.find_nodes(op="call_function", target=exit_context):
         remove_empty_regions(graph)

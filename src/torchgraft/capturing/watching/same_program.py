@@ -69,13 +69,13 @@ class _Comparison:
             mine, other = ours.popleft(), theirs.popleft()
             if not self._is_usual(mine, other) and not self._is_same_call(mine, other):
                 if (
-                    mine._target in _QUESTIONS and not mine.users
+                    mine._target in _QUESTIONS and not mine._users
                 ):  # the first run looks at both sides of a choice by the mode
                     theirs.appendleft(other)
                     continue
                 return Difference(mine, self._described(mine, other), self._is_made)
             self._same[other] = mine
-        ours = deque([node for node in ours if node._target not in _QUESTIONS or node.users])
+        ours = deque([node for node in ours if node._target not in _QUESTIONS or node._users])
         if ours or theirs:
             node = ours[0] if ours else theirs[0]
             return Difference(node, f"only one of two runs calls {_name_of(node)}")

@@ -1,0 +1,35 @@
+"""Parts of programs as torch.export's programs, which is what other makers' converters take.
+What is done with them is in `backends/`; whole programs cross the bridge in `torch_export.py`.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any, NamedTuple
+
+import torch
+from torch.export import ExportedProgram, export
+
+from torchgraft.codegen.graph_module import GraphModule
+
+
+class Exported(NamedTuple):
+    """A program of torch.export, and whether it returns one tensor rather than several."""
+
+    program: ExportedProgram
+    is_one: bool
+
+
+def exported(part: GraphModule, inputs: tuple[Any, ...]) -> Exported:
+    """Export a part for inputs of just these sizes; whatever it returns must be tensors.
+
+    >>> import torchgraft
+    >>> program = torchgraft.capture(lambda x: x.relu(), torch.ones(2))
+    >>> exported(program, (torch.ones(2),)).is_one
+    True
+    """
+    output = next(node for node in reversed(part.graph.nodes) if node.op == "output")
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # of torch about torch
+        program = export(part, inputs, strict=False).run_decompositions({})
+    return Exported(program, not isinstance(output.args[0], (tuple, list)))

@@ -1,0 +1,193 @@
+"""Guards look at values and are not among their `users`; nothing that is done to a graph may lose one by accident."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import torchgraft
+from torchgraft.ir.guards import check_distinct, check_kind, find_guards, is_guard
+from torchgraft.ir.node import Node
+
+
+class Asks(torch.nn.Module):
+    """Asks for the class of an input and for the mode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(3, 3)
+
+    def forward(self, x: Any) -> Any:
+        if isinstance(x, torch.Tensor):
+            x = self.layer(x)
+        return x * 2 if self.training else x
+
+
+def guarded_graph() -> tuple[torchgraft.Graph, Node, Node, Node]:
+    graph = torchgraft.Graph()
+    x = graph.placeholder("x")
+    relu = graph.call_function(torch.relu, (x,))
+    guard = graph.call_function(check_kind, (relu, "torch.Tensor", "relu", "model.py:1"))
+    graph.output(relu)
+    return graph, x, relu, guard
+
+
+def test_users_leave_guards_out_and_the_library_sees_them() -> None:
+    program = torchgraft.symbolic_trace(Asks())
+    x = next(iter(program.graph.nodes))
+    assert [user.op for user in x.users] == ["call_module"]
+    [training] = program.graph.find_nodes(op="get_attr", target="training")
+    assert training.users == {} and [is_guard(user.target) for user in training._users] == [True]
+    assert "%x : 'Any' [num_users=1]" in str(program.graph)
+    assert len(program.guards) == 2
+
+
+@pytest.mark.parametrize("again", [copy.deepcopy, lambda program: pickle.loads(pickle.dumps(program))])
+def test_copies_leave_them_out_too(again: Any) -> None:
+    program = again(torchgraft.symbolic_trace(Asks()))
+    assert len(program.guards) == 2
+    for node in program.graph.nodes:
+        assert not any(is_guard(user.target) for user in node.users)
+        assert all(node in source._users for source in node.all_input_nodes)
+    program.graph.lint()
+
+
+def test_nodes_copied_one_by_one() -> None:
+    graph, x, relu, guard = guarded_graph()
+    other = torchgraft.Graph()
+    copies = {x: other.placeholder("x")}
+    for node in (relu, guard):
+        copies[node] = other.node_copy(node, copies.__getitem__)
+    assert copies[relu].users == {} and list(copies[relu]._users) == [copies[guard]]
+
+
+def test_torch_fx_has_them_among_users_and_they_come_back_apart() -> None:
+    program = torchgraft.symbolic_trace(Asks())
+    theirs = torchgraft.to_fx(program)
+    assert [user.op for user in next(iter(theirs.graph.nodes)).users] == ["call_function", "call_module"]
+    back = torchgraft.from_fx(theirs)
+    assert [user.op for user in next(iter(back.graph.nodes)).users] == ["call_module"]
+
+
+def test_dead_code_keeps_what_a_guard_reads() -> None:
+    graph, _, relu, guard = guarded_graph()
+    graph.output_node().args = (next(iter(graph.nodes)),)
+    graph._former_results.clear()
+    assert relu.users == {}
+    graph.eliminate_dead_code()
+    assert not relu._erased and not guard._erased
+
+
+def test_replacing_takes_guards_along_and_does_not_return_them() -> None:
+    graph, x, relu, guard = guarded_graph()
+    with graph.inserting_after(relu):
+        new = graph.call_function(torch.abs, (x,))
+    assert relu.replace_all_uses_with(new) == [graph.output_node()]
+    assert guard.args[0] is new and relu._users == {} and list(new.users) == [graph.output_node()]
+    graph.erase_node(relu)
+    graph.lint()
+    assert len(find_guards(graph)) == 1
+
+
+def test_a_guard_before_the_replacement_goes_on_checking_the_old_value() -> None:
+    graph, _, relu, guard = guarded_graph()
+    with graph.inserting_before(graph.output_node()):
+        new = graph.call_function(torch.abs, (relu,))
+    relu.replace_all_uses_with(new, delete_user_cb=lambda user: user is not new)
+    assert guard.args[0] is relu and graph.output_node().args == (new,)
+    graph.lint()
+
+
+def test_erasing_a_value_erases_the_guards_that_check_it_alone() -> None:
+    graph, x, relu, guard = guarded_graph()
+    graph.output_node().args = (x,)
+    erased: list[Node] = []
+    module = torchgraft.GraphModule(torch.nn.Module(), graph)
+    module._register_erase_node_hook(erased.append)
+    relu, guard = [node for node in module.graph.nodes if node.op == "call_function"]
+    module.graph.erase_node(relu)
+    assert erased == [guard, relu] and guard._erased
+    module.graph.lint()
+    assert torch.equal(module(torch.ones(2)), torch.ones(2))
+
+
+def test_erasing_a_value_that_a_guard_checks_among_others_is_refused() -> None:
+    graph = torchgraft.Graph()
+    x, y = graph.placeholder("x"), graph.placeholder("y")
+    guard = graph.call_function(check_distinct, ((x, y), 1, "model.py:1"))
+    graph.output(x)
+    assert y.users == {}
+    with pytest.raises(torchgraft.GraphError, match="still had 1 users in the graph: 'guard'; they are guards"):
+        graph.erase_node(y)
+    graph.erase_node(guard)
+    graph.erase_node(y)
+    graph.lint()
+
+
+def test_a_call_that_becomes_a_guard_and_back() -> None:
+    graph, _, relu, guard = guarded_graph()
+    guard.target = print
+    assert list(relu.users) == [guard, graph.output_node()]
+    guard.target = check_kind
+    assert list(relu.users) == [graph.output_node()]
+
+
+def test_a_value_that_only_guards_use_stays_in_the_code() -> None:
+    program = torchgraft.symbolic_trace(Asks())
+    assert "check_training" in program.code and "training = None" in program.code
+    with pytest.raises(torchgraft.GuardError):
+        program.eval()(torch.ones(1, 3))
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 100), st.integers(0, 100)), max_size=25))
+@settings(deadline=None)
+def test_any_edits_keep_both_sides_right(edits: list[tuple[int, int, int]]) -> None:
+    """`users` is what reads a node, less the guards, whatever was done before."""
+    graph = torchgraft.Graph()
+    graph.placeholder("x")
+    graph.output(next(iter(graph.nodes)))
+    for kind, one, two in edits:
+        calls = [node for node in graph.nodes if node.op != "output"]
+        first, second = calls[one % len(calls)], calls[two % len(calls)]
+        try:
+            if kind == 0:
+                with graph.inserting_after(first):
+                    graph.call_function(torch.add, (first, first))
+            elif kind == 1:
+                with graph.inserting_after(first):
+                    graph.call_function(check_kind, (first, "torch.Tensor", "x", "model.py:1"))
+            elif kind == 2:
+                graph.erase_node(first)
+            elif kind == 3 and second < first and not is_guard(second.target):
+                first.replace_all_uses_with(second)
+            elif kind == 4 and first.op == "call_function":
+                first.target = check_kind if is_guard(first.target) else torch.add
+        except torchgraft.GraphError:
+            assert kind == 2
+    graph.lint()
+    for node in graph.nodes:
+        readers = [other for other in graph.nodes if node in other.all_input_nodes]
+        assert set(node._users) == set(readers)
+        assert set(node.users) == {reader for reader in readers if not is_guard(reader.target)}
+
+
+def test_the_library_goes_by_everything_that_reads_a_value() -> None:
+    """`users` is for people; a pass that asks it takes what only a guard reads for dead."""
+    source = Path(torchgraft.__file__).parent
+    other_things = {"patch", "known[0]", "scene", "self.scene", "translation", "theirs"}
+    for_people = {"printing.py", "active.py", "node.py"}
+    found = [
+        f"{file.relative_to(source)}: {match.group(0)}"
+        for file in source.rglob("*.py")
+        for match in re.finditer(r"([\w.\[\]]+)\.users\b(?!`)", file.read_text(encoding="utf-8"))
+        if match.group(1) not in other_things and file.name not in for_people
+    ]
+    assert found == []
