@@ -20,6 +20,7 @@ from torchgraft.cli import (
     draw,
     graph,
     list_models,
+    quantize,
     record,
     report,
     run_passes,
@@ -47,6 +48,7 @@ COMMANDS = (
     doctor,
     report,
     run_passes,
+    quantize,
     list_models,
     demo,
 )

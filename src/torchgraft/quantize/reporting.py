@@ -48,7 +48,13 @@ class LayerReport:
 
 @dataclass(frozen=True, repr=False)
 class QuantizeReport(Tabular):
-    """What was quantized and what was not, and why; SQNR of each layer, of what arises in it, and of the results."""
+    """What was quantized and what was not, and why; SQNR of each layer, of what arises in it, and of the results.
+
+    >>> import torch, torchgraft
+    >>> model = torchgraft.zoo.create("mlp").eval()
+    >>> report(model, [torch.randn(8, 16)]).headline().partition(", SQNR")[0]
+    'MLP: 2 of 2 layers quantized, weights 4.1 kB -> 1.02 kB'
+    """
 
     name: str
     layers: tuple[LayerReport, ...]

@@ -27,7 +27,13 @@ Metric = Callable[[GraphModule], float]
 
 @dataclass(frozen=True, repr=False)
 class Sensitivity(Tabular):
-    """The metric with each layer alone quantized, the most sensitive first."""
+    """The metric with each layer alone quantized, the most sensitive first.
+
+    >>> import torch, torchgraft
+    >>> model = torchgraft.zoo.create("mlp").eval()
+    >>> [value > 20 for value in sensitivity(model, [torch.randn(8, 16)]).values.values()]
+    [True, True]
+    """
 
     values: dict[str, float]
     unit: str
@@ -48,7 +54,14 @@ class Sensitivity(Tabular):
 
 @dataclass(frozen=True, repr=False)
 class SearchResult(Tabular):
-    """A program that reaches the target, its configuration, and the layers that had to stay floats."""
+    """A program that reaches the target, its configuration, and the layers that had to stay floats.
+
+    >>> import torch, torchgraft
+    >>> model = torchgraft.zoo.create("mlp").eval()
+    >>> found = search(model, [torch.randn(8, 16)], target=20)
+    >>> found.value > 20, found.layers
+    (True, 2)
+    """
 
     program: GraphModule
     config: Config

@@ -52,7 +52,14 @@ class TimedNode:
 
 @dataclass(frozen=True, repr=False)
 class SpeedReport(Tabular):
-    """Where the time of a program goes, beside the model's; `notes` say what stands in the way."""
+    """Where the time of a program goes, beside the model's; `notes` say what stands in the way.
+
+    >>> import torch, torchgraft
+    >>> model = torchgraft.zoo.create("mlp").eval()
+    >>> program = torchgraft.quantize.quantize(model, [torch.randn(4, 16)])
+    >>> round(sum(explain_speed(model, program, torch.randn(4, 16)).shares().values()), 3)
+    1.0
+    """
 
     model_seconds: float
     program_seconds: float
