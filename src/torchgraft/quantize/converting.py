@@ -78,7 +78,7 @@ class _Conversion:
                 self._replace_layer(node, planned)
         for group in dict.fromkeys(self.plan.groups.values()):
             if hasattr(self.program, group):
-                delattr(self.program, group)
+                del self.program._modules[group]
         for node in list(self.graph.nodes):
             self._drop_cast(node)
 

@@ -86,7 +86,7 @@ def float_of(prepared: GraphModule) -> GraphModule:
             node.replace_all_uses_with(node.args[0])
             result.graph.erase_node(node)
     for name in [name for name, module in result.named_children() if isinstance(module, Observer)]:
-        delattr(result, name)
+        del result._modules[name]
     return result
 
 
