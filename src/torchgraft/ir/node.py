@@ -233,10 +233,11 @@ class Node:
 
     @property
     def users(self) -> dict[Node, None]:
-        """The nodes that use this one, in the order in which they began to. Guards are not among them: they only look."""
+        """The nodes that use this one, in the order in which they began to. Guards are not among them, because they only look,
+        unless nothing else uses the value: a pass that erases what has no users would erase the check."""
         if not self._guarded:
             return self._users
-        return {user: None for user in self._users if not user._is_guard()}
+        return {user: None for user in self._users if not user._is_guard()} or self._users
 
     def _is_guard(self) -> bool:
         return self._op == "call_function" and is_guard(self._target)
