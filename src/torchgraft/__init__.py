@@ -17,6 +17,7 @@ from torchgraft.version import __version__ as __version__
 # The one table of public names: type checkers read it as imports, `_home_of` as text.
 if TYPE_CHECKING:
     from torchgraft import passes as passes
+    from torchgraft import quantize as quantize
     from torchgraft import subgraph_rewriter as subgraph_rewriter
     from torchgraft import zoo as zoo
     from torchgraft.analysis.cost import Cost as Cost
@@ -36,6 +37,11 @@ if TYPE_CHECKING:
     from torchgraft.analysis.types import Dyn as Dyn
     from torchgraft.analysis.types import TensorType as TensorType
     from torchgraft.analysis.types import check_types as check_types
+    from torchgraft.backends.adapt import adapt as adapt
+    from torchgraft.backends.backend import Backend as Backend
+    from torchgraft.backends.backend import register_backend as register_backend
+    from torchgraft.backends.lower import lower as lower
+    from torchgraft.backends.saving import load_lowered as load_lowered
     from torchgraft.bridge import from_export as from_export
     from torchgraft.bridge import from_fx as from_fx
     from torchgraft.bridge import to_fx as to_fx
@@ -52,12 +58,14 @@ if TYPE_CHECKING:
     from torchgraft.capturing.tracer_base import TracerBase as TracerBase
     from torchgraft.codegen.graph_module import GraphModule as GraphModule
     from torchgraft.codegen.source import CodeGen as CodeGen
+    from torchgraft.errors import BackendError as BackendError
     from torchgraft.errors import BridgeError as BridgeError
     from torchgraft.errors import GraftError as GraftError
     from torchgraft.errors import GraphError as GraphError
     from torchgraft.errors import GuardError as GuardError
     from torchgraft.errors import InputError as InputError
     from torchgraft.errors import PassError as PassError
+    from torchgraft.errors import QuantizeError as QuantizeError
     from torchgraft.errors import RunError as RunError
     from torchgraft.errors import ShapeError as ShapeError
     from torchgraft.errors import TraceError as TraceError
@@ -71,7 +79,6 @@ if TYPE_CHECKING:
     from torchgraft.ir.node import Node as Node
     from torchgraft.ir.node import has_side_effect as has_side_effect
     from torchgraft.ir.node import map_arg as map_arg
-    from torchgraft.lowering.lower import lower as lower
     from torchgraft.lowering.training import capture_training as capture_training
     from torchgraft.recording.calls import log_calls as log_calls
     from torchgraft.recording.doctor import doctor as doctor
@@ -80,6 +87,8 @@ if TYPE_CHECKING:
     from torchgraft.recording.verify import verify as verify
     from torchgraft.reporting import Report as Report
     from torchgraft.reporting import report as report
+    from torchgraft.results.progress import Progress as Progress
+    from torchgraft.results.progress import follow_progress as follow_progress
     from torchgraft.rewriting.explain import explain as explain
     from torchgraft.rewriting.found import Found as Found
     from torchgraft.rewriting.found import call_any as call_any

@@ -147,6 +147,30 @@ class PassError(GraftError, RuntimeError):
     """
 
 
+class BackendError(GraftError, RuntimeError):
+    """A program cannot be lowered: the backend is not there, fails, takes too long, or computes something else.
+
+    >>> import torch, torchgraft
+    >>> try:
+    ...     torchgraft.lower(torch.nn.ReLU(), torch.ones(2), backend="openvyno")
+    ... except torchgraft.BackendError as error:
+    ...     print(error)
+    no backend is called 'openvyno'; did you mean 'openvino'?
+    """
+
+
+class QuantizeError(GraftError, ValueError):
+    """A model cannot be quantized as asked: the data, the scheme, the configuration or the mode does not fit.
+
+    >>> import torch, torchgraft
+    >>> try:
+    ...     torchgraft.quantize.quantize(torch.nn.Linear(2, 2).eval(), [])
+    ... except torchgraft.QuantizeError as error:
+    ...     print(str(error).splitlines()[0])
+    there is no calibration data
+    """
+
+
 class ShapeError(GraftError, TypeError):
     """Two shapes in a program cannot agree.
 

@@ -18,6 +18,7 @@ from torchgraft.ir.contexts import enter_context, exit_context
 from torchgraft.ir.graph import Graph
 from torchgraft.ir.node import _LEAVES, Argument, Node, Target, map_arg
 from torchgraft.ir.verify import find_attribute
+from torchgraft.results.tables import count
 
 
 class Interpreter:
@@ -76,7 +77,7 @@ class Interpreter:
         if len(inputs) != len(args_list):
             detail = "extra arguments" if len(args_list) > len(inputs) else "missing arguments"
             raise GraphError(
-                f"boxed_run got {len(args_list)} values for {len(inputs)} inputs ({detail}); give one for each"
+                f"boxed_run got {count(len(args_list), 'value')} for {count(len(inputs), 'input')} ({detail}); give one for each"
             )
         self.env = dict(zip(inputs, args_list, strict=True))
         args_list.clear()

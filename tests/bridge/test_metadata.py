@@ -39,8 +39,12 @@ def test_fake_tensors_cross():
         assert mine.meta["val"] is theirs.meta["val"]
     assert_same_module(to_fx(ours), module)
     assert copy.deepcopy(ours).code == ours.code
-    with pytest.warns(UserWarning, match="metadata 'val' of node .* cannot be pickled"):
-        assert pickle.loads(pickle.dumps(ours)).code == ours.code
+    again = pickle.loads(pickle.dumps(ours))
+    assert again.code == ours.code
+    for mine, theirs in zip(again.graph.nodes, module.graph.nodes, strict=True):
+        if isinstance(theirs.meta["val"], torch.Tensor):
+            assert mine.meta["val"].device.type == "meta" and mine.meta["val"].dtype is theirs.meta["val"].dtype
+            assert mine.meta["val"].shape == theirs.meta["val"].shape
 
 
 def test_where_nodes_came_from_is_in_the_metadata_of_torch_fx():

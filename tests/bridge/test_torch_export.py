@@ -3,6 +3,7 @@
 import copy
 import io
 import pickle
+import warnings
 
 import pytest
 import torch
@@ -289,9 +290,13 @@ def test_the_call_graph_of_modules_is_kept():
 def test_it_can_be_saved():
     program = export(nn.Sequential(nn.Linear(6, 6), nn.ReLU()), (X,))
     module = from_export(program)
-    with pytest.warns(UserWarning, match="metadata 'val' of node .* cannot be pickled"):
-        saved = pickle.dumps(module)
-    again = pickle.loads(saved)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        again = pickle.loads(pickle.dumps(module))
+        copy.deepcopy(module)
+    node = again.graph.output_node().prev
+    assert node.meta["val"].shape == (4, 6) and node.meta["tensor_meta"].shape == (4, 6)
+    assert again.meta["module_call_graph"] == module.meta["module_call_graph"]
     assert torch.equal(again(X), module(X)) and again.code == module.code
     with pytest.raises(torchgraft.GuardError):
         again(torch.ones(5, 6))

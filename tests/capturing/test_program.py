@@ -525,6 +525,19 @@ def test_fake_tensors_are_enough() -> None:
     assert operations(program) == ["linear", "norm", "relu", "dropout"]
 
 
+def test_a_fake_that_a_call_hands_through_is_watched_like_any_tensor() -> None:
+    """Masks of transformers are made so; the model was kept as one call, and nothing inside it could be counted."""
+    from torch._subclasses import FakeTensorMode
+
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        mask = x.new_ones((), dtype=torch.bool)
+        return x * (mask & (torch.arange(4, device=x.device) >= 0).to(mask.device))
+
+    with FakeTensorMode():
+        program = capture(forward, (torch.empty(3, 4),))
+    assert program.meta.get("kept_whole", {}) == {} and operations(program)[-1] == "mul"
+
+
 def test_explain_says_what_is_kept_whole_and_why() -> None:
     assert (
         "The model is kept as one call that runs its Python: it writes self.calls"

@@ -94,11 +94,37 @@ def test_capture_as_file(tmp_path, capsys):
 
 
 def test_capture_as_folder(tmp_path, capsys, monkeypatch):
-    output_of(capsys, "capture", "zoo:mlp", "--level", "function", "-o", tmp_path / "kept_mlp")
+    place = tmp_path / "kept_mlp"
+    text = output_of(capsys, "capture", "zoo:mlp", "--level", "function", "-o", place)
+    assert text.endswith(f"written: {place} (from kept_mlp import MLP)\n")
     monkeypatch.syspath_prepend(tmp_path)
-    from kept_mlp import Program
+    from kept_mlp import MLP
 
-    assert Program()(torch.ones(2, 16)).shape == (2, 16)
+    assert MLP()(torch.ones(2, 16)).shape == (2, 16) and MLP.__name__ == "MLP"
+    output_of(capsys, "capture", "zoo:mlp", "-o", place)  # an earlier one is replaced
+
+
+def test_capture_as_folder_touches_no_other_files(tmp_path, capsys):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "module.py").write_text("mine = 1\n")
+    assert run("capture", "zoo:mlp", "-o", tmp_path / "mine") == 1
+    assert "it is a folder with other files in it\n  give the name of a new folder" in capsys.readouterr().err
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["module.py"]
+    (tmp_path / "file").write_text("text")
+    assert run("capture", "zoo:mlp", "-o", tmp_path / "file") == 1
+    assert "it is a file" in capsys.readouterr().err and (tmp_path / "file").read_text() == "text"
+
+
+def test_capture_as_folder_where_the_code_needs_the_name_of_the_class(tmp_path, capsys, monkeypatch):
+    (tmp_path / "taken.py").write_text(
+        "import torch\n\n\nclass inf(torch.nn.Module):\n    def forward(self, x):\n        return x.clamp(max=float('inf'))\n"
+    )
+    text = output_of(capsys, "capture", f"{tmp_path}/taken.py:inf", "--input", "2", "-o", tmp_path / "kept_inf")
+    assert text.endswith("(from kept_inf import infProgram)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    from kept_inf import infProgram
+
+    assert infProgram()(torch.ones(2)).tolist() == [1, 1]
 
 
 def test_capture_json(file, capsys):
@@ -175,7 +201,7 @@ def test_draw_mistakes(tmp_path, locked, capsys):
 
 def test_graph(tmp_path, capsys):
     place = tmp_path / "mlp.pickle"
-    assert "39 nodes" in output_of(capsys, "graph", "zoo:mlp", "--level", "joint", "-o", place)
+    assert "36 nodes" in output_of(capsys, "graph", "zoo:mlp", "--level", "joint", "-o", place)
     graph = pickle.loads(place.read_bytes())
     assert {"primals_1", "tangents_1"} <= set(graph.nodes)
     output_of(capsys, "graph", "zoo:mlp", "-o", tmp_path / "mlp.me", "--format", "model-explorer")
@@ -219,7 +245,8 @@ def test_errors_of_the_model_name_its_line(file, capsys):
     assert run("show", f"{file}:Branches") == 1
     error = capsys.readouterr().err
     assert "cannot branch on a traced value" in error.splitlines()[0]
-    assert error.endswith("; or give inputs with --input, and the model is captured by running it\n")
+    assert error.splitlines()[-1].startswith("  or add --input x:SIZES, such as x:2x16")
+    assert error.endswith(", and the model is captured by running it\n")
 
 
 def test_what_started_the_command_is_no_line_of_the_model(file, capsys):

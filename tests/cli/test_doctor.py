@@ -82,7 +82,7 @@ def test_help(capsys):
         main(["doctor", "--help"])
     text = " ".join(capsys.readouterr().out.split())
     assert (
-        "zoo:NAME, torchvision:NAME, timm:NAME, hf:NAME, PACKAGE.MODULE:FACTORY, PATH/FILE.py:FACTORY or FILE.pt2"
+        "zoo:NAME, torchvision:NAME, timm:NAME, hf:NAME, PACKAGE.MODULE:FACTORY, PATH/FILE.py:FACTORY, FILE.pt2 or FILE.pt"
         in text
     )
     assert "--input SPEC" in text and "--json" in text and "--train" in text

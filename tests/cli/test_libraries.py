@@ -36,10 +36,11 @@ def test_missing_library_is_one_line(prefix, capsys):
 )
 def test_transformers(text, shapes, capsys):
     pytest.importorskip("transformers", reason="transformers is not installed")
-    model, inputs = load_model(text)
+    model, inputs, note = load_model(text)
     args, kwargs = inputs
     assert [tuple(value.shape) for value in (*args, *kwargs.values())] == shapes
     assert sum(parameter.numel() for parameter in model.parameters()) < 1_000_000
+    assert note.endswith(" parameters; use --full for its real size")
     assert main(["capture", text]) == 0
     assert "calls of" in capsys.readouterr().out
 
@@ -47,7 +48,7 @@ def test_transformers(text, shapes, capsys):
 @pytest.mark.zoo
 def test_timm():
     pytest.importorskip("timm", reason="timm is not installed")
-    _, inputs = load_model("timm:test_resnet")
+    _, inputs, _ = load_model("timm:test_resnet")
     assert [tuple(value.shape)[:2] for value in inputs[0]] == [(1, 3)]
     with pytest.raises(GraftError, match="no model named 'resnet51' in timm; did you mean "):
         library_model("timm", "resnet51")
@@ -56,7 +57,7 @@ def test_timm():
 @pytest.mark.zoo
 def test_torchvision():
     pytest.importorskip("torchvision", reason="torchvision is not installed", exc_type=Exception)
-    _, inputs = load_model("torchvision:resnet18")
+    _, inputs, _ = load_model("torchvision:resnet18")
     assert [tuple(value.shape) for value in inputs[0]] == [(1, 3, 224, 224)]
 
 

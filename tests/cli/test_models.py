@@ -50,6 +50,8 @@ text = "a model"
 def file(tmp_path):
     path = tmp_path / "own_models.py"
     path.write_text(FILE)
+    torch.save(nn.Linear(2, 2).state_dict(), f"{path}.pt")
+    (tmp_path / "own_models.py.pth").write_text("no pickle")
     return str(path)
 
 
@@ -65,17 +67,17 @@ def chosen(*texts):
 
 
 def test_zoo():
-    model, inputs = load_model("zoo:mlp")
+    model, inputs, note = load_model("zoo:mlp")
     assert type(model).__name__ == "MLP"
     args, kwargs = inputs
-    assert [tuple(tensor.shape) for tensor in args] == [(1, 16)] and kwargs == {}
+    assert [tuple(tensor.shape) for tensor in args] == [(1, 16)] and kwargs == {} and note == ""
 
 
 @pytest.mark.parametrize(
     ("name", "kind"), [("factory", "Linear"), ("Net", "Net"), ("ready", "Net"), ("Holder.made", "Net")]
 )
 def test_file(file, name, kind):
-    model, inputs = load_model(f"{file}:{name}")
+    model, inputs, _ = load_model(f"{file}:{name}")
     assert type(model).__name__ == kind and isinstance(model, nn.Module) and inputs is None
 
 
@@ -99,7 +101,17 @@ def test_file_named_like_another_module(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("resnet50", "cannot read the model 'resnet50': it has no name after a colon\nwrite zoo:NAME, "),
+        ("resnet50", "'resnet50': it does not say where the model is from\ndid you mean zoo:resnet50"),
+        ("resnet49", "did you mean zoo:resnet34 or zoo:resnet50? `graft models` lists all"),
+        ("qwertyuiop", "it does not say where the model is from\nwrite zoo:NAME, "),
+        ("zoo:", "cannot read the model 'zoo:'"),
+        ("{file}", "own_models.py is a file with Options, Net, Holder, factory, number, fails, ready\nwrite "),
+        ("missing.pt", "no file 'missing.pt'"),
+        (
+            "{file}.pt",
+            "own_models.py.pt holds an object of class OrderedDict, not a module\nsave the model itself, not its state_dict",
+        ),
+        ("{file}.pth", "cannot load "),
         (":name", "cannot read the model ':name'"),
         ("zoo:resnet49", "no model named 'resnet49' in torchgraft.zoo; did you mean "),
         (
@@ -186,6 +198,8 @@ def test_wrong_inputs(text, message, capsys):
 def test_chosen_model():
     choice = chosen("zoo:mlp")
     assert not choice.model.training and choice.args[0].shape == (1, 16) and choice.kwargs == {}
-    choice = chosen("zoo:mlp", "--train", "--input", "4x16", "--input", "scale=scalar")
-    assert choice.model.training and choice.args[0].shape == (4, 16) and choice.kwargs["scale"].shape == ()
+    choice = chosen("zoo:mlp", "--train", "--input", "4x16")
+    assert choice.model.training and choice.args[0].shape == (4, 16)
+    choice = chosen("zoo:mlp", "--input", "x=4x16")
+    assert choice.args == () and choice.kwargs["x"].shape == (4, 16)
     assert chosen("torch.nn:ReLU").args is None

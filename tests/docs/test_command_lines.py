@@ -15,8 +15,11 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def command_lines(text: str) -> list[str]:
-    """Lines of blocks that begin with `graft`, without their comments, and what stands in backquotes with an argument."""
-    lines = re.findall(r"^graft (\S+ .*)$", text, re.MULTILINE)
+    """Lines of blocks that begin with `graft`, without their comments, and what stands in backquotes with an argument.
+
+    What a command says begins with its name and a colon.
+    """
+    lines = re.findall(r"^(?:\$ )?graft (\S*[^\s:] .*)$", text, re.MULTILINE)
     return [line.partition("  #")[0].strip() for line in lines] + re.findall(r"`graft ([a-z-]+ [^`A-Z…]+)`", text)
 
 

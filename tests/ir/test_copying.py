@@ -4,9 +4,10 @@ Copies of whole modules are in tests/codegen/test_graph_module.py.
 
 import copy
 import io
+import operator
 import pickle
 import warnings
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -195,10 +196,34 @@ class TestPickle:
     def test_metadata_that_cannot_be_pickled_is_left_out_with_a_warning(self, graph: fx.Graph) -> None:
         first = next(iter(graph.nodes))
         first.meta.update(bad=lambda: None, good=1)
-        with pytest.warns(UserWarning, match="metadata 'bad' of node 'x' cannot be pickled.*function.*left out"):
+        with pytest.warns(UserWarning, match="metadata 'bad' .function. of node 'x' cannot be pickled and is left out"):
             data = pickle.dumps(graph)
         assert next(iter(pickle.loads(data).nodes)).meta == {"good": 1}
         assert "bad" in first.meta
+
+    def test_what_is_left_out_is_said_in_one_line_for_all_nodes(self, graph: fx.Graph) -> None:
+        for node in graph.nodes:
+            node.meta["bad"] = lambda: None
+        with pytest.warns(UserWarning) as warned:
+            pickle.dumps(graph)
+        more = len(graph.nodes) - 1
+        assert [str(item.message) for item in warned] == [
+            f"metadata 'bad' (function) of node 'x' and {more} more cannot be pickled and is left out"
+        ]
+        assert warned[0].filename == __file__
+
+    def test_classes_of_functions_are_kept_by_their_names(self) -> None:
+        class Inner(torch.nn.Module):
+            def forward(self, x: Any) -> Any:
+                return x + 1
+
+        program = fx.capture(torch.nn.Sequential(Inner()), torch.ones(2))
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            again = pickle.loads(pickle.dumps(program))
+        stack = again.graph.find_nodes(op="call_function", target=operator.add)[0].meta["nn_module_stack"]
+        path, kind = stack["0"]
+        assert path == "0" and kind.endswith("<locals>.Inner")
 
     def test_ordinary_metadata_warns_about_nothing(self, graph: fx.Graph) -> None:
         with warnings.catch_warnings():

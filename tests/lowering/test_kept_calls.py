@@ -175,12 +175,75 @@ class Resizing(nn.Module):
         return {"value": x * self.seen.sum(), "more": (x.exp(), True)}
 
 
-@pytest.mark.parametrize("inner", [Learning, Resizing])
-def test_a_module_that_writes_its_own_parameters_or_moves_its_tensors_is_refused(inner):
-    model = Network(inner())
+class Decaying(nn.Module):
+    """Kept whole: it writes its parameter where autograd does not look."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale, self.calls = nn.Parameter(torch.ones(6)), 0
+
+    def forward(self, x):
+        self.calls += 1
+        self.scale.data.mul_(0.5)
+        return {"value": x * self.scale, "more": (x.exp(), True)}
+
+
+class Turning(nn.Module):
+    """Kept whole: its layers change places."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(6, 6), nn.Linear(6, 6)])
+
+    def forward(self, x):
+        value = self.layers[1](self.layers[0](x).relu())
+        self.layers = nn.ModuleList(reversed(self.layers))
+        return {"value": value, "more": (x.exp(), True)}
+
+
+@pytest.mark.parametrize("is_root", [False, True], ids=["a module", "the model"])
+@pytest.mark.parametrize("inner", [Learning, Resizing, Decaying, Turning])
+def test_what_writes_its_own_parameters_or_moves_its_tensors_is_refused(inner, is_root):
+    model = inner() if is_root else Network(inner())
     before = copy.deepcopy(model.state_dict())
     with pytest.raises(
-        BridgeError, match=f"{inner.__name__} is one call, and writes its own parameters or gives its tensors"
+        BridgeError, match=f"{inner.__name__} is one call, and writes or moves its own parameters, or gives its tensors"
     ):
         capture_training(model, (X,))
     torch.testing.assert_close(model.state_dict(), before)
+
+
+class Noting(nn.Module):
+    """Kept whole as a model: it notes its calls."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.calls, self.shapes = nn.Linear(6, 6), 0, []
+
+    def forward(self, x, *, scale=1.0):
+        self.calls += 1
+        self.shapes.append(tuple(x.shape))
+        return self.linear(x).relu() * scale
+
+
+def test_a_model_kept_whole_is_one_call_of_a_training_step():
+    model = Noting()
+    programs = capture_training(model, (X,), {"scale": 2.0})
+    assert (model.calls, model.shapes) == (0, [])
+    step = programs.run(X[:3], scale=2.0)
+    assert (model.calls, model.shapes) == (1, [(3, 6)])
+    result = model(X[:3], scale=2.0)
+    result.sum().backward()
+    torch.testing.assert_close(step.results, result)
+    torch.testing.assert_close(step.gradients, {name: value.grad for name, value in model.named_parameters()})
+
+
+def test_a_function_kept_whole_is_refused():
+    seen = []
+
+    def count(x):
+        seen.append(1)
+        return x * len(seen)
+
+    with pytest.raises(BridgeError, match="the function is one call that runs Python\n  because"):
+        capture_training(count, (X.requires_grad_(),))

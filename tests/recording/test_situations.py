@@ -13,7 +13,7 @@ def generator():
 
 def made(*args, **kwargs):
     options = {"seed": 0, "other_values": True, "other_sizes": True, "gradients": True} | kwargs
-    return {situation.name: situation for situation in situations(args, {}, **options)}
+    return {name: make() for name, make in situations(args, {}, **options)}
 
 
 def shapes(situation):

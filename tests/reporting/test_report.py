@@ -56,7 +56,8 @@ def made(tmp_path_factory):
     steps = []
     model = zoo.create("mlp").eval()
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    result = report(model, zoo.example_inputs("mlp"), folder=folder, name="zoo:mlp", progress=steps.append)
+    with torchgraft.follow_progress(lambda progress: steps.append(str(progress))):
+        result = report(model, zoo.example_inputs("mlp"), folder=folder, name="zoo:mlp")
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items()) and not model.training
     result.__dict__["steps"] = steps
     return result
@@ -74,7 +75,8 @@ def test_files(made):
     assert "aten::linear" in (folder / "programs/jit_trace.txt").read_text()
     for name in ("summary", "statistics", "diagnosis", "calls/function", "calls/dispatch", "calls/function-trace"):
         json.loads((folder / f"{name}.json").read_text())
-    assert made.failures == [] and made.steps[-1] == "writing the page"
+    assert made.failures == [] and made.steps[0] == "running the model (1 of 6)" and made.steps[-1] == ""
+    assert "drawing and writing (6 of 6): level aten (3 of 5)" in made.steps
 
 
 def test_graphs_are_read_without_torch(made):
@@ -161,7 +163,7 @@ class NotFinite(nn.Module):
 
 def test_values_that_are_not_finite_come_first(tmp_path):
     made = report(NotFinite(), torch.tensor([0.0, 1.0, 2.0]), folder=tmp_path / "out")
-    assert made.facts[0].text == "3 values of the run hold NaN; the first is 'log', with 1."
+    assert made.facts[0].text == "3 values of the run with NaN; the first is 'log', with 1."
     assert 'class="n bad"' in made.page.read_text(encoding="utf-8")
 
 
@@ -226,12 +228,12 @@ def test_model_that_does_not_run(tmp_path):
 
 
 def test_broken_off_midway_leaves_nothing(tmp_path):
-    def progress(step):
-        if step == "writing the page":
+    def interrupt(progress):
+        if progress and progress[-1].what == "drawing and writing":
             raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt):
-        report(nn.ReLU(), torch.ones(1), folder=tmp_path / "out", progress=progress)
+    with pytest.raises(KeyboardInterrupt), torchgraft.follow_progress(interrupt):
+        report(nn.ReLU(), torch.ones(1), folder=tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -305,7 +307,7 @@ def test_command_refuses(tmp_path, capsys):
     assert error.startswith("graft report: cannot write a report to ") and error.count("\n  give ") == 1
     with pytest.raises(SystemExit) as end:
         main(["report", "torch.nn:ReLU", "-o", str(tmp_path / "out")])
-    assert end.value.code == 2 and "give them with --input" in capsys.readouterr().err
+    assert end.value.code == 2 and "add --input input:SIZES, such as input:2x16" in capsys.readouterr().err
 
 
 # ---- how often the model runs ----

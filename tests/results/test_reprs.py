@@ -35,7 +35,7 @@ RESULTS = {
     "diff": (lambda: torchgraft.diff(PROGRAM, PROGRAM), "<ProgramDiff: ResNet -> ResNet: "),
     "pipeline": (
         lambda: torchgraft.passes.Pipeline("remove-dead-code")(torchgraft.symbolic_trace(MODEL)),
-        "<PipelineReport: 1 passes, ",
+        "<PipelineReport: 1 pass, ",
     ),
     "split": (lambda: torchgraft.split(PROGRAM, torchgraft.Stages(2)), "<Split: 2 parts, "),
 }

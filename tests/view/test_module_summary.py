@@ -42,7 +42,9 @@ def test_matrix_work_is_what_torch_counts() -> None:
 
 
 def test_a_tree_of_modules() -> None:
-    result = summary(Net(), IMAGE, columns=["input", "output", "trainable", "bytes", "flops_share", "calls"])
+    result = summary(
+        Net(), IMAGE, columns=["input", "output", "trainable", "bytes", "flops_share", "calls"], fold=False
+    )
     lines = str(result).splitlines()
     assert [line.split(":")[0] for line in lines[3:6]] == ["├─ blocks", "│  ├─ 0", "│  │  ├─ conv"]
     assert lines[0].split() == ["module", "input", "output", "trainable", "bytes", "of", "FLOPs", "calls"]
@@ -184,3 +186,79 @@ def test_wrong_options(options, text: str) -> None:
 def test_what_is_no_model() -> None:
     with pytest.raises(GraftError, match="cannot summarise a function"):
         summary(lambda x: x, X)
+
+
+# ---- equal layers ----
+
+
+class Block(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, width)
+        self.back = nn.Linear(width, 4)
+
+    def forward(self, x):
+        return x + self.back(self.linear(x))
+
+
+def labels(model: nn.Module, **options) -> list[str]:
+    lines = str(summary(model, torch.ones(2, 4), columns=["parameters"], **options)).splitlines()[2:-2]
+    return [line.rsplit(None, 1)[0].rstrip() for line in lines]
+
+
+def test_equal_layers_are_shown_once() -> None:
+    model = nn.Sequential(Block(8), Block(8), Block(8), Block(5), Block(8), nn.ReLU())
+    assert labels(model) == [
+        "Sequential",
+        "├─ 0 to 2: 3 × Block, each",
+        "│  ├─ linear: Linear",
+        "│  └─ back: Linear",
+        "├─ 3: Block",
+        "│  ├─ linear: Linear",
+        "│  └─ back: Linear",
+        "├─ 4: Block",
+        "│  ├─ linear: Linear",
+        "│  └─ back: Linear",
+        "└─ 5: ReLU",
+    ]
+    assert len(labels(model, fold=False)) == 17
+    assert labels(model, depth=1)[1:3] == ["├─ 0 to 2: 3 × Block, each", "├─ 3: Block"]
+    everything = summary(model, torch.ones(2, 4))
+    assert len(everything.modules) == len(everything.rows()) == 17, "only what is shown is folded"
+    assert "0 to 2: 3 × Block, each" in everything._repr_html_()
+
+
+def test_layers_are_not_equal_if_one_is_frozen_or_called_more_often() -> None:
+    frozen = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    frozen[1].requires_grad_(False)
+    assert len(labels(frozen)) == 3
+
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)])
+
+        def forward(self, x):
+            return self.layers[1](self.layers[1](self.layers[0](x)))
+
+    assert [label.strip() for label in labels(Twice())][-2:] == ["├─ 0: Linear", "└─ 1: Linear"]
+
+
+def test_layers_inside_equal_layers_are_folded_as_well() -> None:
+    layers = [nn.Sequential(*[nn.Linear(4, 4) for _ in range(3)]) for _ in range(2)]
+    assert labels(nn.Sequential(*layers)) == [
+        "Sequential",
+        "└─ 0 to 1: 2 × Sequential, each",
+        "   └─ 0 to 2: 3 × Linear, each",
+    ]
+
+
+def test_programs_are_folded_too() -> None:
+    model = nn.Sequential(*[Block(8) for _ in range(4)])
+    assert "0 to 3: 4 × Block, each" in str(summary(torchgraft.capture(model, torch.ones(2, 4)), torch.ones(2, 4)))
+
+
+def test_inputs_of_the_wrong_size_raise_the_error_of_the_model_and_log_nothing(caplog, capfd) -> None:
+    with pytest.raises(RuntimeError, match="mat1 and mat2 shapes cannot be multiplied"):
+        summary(nn.Linear(16, 4), torch.ones(2, 3))
+    assert caplog.records == [] and capfd.readouterr() == ("", "")

@@ -4,8 +4,10 @@ What it demands of its inputs is worked out in `input_guards.py`.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import zipfile
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,6 +21,7 @@ from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import BridgeError
 from torchgraft.ir.arguments import immutable_dict, immutable_list
 from torchgraft.ir.node import Node
+from torchgraft.ir.pytree import spec_data, spec_from_data
 
 GUARDS = "_guards_fn"  # the name that ExportedProgram.module() gives them
 
@@ -58,8 +61,30 @@ def from_export(program: ExportedProgram, *, check_inputs: bool = True) -> Graph
     result.meta.update(
         graph_signature=program.graph_signature,
         range_constraints=dict(program.range_constraints),
-        module_call_graph=list(program.module_call_graph),
+        module_call_graph=_ModuleCalls(program.module_call_graph),
     )
+    return result
+
+
+class _ModuleCalls(list[Any]):
+    """The calls of modules, which can be copied and saved: torch warns when the leaves of its tree specs are made anew."""
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        return _made_calls, (_with_specs(self, spec_data),)
+
+
+def _made_calls(entries: list[Any]) -> _ModuleCalls:
+    return _ModuleCalls(_with_specs(entries, spec_from_data))
+
+
+def _with_specs(entries: list[Any], change: Callable[[Any], Any]) -> list[Any]:
+    result = []
+    for entry in entries:
+        signature = entry.signature
+        if signature is not None:
+            specs = {"in_spec": change(signature.in_spec), "out_spec": change(signature.out_spec)}
+            entry = dataclasses.replace(entry, signature=dataclasses.replace(signature, **specs))
+        result.append(entry)
     return result
 
 

@@ -32,6 +32,7 @@ from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import TraceError
 from torchgraft.ir.modules import has_hooks, hooks_for_all, inner_modules, is_from_torch, no_model, paths_of_modules
 from torchgraft.ir.origin import at, source_of
+from torchgraft.results.progress import stage
 
 LeafRule = Callable[[torch.nn.Module, str], bool] | Iterable[Any] | type | str | None
 
@@ -179,7 +180,8 @@ class _Capture:
         if like is not None:
             watcher.be_plain(like.watcher)
         self._watchers.append(watcher)
-        return watched_run(watcher, self.model, self.args, self.kwargs, [] if like else self.choices)
+        with stage("watching the model run" if like is None else "watching the model run a second time"):
+            return watched_run(watcher, self.model, self.args, self.kwargs, [] if like else self.choices)
 
     def _forget_watchers(self) -> None:
         """The numbers of a run and its watcher refer to one another; they are not left to the garbage collector."""

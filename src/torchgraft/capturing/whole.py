@@ -81,6 +81,12 @@ def whole_program(
     return program
 
 
+def whole_model(program: torch.nn.Module) -> torch.nn.Module | None:
+    """The model of which a program is one call, unless it is the call of a function or of another method."""
+    whole = program.__dict__.get("_whole_model")
+    return whole.model if isinstance(whole, WholeModel) and not whole.method else None
+
+
 def program_name(model: Any) -> str:
     """What the class of a model's program is called.
 

@@ -103,8 +103,9 @@ def eager_with_gelu(model: nn.Module) -> nn.Module:
 
 def _show_program(name: str, program: GraphModule, rows: int) -> None:
     from torchgraft.ir.printing import tabular_text
+    from torchgraft.results.tables import count
 
-    _title(f"Capture {name}: {len(program.graph.nodes)} nodes")
+    _title(f"Capture {name}: {count(len(program.graph.nodes), 'node')}")
     _head(tabular_text(program.graph), rows + 2, "nodes")
     _title("The code it runs")
     _head(program.code.strip(), rows + 1, "lines")

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import argparse
 
-from torchgraft.cli.models import add_model_arguments, chosen_model
+from torchgraft.cli.models import add_model_arguments, chosen_model, computes
 from torchgraft.cli.programs import add_json, add_level, add_output, captured, json_text, positive_or_zero, with_shapes
 
 NAME = "draw"
@@ -31,11 +31,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Write the drawing and say how large it is."""
+    from torchgraft.results.tables import count
     from torchgraft.view.drawing import draw
     from torchgraft.view.drawing.drawing import check_suffix
 
     check_suffix(arguments.output)  # before the work, not after
-    chosen = chosen_model(arguments)
+    chosen = chosen_model(arguments, computes=computes(arguments))
     program = with_shapes(captured(arguments, chosen), chosen)
     options = {
         "depth": arguments.depth,
@@ -48,5 +49,5 @@ def run(arguments: argparse.Namespace) -> int:
         size = {"width": drawing.width, "height": drawing.height, "boxes": drawing.boxes}
         print(json_text({"model": chosen.name, "output": arguments.output, **size}))
     else:
-        print(f"written: {arguments.output} ({drawing.boxes} boxes, {drawing.width}×{drawing.height})")
+        print(f"written: {arguments.output} ({count(drawing.boxes, 'box', 'boxes')}, {drawing.width}×{drawing.height})")
     return 0

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import argparse
 
-from torchgraft.cli.models import add_model_arguments, chosen_model
+from torchgraft.cli.models import add_model_arguments, chosen_model, computes
 from torchgraft.cli.programs import add_json, add_level, add_output, captured, json_text, with_shapes
 
 NAME = "graph"
@@ -28,9 +28,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Write the graph and say what is in it."""
-    chosen = chosen_model(arguments)
+    chosen = chosen_model(arguments, computes=computes(arguments))
     program = with_shapes(captured(arguments, chosen), chosen)
 
+    from torchgraft.results.tables import count
     from torchgraft.view.graph_files import save_graph
     from torchgraft.view.networkx_graph import to_networkx
 
@@ -40,5 +41,5 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json_text({"model": chosen.name, "output": arguments.output, "nodes": nodes, "edges": edges}))
     else:
-        print(f"written: {arguments.output} ({nodes} nodes, {edges} edges)")
+        print(f"written: {arguments.output} ({count(nodes, 'node')}, {count(edges, 'edge')})")
     return 0

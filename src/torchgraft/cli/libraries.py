@@ -5,30 +5,67 @@ Nothing is downloaded. What the texts of MODEL and --input mean otherwise is in 
 from __future__ import annotations
 
 import contextlib
+import copy
 import difflib
 import importlib
+import importlib.util
 from collections.abc import Callable, Iterable, Iterator
 from inspect import signature
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from torchgraft.errors import GraftError, one_line
+from torchgraft.results.tables import amount
 
 if TYPE_CHECKING:
     from torch import nn
 
 
+PACKAGES = {"torchvision": "torchvision", "timm": "timm", "hf": "transformers"}
+_PREFIXES = {package: prefix for prefix, package in PACKAGES.items()}
+
+
 class LibraryModel(NamedTuple):
-    """A model, and the texts of --input that it is fed with where the user gives none; `as_list`: as one list of tensors."""
+    """A model, and the texts of --input that it is fed with where the user gives none; `as_list`: as one list of tensors.
+
+    `note` is what a user should know about the model.
+    """
 
     model: nn.Module
     inputs: list[str]
     as_list: bool = False
+    note: str = ""
 
 
-def library_model(library: str, name: str, full: bool = False) -> LibraryModel:
+def library_model(library: str, name: str, full: bool = False, computes: bool = True) -> LibraryModel:
     """The model of that name; GraftError says what is missing."""
-    return LIBRARIES[library](name, full)
+    return LIBRARIES[library](name, full, computes)
+
+
+def known_names(library: str) -> list[str]:
+    """The names of models in the zoo, or in a library that is installed."""
+    if library == "zoo":
+        from torchgraft import zoo
+
+        return zoo.names()
+    if library == "hf":
+        auto = _part_of_transformers("modeling_auto")
+        return sorted({*auto.MODEL_MAPPING_NAMES, *auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES})
+    return sorted(
+        _imported("torchvision.models").list_models() if library == "torchvision" else _imported("timm").list_models()
+    )
+
+
+def closest_names(name: str) -> list[str]:
+    """The models of that very name, the zoo's first; else those of the zoo with a name like it."""
+    from torchgraft import zoo
+
+    found = [f"zoo:{name}"] if name in zoo.names() else []
+    for library, package in PACKAGES.items():
+        if importlib.util.find_spec(package) is not None:
+            with contextlib.suppress(GraftError):
+                found += [f"{library}:{name}"] if name in known_names(library) else []
+    return found or [f"zoo:{close}" for close in difflib.get_close_matches(name, zoo.names(), 2, 0.6)]
 
 
 def _imported(package: str) -> ModuleType:
@@ -45,7 +82,7 @@ def _unknown(library: str, name: str, names: Iterable[str]) -> NoReturn:
     hint = (
         f"did you mean {' or '.join(map(repr, close))}?"
         if close
-        else f"see the documentation of {library} for its names"
+        else f"`graft models {_PREFIXES[library]}:` lists those it has"
     )
     raise GraftError(f"no model named {name!r} in {library}; {hint}")
 
@@ -62,7 +99,7 @@ _VISION_INPUTS = {
 }
 
 
-def _torchvision(name: str, full: bool) -> LibraryModel:
+def _torchvision(name: str, full: bool, computes: bool) -> LibraryModel:
     _imported("torchvision")
     models = _imported("torchvision.models")
     if name not in models.list_models():
@@ -81,7 +118,7 @@ def _torchvision(name: str, full: bool) -> LibraryModel:
 # ---- timm ----
 
 
-def _timm(name: str, full: bool) -> LibraryModel:
+def _timm(name: str, full: bool, computes: bool) -> LibraryModel:
     timm = _imported("timm")
     if not timm.is_model(name):
         _unknown("timm", name, timm.list_models())
@@ -93,7 +130,7 @@ def _timm(name: str, full: bool) -> LibraryModel:
 # ---- transformers ----
 
 
-def _transformers(name: str, full: bool) -> LibraryModel:
+def _transformers(name: str, full: bool, computes: bool) -> LibraryModel:
     transformers = _imported("transformers")
     transformers.logging.set_verbosity_error()
     hint = "" if full else "; use --full for the real size"
@@ -109,8 +146,47 @@ def _transformers(name: str, full: bool) -> LibraryModel:
     if hasattr(configuration, "use_cache"):
         configuration.use_cache = False  # it is for the next word, and one run has none; torch.export refuses it
     with _explained(f"cannot make the model {name!r} from its configuration", hint):
-        model = make(configuration)
-    return LibraryModel(model, _transformers_inputs(model, configuration))
+        model, note = _without_weights(make, configuration, name, computes) if full else (make(configuration), "")
+        if model is None:
+            model = make(configuration)
+    if not full:
+        note = (
+            f"hf:{name} is a small configuration with {_parameters(model):,} parameters; use --full for its real size"
+        )
+    return LibraryModel(model, _transformers_inputs(model, configuration), note=note)
+
+
+def _without_weights(
+    make: Callable[[Any], nn.Module], configuration: Any, name: str, computes: bool
+) -> tuple[nn.Module | None, str]:
+    """A model on the meta device, which takes no memory, and what to say; no model where it has to have weights to run."""
+    import torch
+
+    with torch.device("meta"):
+        model = make(copy.deepcopy(configuration))
+    size = sum(tensor.numel() * tensor.element_size() for tensor in {*model.parameters(), *model.buffers()})
+    if not computes:
+        return model, f"hf:{name} is made without weights ({amount(size, 'B')}), because nothing is computed"
+    free = _free_memory()
+    if free is not None and size > free:
+        raise GraftError(
+            f"the weights of hf:{name} take {amount(size, 'B')}, and {amount(free, 'B')} of memory are free\n"
+            "leave --full out; or use `graft summary --full`, which needs no weights"
+        )
+    return None, f"hf:{name} has {_parameters(model):,} parameters, random ones, of {amount(size, 'B')}"
+
+
+def _parameters(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def _free_memory() -> int | None:
+    """Bytes that can still be used, where the operating system says so."""
+    try:
+        with open("/proc/meminfo") as file:
+            return next(int(line.split()[1]) * 1024 for line in file if line.startswith("MemAvailable"))
+    except (OSError, StopIteration, ValueError):
+        return None
 
 
 @contextlib.contextmanager
@@ -129,7 +205,7 @@ def _architecture(transformers: ModuleType, name: str) -> tuple[Callable[[Any], 
     found = getattr(transformers, name, None)
     if found is not None and hasattr(found, "config_class") and found.config_class is not None:
         return found, found.config_class()
-    auto = importlib.import_module("transformers.models.auto.configuration_auto")
+    auto = _part_of_transformers("configuration_auto")
     if name not in auto.CONFIG_MAPPING:
         _unknown("transformers", name, auto.CONFIG_MAPPING.keys())
     configuration = transformers.AutoConfig.for_model(name)
@@ -140,6 +216,11 @@ def _architecture(transformers: ModuleType, name: str) -> tuple[Callable[[Any], 
     raise GraftError(
         f"transformers has a configuration {name!r} and no model for it\nname a class, such as hf:BertModel"
     )
+
+
+def _part_of_transformers(name: str) -> ModuleType:
+    _imported("transformers")
+    return importlib.import_module(f"transformers.models.auto.{name}")
 
 
 def _transformers_inputs(model: nn.Module, configuration: Any) -> list[str]:
@@ -162,7 +243,7 @@ def _transformers_inputs(model: nn.Module, configuration: Any) -> list[str]:
     return []
 
 
-LIBRARIES: dict[str, Callable[[str, bool], LibraryModel]] = {
+LIBRARIES: dict[str, Callable[[str, bool, bool], LibraryModel]] = {
     "torchvision": _torchvision,
     "timm": _timm,
     "hf": _transformers,

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NoReturn
 
 from torchgraft.cli import (
+    bench,
     calls,
     capture,
     compare,
@@ -19,19 +20,42 @@ from torchgraft.cli import (
     doctor,
     draw,
     graph,
+    list_models,
+    lower,
+    quantize,
     record,
     report,
     run_passes,
     show,
     summary,
 )
+from torchgraft.cli.progress import progress_line
 from torchgraft.errors import GraftError
+from torchgraft.results.files import refuse_unwritable
 from torchgraft.version import __version__
 
 if TYPE_CHECKING:
     from torchgraft.ir.origin import SourceLine
 
-COMMANDS = (capture, show, summary, draw, calls, record, compare, graph, diff, doctor, report, run_passes, demo)
+COMMANDS = (
+    capture,
+    show,
+    summary,
+    draw,
+    calls,
+    record,
+    compare,
+    graph,
+    diff,
+    doctor,
+    report,
+    run_passes,
+    lower,
+    bench,
+    quantize,
+    list_models,
+    demo,
+)
 
 FAILED = 1
 WRONG_USAGE = 2
@@ -72,7 +96,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the result is the exit code."""
     arguments = build_parser().parse_args(argv)
     try:
-        exit_code: int = arguments.run(arguments)
+        if getattr(arguments, "writes_file", False) and arguments.output is not None:
+            refuse_unwritable(arguments.output)  # before the work, not after
+        with progress_line():
+            exit_code: int = arguments.run(arguments)
         sys.stdout.flush()
         return exit_code
     except KeyboardInterrupt:

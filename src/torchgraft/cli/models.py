@@ -13,14 +13,18 @@ import sys
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
+from torchgraft.cli.input_options import check_inputs_fit
 from torchgraft.errors import GraftError, one_line
+from torchgraft.results.progress import stage
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
 WRONG_USAGE = 2
 
-FORMS = "zoo:NAME, torchvision:NAME, timm:NAME, hf:NAME, PACKAGE.MODULE:FACTORY, PATH/FILE.py:FACTORY or FILE.pt2"
+FORMS = (
+    "zoo:NAME, torchvision:NAME, timm:NAME, hf:NAME, PACKAGE.MODULE:FACTORY, PATH/FILE.py:FACTORY, FILE.pt2 or FILE.pt"
+)
 _DEFAULT_BOUND = 10
 _INPUT = re.compile(
     r"(?:(?P<name>[A-Za-z_]\w*)[=:])?(?P<shape>\d+(?:x\d+)*|scalar)(?::(?P<dtype>\w+))?(?::(?P<bound>\d+))?"
@@ -44,7 +48,9 @@ class ChosenModel(NamedTuple):
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     """MODEL, --input, --train and --full."""
     parser.add_argument(
-        "model", metavar="MODEL", help=f"{FORMS} (a factory is a function that returns a module, or a module)"
+        "model",
+        metavar="MODEL",
+        help=f"{FORMS} (a factory is a function that returns a module, or a module; `graft models` lists names)",
     )
     parser.add_argument(
         "--input",
@@ -59,19 +65,28 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--full",
         action="store_true",
-        help="hf models at their real size (default: a small configuration of the same kind)",
+        help="hf models at their real size (default: a small configuration of the same kind); weights, which are random, "
+        "are only made where the model runs",
     )
 
 
-def chosen_model(arguments: argparse.Namespace, text: str | None = None) -> ChosenModel:
+def chosen_model(arguments: argparse.Namespace, text: str | None = None, computes: bool = True) -> ChosenModel:
     """The model and inputs that the command line names; `text` is another model of it.
 
-    A mistake ends the command with one line, as argparse does.
+    Where the command `computes` nothing, models at their real size have no weights. A mistake ends the command with one line, as
+    argparse does.
     """
+    text = text or arguments.model
     try:
-        return _chosen(arguments, text or arguments.model)
+        with stage(f"making {text}"):
+            return _chosen(arguments, text, computes)
     except GraftError as error:
         wrong_usage(arguments, error)
+
+
+def computes(arguments: argparse.Namespace) -> bool:
+    """Whether a command at a level runs the model; a symbolic trace does not."""
+    return bool(arguments.level != "symbolic")
 
 
 def wrong_usage(arguments: argparse.Namespace, error: GraftError | str) -> NoReturn:
@@ -82,30 +97,43 @@ def wrong_usage(arguments: argparse.Namespace, error: GraftError | str) -> NoRet
     raise SystemExit(WRONG_USAGE) from (error if isinstance(error, GraftError) else None)
 
 
-def _chosen(arguments: argparse.Namespace, text: str) -> ChosenModel:
+def _chosen(arguments: argparse.Namespace, text: str, computes: bool) -> ChosenModel:
     import torch
 
     given = read_inputs(arguments.input) if arguments.input else None
     torch.manual_seed(0)  # weights are random, and the same every time
-    model, inputs = load_model(text, getattr(arguments, "full", False))
+    model, inputs, note = load_model(text, getattr(arguments, "full", False), computes)
+    if note:
+        print(f"{arguments.prog}: {note}", file=sys.stderr)
     args, kwargs = given or inputs or (None, {})
+    if given is not None:
+        check_inputs_fit(model, *given)
     if not text.endswith(".pt2"):
         model.train(arguments.train)
     elif arguments.train:
         raise GraftError("an exported program stays in the mode it was exported in\nleave --train out")
+    if any(parameter.device.type == "meta" for parameter in model.parameters()):
+        from torch.utils._pytree import tree_map_only
+
+        args, kwargs = tree_map_only(torch.Tensor, lambda tensor: tensor.to("meta"), (args, kwargs))
     return ChosenModel(text, model, args, kwargs)
 
 
 # ---- models ----
 
 
-Inputs = tuple[tuple[Any, ...], dict[str, Any]]
+class LoadedModel(NamedTuple):
+    """A module, the inputs that are known for it, by place and by name, and what is to be said about it."""
+
+    model: nn.Module
+    inputs: tuple[tuple[Any, ...], dict[str, Any]] | None
+    note: str = ""
 
 
-def load_model(text: str, full: bool = False) -> tuple[nn.Module, Inputs | None]:
-    """The module that a text names, and the inputs that are known for it, by place and by name.
+def load_model(text: str, full: bool = False, computes: bool = True) -> LoadedModel:
+    """The module that a text names. Where nothing is computed and it is large, it has no weights.
 
-    >>> model, (args, kwargs) = load_model("zoo:mlp")
+    >>> model, (args, kwargs), note = load_model("zoo:mlp")
     >>> type(model).__name__, [tuple(tensor.shape) for tensor in args]
     ('MLP', [(1, 16)])
     """
@@ -113,27 +141,71 @@ def load_model(text: str, full: bool = False) -> tuple[nn.Module, Inputs | None]
         from torchgraft.bridge.torch_export import load_exported
 
         program, args, kwargs = load_exported(text)
-        return program, (args, kwargs) if args or kwargs else None
+        return LoadedModel(program, (args, kwargs) if args or kwargs else None)
+    if text.endswith((".pt", ".pth")):
+        return LoadedModel(_module_from_pickle(text), None)
     place, colon, name = text.rpartition(":")
     if not colon or not place or not name:
-        raise GraftError(f"cannot read the model {text!r}: it has no name after a colon\nwrite {FORMS}")
+        _no_place(text)
     if place == "zoo":
         from torchgraft import zoo
 
-        return zoo.create(name), (zoo.example_inputs(name), {})
+        return LoadedModel(zoo.create(name), (zoo.example_inputs(name), {}))
     from torchgraft.cli.libraries import LIBRARIES, library_model
 
     if place in LIBRARIES:
-        found = library_model(place, name, full)
+        found = library_model(place, name, full, computes)
         args, kwargs = read_inputs(found.inputs)
-        return found.model, (([*args],) if found.as_list else args, kwargs) if found.inputs else None
+        return LoadedModel(
+            found.model, (([*args],) if found.as_list else args, kwargs) if found.inputs else None, found.note
+        )
+    return LoadedModel(_module_of(load_object(text), text), None)
+
+
+def load_object(text: str) -> Any:
+    """What a text of the form PATH/FILE.py:NAME or PACKAGE.MODULE:NAME names."""
+    place, colon, name = text.rpartition(":")
+    if not colon or not place or not name:
+        raise GraftError(f"cannot read {text!r}: it does not say where it is from\nwrite PATH/FILE.py:NAME")
     holder = _module_from_file(place) if place.endswith(".py") else _module_by_name(place)
     value: Any = holder
     for part in name.split("."):
         if not hasattr(value, part):
             raise GraftError(f"no {name!r} in {place}; it has {_public_names(holder)}")
         value = getattr(value, part)
-    return _module_of(value, text), None
+    return value
+
+
+def _no_place(text: str) -> NoReturn:
+    """Say what a text that is only a name may have meant."""
+    from torchgraft.cli.libraries import closest_names
+
+    what = f"cannot read the model {text!r}: it does not say where the model is from"
+    if text.rstrip(":").endswith(".py") and os.path.isfile(text.rstrip(":")):
+        text = text.rstrip(":")
+        raise GraftError(
+            f"{text} is a file with {_public_names(_module_from_file(text))}\nwrite {text}:NAME, with one of these"
+        )
+    close = closest_names(text.strip(":"))
+    if close:
+        raise GraftError(f"{what}\ndid you mean {' or '.join(close)}? `graft models` lists all")
+    raise GraftError(f"{what}\nwrite {FORMS}; `graft models` lists names")
+
+
+def _module_from_pickle(path: str) -> nn.Module:
+    import torch
+
+    if not os.path.isfile(path):
+        raise GraftError(f"no file {path!r}\nwrite {FORMS}")
+    try:
+        value = torch.load(path, weights_only=False)
+    except Exception as error:  # unpickling runs code, and a file may hold anything
+        raise GraftError(f"cannot load {path}: {one_line(error)}\ngive a file that torch.save(model) wrote") from error
+    if not isinstance(value, torch.nn.Module):
+        raise GraftError(
+            f"{path} holds an object of class {type(value).__name__}, not a module\nsave the model itself, not its state_dict"
+        )
+    return value
 
 
 def _module_of(value: Any, text: str) -> nn.Module:

@@ -13,6 +13,7 @@ import sys
 import warnings
 from typing import TYPE_CHECKING, Any
 
+from torchgraft.cli.input_options import advice
 from torchgraft.cli.models import ChosenModel, add_model_arguments, chosen_model, wrong_usage
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ def add_level(parser: argparse.ArgumentParser) -> None:
 def add_output(parser: argparse.ArgumentParser, what: str, required: bool = False) -> None:
     """-o, for where to write."""
     parser.add_argument("-o", "--output", metavar="PATH", required=required, help=what)
+    parser.set_defaults(writes_file=True)
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
@@ -59,7 +61,7 @@ def needs_inputs(
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The inputs of a model; without any the command ends, because it cannot be guessed what the model takes."""
     if not chosen.has_inputs:
-        wrong_usage(arguments, f"{why}, and the inputs of {chosen.name} are not known\ngive them with --input")
+        wrong_usage(arguments, f"{why}, and the inputs of {chosen.name} are not known\n{advice(chosen.model)}")
     return chosen.args or (), chosen.kwargs
 
 
@@ -76,8 +78,8 @@ def captured(arguments: argparse.Namespace, chosen: ChosenModel, level: str | No
         try:
             return torchgraft.symbolic_trace(chosen.model)
         except torchgraft.TraceError as error:
-            remedy = "or give inputs with --input, and the model is captured by running it"
-            raise torchgraft.TraceError(f"{error}; {remedy}") from error
+            remedy = f"or {advice(chosen.model)}, and the model is captured by running it"
+            raise torchgraft.TraceError(f"{error}\n{remedy}") from error
     args, kwargs = needs_inputs(arguments, chosen, f"level {level} captures by running the model")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # torch's own, about its own calls

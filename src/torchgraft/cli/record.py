@@ -42,6 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
     import torch
 
     from torchgraft.recording.record import record
+    from torchgraft.results.tables import count
 
     to_file = arguments.output is not None and arguments.output.endswith(".safetensors")
     reduce = None if to_file else [name.strip() for name in arguments.reduce.split(",")] if arguments.reduce else True
@@ -52,7 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
         except (LookupError, ValueError) as error:  # a name of a node or of a statistic that does not exist
             wrong_usage(arguments, str(error.args[0] if error.args else error))
     if to_file and not arguments.json:
-        print(f"written: {arguments.output} ({len(recording)} nodes)")
+        print(f"written: {arguments.output} ({count(len(recording), 'node')})")
         return 0
     if to_file:
         arguments.output = None

@@ -1,15 +1,12 @@
 """`graft report MODEL -o DIR`: everything that can be seen of a model, as a folder with a page that opens from disk.
-The work is done by `torchgraft.report`; here is its progress and the end of it on a terminal.
+The work is done by `torchgraft.report`; here is what is said at the end of it.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
-import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator
 
 from torchgraft.cli.models import add_model_arguments, chosen_model
 from torchgraft.cli.programs import add_json, needs_inputs
@@ -33,9 +30,9 @@ def run(arguments: argparse.Namespace) -> int:
     from torchgraft.reporting import report
 
     started = time.perf_counter()
-    with warnings.catch_warnings(), _progress() as say:
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about torch's own calls and what models do; failures are on the page
-        made = report(chosen.model, args, kwargs, folder=arguments.output, name=chosen.name, progress=say)
+        made = report(chosen.model, args, kwargs, folder=arguments.output, name=chosen.name)
     if arguments.json:
         print(made.to_json())
     else:
@@ -44,16 +41,3 @@ def run(arguments: argparse.Namespace) -> int:
     diagnosis = made.seen.diagnosis
     is_wrong = diagnosis is not None and diagnosis.program is not None and not diagnosis.ok
     return 1 if is_wrong else 0
-
-
-@contextlib.contextmanager
-def _progress() -> Iterator[Callable[[str], None]]:
-    """A line that changes on a terminal; nothing where errors go to a file."""
-    if not sys.stderr.isatty():
-        yield lambda step: None
-        return
-    from rich.console import Console
-
-    console = Console(stderr=True)
-    with console.status("starting") as status:
-        yield lambda step: status.update(step)

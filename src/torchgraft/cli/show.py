@@ -7,7 +7,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from torchgraft.cli.models import add_model_arguments, chosen_model
+from torchgraft.cli.models import add_model_arguments, chosen_model, computes
 from torchgraft.cli.programs import (
     add_json,
     add_level,
@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the program."""
-    chosen = chosen_model(arguments)
+    chosen = chosen_model(arguments, computes=computes(arguments))
     program = with_shapes(captured(arguments, chosen), chosen)
     if arguments.json:
         put_out(arguments, json_text({"model": chosen.name, "code": program.code, "nodes": _rows(program)}))

@@ -24,6 +24,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAMES",
         help="some of input, output, parameters, trainable, share, bytes, flops, flops_share, calls, with commas",
     )
+    parser.add_argument(
+        "--no-fold", action="store_true", help="show every layer, also those that are as the one before"
+    )
     add_output(parser, "a file for the text (default: print it)")
     add_json(parser)
 
@@ -35,7 +38,8 @@ def run(arguments: argparse.Namespace) -> int:
     unknown = [name for name in arguments.columns.split(",") if name.strip() not in COLUMNS]
     if unknown:
         wrong_usage(arguments, GraftError(f"there is no column {unknown[0]!r}\nchoose some of {', '.join(COLUMNS)}"))
-    chosen = chosen_model(arguments)
-    result = summary(chosen.model, chosen.args or (), chosen.kwargs, depth=arguments.depth, columns=arguments.columns)
+    chosen = chosen_model(arguments, computes=False)
+    options = {"depth": arguments.depth, "columns": arguments.columns, "fold": not arguments.no_fold}
+    result = summary(chosen.model, chosen.args or (), chosen.kwargs, **options)
     put_out_result(arguments, result)
     return 0

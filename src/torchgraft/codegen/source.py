@@ -109,9 +109,12 @@ class CodeGen:
         **unused_torch_fx_options: Any,
     ) -> PythonCode:
         """Source for `graph`. `verbose` adds shapes at line ends and the user's source lines above groups of lines."""
-        function = _Function(graph, root_module, self)
+        function = self._function(graph, root_module)
         function.comments = _Comments(include_stride, include_device, colored) if verbose else None
         return function.generate()
+
+    def _function(self, graph: Graph, root_module: str) -> _Function:
+        return _Function(graph, root_module, self)
 
 
 @dataclass
@@ -199,7 +202,7 @@ class _Function:
 
     def _body(self) -> tuple[list[str], list[int | None]]:
         """The lines of the function, and for each the index of its node."""
-        frees = last_uses(self.graph)
+        frees = self._frees()
         body: list[str] = []
         owners: list[int | None] = []
         indent = ""
@@ -242,6 +245,9 @@ class _Function:
         if open_regions:
             self._refuse_region(open_regions[-1][0], "it is never closed")
         return body, owners
+
+    def _frees(self) -> dict[Node, list[Node]]:
+        return last_uses(self.graph)
 
     def _close_region(self, node: Node, open_regions: list[tuple[Node, int]]) -> int:
         if not open_regions or node._args[0] is not open_regions[-1][0]:

@@ -94,10 +94,12 @@ def graph_state(graph: Graph) -> dict[str, Any]:
         return map_aggregate(value, encode_leaf)
 
     rows = []
+    left_out: dict[str, list[str]] = {}
     for node in graph.nodes:
         target = _FunctionReference(_import_path(node)) if node._op == "call_function" else node._target
         args, kwargs = encode(node._args), encode(node._kwargs)
-        rows.append((node._op, target, args, kwargs, node._name, node._type, _picklable_meta(node, numbers)))
+        rows.append((node._op, target, args, kwargs, node._name, node._type, _picklable_meta(node, numbers, left_out)))
+    _warn_of(left_out)
     return {
         "rows": rows,
         "namespace": (graph._graph_namespace._used, graph._graph_namespace._counts),
@@ -191,18 +193,44 @@ def _can_pickle(value: Any) -> bool:
     return True
 
 
-def _picklable_meta(node: Node, numbers: dict[Node, int]) -> dict[str, Any]:
+def _picklable_meta(node: Node, numbers: dict[Node, int], left_out: dict[str, list[str]]) -> dict[str, Any]:
+    """The metadata of a node as it goes into a file; what cannot go is noted in `left_out`."""
     result = {}
     for key, value in node.meta.items():
         encoded = _replace_nodes(value, numbers)
         if isinstance(encoded, (str, int, float, bool, type(None))) or _can_pickle(encoded):
             result[key] = encoded
+        elif _can_pickle(described := _described(encoded)):
+            result[key] = described
         else:
-            warnings.warn(
-                f"metadata '{key}' of node '{node._name}' cannot be pickled ({type(value).__name__}) and is left out",
-                stacklevel=2,
-            )
+            left_out.setdefault(f"'{key}' ({type(value).__name__})", []).append(node._name)
     return result
+
+
+def _warn_of(left_out: dict[str, list[str]]) -> None:
+    for what, names in left_out.items():
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        warnings.warn(f"metadata {what} of node '{names[0]}'{more} cannot be pickled and is left out", stacklevel=4)
+
+
+def _described(value: Any) -> Any:
+    """Metadata that torch and captures write, in a form that can go into files: fakes as tensors on the meta device, classes that
+    cannot be imported by their names."""
+    if isinstance(value, torch.memory_format):
+        return _FunctionReference(str(value))
+    if isinstance(value, torch.Tensor):
+        return _without_data(value)
+    if isinstance(value, type):
+        return value if _can_pickle(value) else f"{value.__module__}.{value.__qualname__}"
+    if isinstance(value, (list, dict)) or type(value) is tuple or hasattr(value, "_fields"):
+        return _map_references(value, _described)
+    return value
+
+
+def _without_data(tensor: torch.Tensor) -> torch.Tensor:
+    if _can_pickle(tensor) or any(isinstance(size, torch.SymInt) for size in (*tensor.shape, *tensor.stride())):
+        return tensor
+    return torch.empty_strided(tuple(tensor.shape), tensor.stride(), dtype=tensor.dtype, device="meta")
 
 
 def _replace_nodes(value: Any, numbers: dict[Node, int]) -> Any:

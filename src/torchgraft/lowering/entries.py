@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from torchgraft.capturing.flowing.sizes import unwrapped
+from torchgraft.capturing.whole import whole_model
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.ir.graph import Graph
 from torchgraft.ir.node import map_arg
@@ -75,6 +76,8 @@ def held_tensors(program: GraphModule) -> list[Primal]:
     has besides parameters is its own business."""
     targets = dict.fromkeys(str(node.target) for node in program.graph.find_nodes(op="get_attr"))
     modules = tuple([f"{node.target}." for node in program.graph.find_nodes(op="call_module")])
+    if whole_model(program) is not None:
+        modules = ("",)
     kinds: dict[str, str] = {}
     for name, _ in program.named_parameters(remove_duplicate=False):
         if name in targets or name.startswith(modules):

@@ -22,12 +22,21 @@ def is_simple_index(tensor: Any, index: Any) -> bool:
 
 def _is_simple(part: Any) -> bool:
     if isinstance(part, slice):
-        return all(_is_number(item) or item is None for item in (part.start, part.stop, part.step))
+        return all(_is_number(item) or item is None or _is_scalar(item) for item in (part.start, part.stop, part.step))
     return part is None or part is Ellipsis or _is_number(part)
 
 
 def _is_number(value: Any) -> bool:
     return type(value) is int or unwrapped(value) is not None
+
+
+def _is_scalar(value: Any) -> bool:
+    return type(value) is TracedTensor and value.actual.dim() == 0 and not value.actual.is_floating_point()
+
+
+def _number(value: Any) -> Any:
+    """One end of a slice: of a tensor, Python asks for its number."""
+    return _aten.item.default(value) if type(value) is TracedTensor else value
 
 
 def _takes_all(part: Any) -> bool:
@@ -49,8 +58,8 @@ def indexed(tensor: Any, index: Any) -> Any:
             place += tensor.dim() - used
         elif isinstance(part, slice):
             if not _takes_all(part):
-                step = 1 if part.step is None else part.step
-                result = _aten.slice.Tensor(result, place, part.start, part.stop, step)
+                start, stop, step = map(_number, (part.start, part.stop, part.step))
+                result = _aten.slice.Tensor(result, place, start, stop, 1 if step is None else step)
             place += 1
         else:
             result = _aten.select.int(result, place, part)

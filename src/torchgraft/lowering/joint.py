@@ -7,11 +7,13 @@ from __future__ import annotations
 import contextlib
 import functools
 import operator
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
+from torchgraft.capturing.whole import call_whole, whole_model
 from torchgraft.codegen.calling import placeholder_values
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import BridgeError, GraftError
@@ -44,14 +46,16 @@ class _Written(BaseException):
 def lower_to_joint(program: GraphModule, args: tuple[Any, ...], kwargs: dict[str, Any], result_name: str) -> Joint:
     """Run a program and its gradients once, and write both down."""
     kept = program.meta.get("kept_whole", {})
-    if "" in kept:
-        what = f"the model is one call that runs Python\n  because {kept['']}"
+    if "" in kept and whole_model(program) is None:
+        what = f"the function is one call that runs Python\n  because {kept['']}"
         raise _refusal(what, f"rewrite it with tensor operations, or {_INSTEAD}")
     copied: set[int] = set()
+    may_take_usual_case = True
     # Gradients are what is asked for, whatever the caller has switched off around this.
     with torch.inference_mode(False), torch.enable_grad():
         while True:
             walk = _JointWalk(program, placeholder_values(program, args, kwargs), copied)
+            walk.recorder.may_take_usual_case = may_take_usual_case
             try:
                 walk.run()
                 if not walk.written:
@@ -61,7 +65,9 @@ def lower_to_joint(program: GraphModule, args: tuple[Any, ...], kwargs: dict[str
             except GraftError:
                 raise
             except Exception as error:  # the program itself ran when it was captured
-                if not walk.written:  # else it may run where it writes copies
+                if walk.recorder.took_usual_case:  # a size of 1 is broadcast: what torch asks is answered, and checked
+                    may_take_usual_case = False
+                elif not walk.written:  # else it may run where it writes copies
                     text = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
                     raise _refusal(text + _at(walk.recorder.above), _INSTEAD) from error
             copied.update(map(walk.number_of, walk.written))
@@ -114,6 +120,8 @@ class _JointWalk(Walk):
     def begin(self) -> None:
         """Make the inputs of the joint program."""
         for primal in held_tensors(self.program):
+            if primal.value._backward_hooks:  # type: ignore[attr-defined]
+                raise _refusal(f"'{primal.name}' has a hook that changes its gradient", f"remove it, or {_INSTEAD}")
             self._add(primal, primal.value)
         self._inputs = {node: self._input(str(node.target), value) for node, value in self.inputs.items()}
         named = dict(zip([item.name for item in self.primals], self._traced_primals, strict=True))
@@ -252,14 +260,32 @@ class _JointWalk(Walk):
         if kind is Kind.REGION or kind is Kind.RESULT:
             return self._run(node, args, kwargs)
         if kind is Kind.MODULE:
-            return self._module(node, args, kwargs)
+            return self._module(str(node.target), self.program.get_submodule(str(node.target)), args, kwargs)
+        if node.target is call_whole and (model := whole_model(self.program)) is not None:
+            _, _, positional, packed, named, packed_named = args
+            return self._module("model", model, (*positional, *packed), {**named, **packed_named})
         if node.target is operator.getitem and isinstance(args[0], (tuple, list, dict)):
             return self._hold(self._run(node, args, kwargs))
         if kind is Kind.FOREIGN or (node.target is operator.getitem and kind is Kind.READ and traced_in(args)):
             return self._foreign(node, args, kwargs)
         if any(id(leaf) in self._objects for leaf in leaves((args, kwargs))):
             return self._hold(self._run(node, args, kwargs))
+        if kind is Kind.OPERATORS:
+            return self._unless_fixed(functools.partial(super().call, kind), node, args, kwargs)
         return super().call(kind, node, args, kwargs)
+
+    def _unless_fixed(self, write: Callable[..., Any], node: Node, args: Any, kwargs: Any) -> Any:
+        """What a call computes, unless torch's code for it takes sizes of this run: then it stays one call, if it can."""
+        last, fixed = self.recorder.begin(node), self.recorder.fixed
+        value = write(node, args, kwargs)
+        if self.recorder.fixed == fixed or node.name in self.kept or self.recorder.has_written():
+            return value
+        self.recorder.take_back(last)
+        try:
+            return self._one_call(node, args, kwargs)
+        except Exception:
+            self.recorder.take_back(last)
+            return write(node, args, kwargs)
 
     def _run(self, node: Node, args: Any, kwargs: Any) -> Any:
         """Make a call on traced tensors; what it computes with them is recorded."""
@@ -275,22 +301,21 @@ class _JointWalk(Walk):
         return value
 
     def _foreign(self, node: Node, args: Any, kwargs: Any) -> Any:
-        last = self.recorder.begin(node)
         if node.name not in self.kept:  # it was not tried yet
+            last = self.recorder.begin(node)
             try:
-                return self._run(node, args, kwargs)
+                return self._unless_fixed(self._run, node, args, kwargs)
             except Exception as error:
                 self.recorder.take_back(last)
                 self.kept[node.name] = f"{type(error).__name__}: {error}"
-        if node.op == "call_method":
-            method = getattr(torch.Tensor, str(node.target))
-            return self._hold(record_kept(self.recorder, method, method, {}, args, kwargs))
-        return self._hold(record_kept(self.recorder, node.target, node.target, {}, args, kwargs))
+        return self._one_call(node, args, kwargs)
 
-    def _module(self, node: Node, args: Any, kwargs: Any) -> Any:
+    def _one_call(self, node: Node, args: Any, kwargs: Any) -> Any:
+        function = getattr(torch.Tensor, str(node.target)) if node.op == "call_method" else node.target
+        return self._hold(record_kept(self.recorder, function, function, {}, args, kwargs))
+
+    def _module(self, path: str, module: torch.nn.Module, args: Any, kwargs: Any) -> Any:
         """A module that was kept whole is one call, with its parameters among the primals."""
-        path = str(node.target)
-        module = self.program.get_submodule(path)
         named = {name: self._of(value) for name, value in module.named_parameters()}
         self._state.tensors.save_all(module)
         refuse_own_learning(module, args, kwargs)

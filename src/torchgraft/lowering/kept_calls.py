@@ -145,30 +145,45 @@ def _name(function: Any) -> str:
 
 
 def refuse_own_learning(module: torch.nn.Module, args: Any, kwargs: Any) -> None:
-    """Raise if a module writes its own parameters, or gives its tensors other memory: with the parameters of a training program
-    in their places, it would do something else. It is run once for that, and put back."""
+    """Raise if a module writes its own parameters, puts them elsewhere, or gives its tensors other memory: with the parameters of
+    a training program in their places, it would do something else. It is run once for that, and put back."""
     state = ModelState(paths_of_modules(module))
     for inner in state.paths:
         state.watch(inner)
     state.tensors.save_all(module)
-    parameters, tensors = list(module.parameters()), [*module.parameters(), *module.buffers()]
+    values, tensors = [item.detach().clone() for item in module.parameters()], [*module.parameters(), *module.buffers()]
     for tensor in tensors:
         state.tensors.keep_place(tensor)
-    before = [item._version for item in parameters], [(item.data_ptr(), item.shape) for item in tensors]
+    before = _places(module, tensors)
     args, kwargs = map_plain((concrete(args), concrete(kwargs)), _copied)
     try:
         with torch.enable_grad():
             module(*args, **kwargs)
-        after = [item._version for item in parameters], [(item.data_ptr(), item.shape) for item in tensors]
+        is_changed = before != _places(module, tensors) or not all(map(_is_same, values, module.parameters()))
     except Exception:  # the run that is written down says it better
         return
     finally:
         state.restore_all()
-    if before != after:
+    if is_changed:
         raise BridgeError(
-            f"cannot write forward and backward as one program: {_name(module)} is one call, and writes its own parameters "
-            "or gives its tensors other memory\n  train the program at level 'function', whose gradients autograd computes"
+            f"cannot write forward and backward as one program: {_name(module)} is one call, and writes or moves its own "
+            "parameters, or gives its tensors other memory\n"
+            "  train the program at level 'function', whose gradients autograd computes"
         )
+
+
+def _places(module: torch.nn.Module, tensors: list[torch.Tensor]) -> Any:
+    """Which parameters a module has by which names, and where its tensors are."""
+    named = {name: id(value) for name, value in module.named_parameters(remove_duplicate=False)}
+    return named, [(tensor.data_ptr(), tensor.shape) for tensor in tensors]
+
+
+def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return (
+        torch.equal(one.view(torch.uint8), other.detach().view(torch.uint8))
+        if one.dim()
+        else one.item() == other.item()
+    )
 
 
 def _copied(leaf: Any) -> Any:

@@ -13,6 +13,7 @@ import torch
 
 from torchgraft.capturing.flowing.sizes import SymbolicNumber, combine, unwrapped, wrapped
 from torchgraft.capturing.state.model_state import ModelState
+from torchgraft.capturing.whole import whole_model
 from torchgraft.codegen.calling import copied_inputs, example_inputs, placeholder_values
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.ir.arguments import leaves
@@ -29,6 +30,7 @@ from torchgraft.lowering.recorder import Recorder
 from torchgraft.lowering.tensors import TracedTensor, can_be_traced
 from torchgraft.lowering.torch_calls import called, flowing, is_constant_size, spelled
 from torchgraft.lowering.values import Flow, concrete, flows_in, has_nodes, is_known, plain_values, traced_in
+from torchgraft.results.progress import stage
 
 
 def lower(
@@ -60,7 +62,8 @@ def lower(
     is_core = level == "core_aten"
     recorder = Recorder(is_above_autograd=True, decompositions=core_decompositions() if is_core else None)
     walk = Walk(program, recorder, placeholder_values(program, *copied_inputs(*example_inputs(args, kwargs))))
-    walk.run()
+    with stage(f"lowering to {level}"):
+        walk.run()
     recorder.note_numbers()
     recorder.graph.set_codegen(program.graph._codegen)
     result = GraphModule(program, recorder.graph, type(program).__name__)
@@ -93,7 +96,10 @@ class Walk:
     def run(self) -> None:
         """Write down the whole program; the model, its tensors and the random numbers are restored afterwards."""
         recorder, program = self.recorder, self.program
-        self._state = state = ModelState(paths_of_modules(program))
+        paths = paths_of_modules(program)
+        if (model := whole_model(program)) is not None:  # which is no submodule of it
+            paths[model] = ""
+        self._state = state = ModelState(paths)
         recorder.before_write = state.tensors.save_if_known
         for module in state.paths:
             state.watch(module)

@@ -5,6 +5,7 @@ The program that is being written, its numbers and guards are in `recorder.py`; 
 from __future__ import annotations
 
 import functools
+import itertools
 import operator
 from collections.abc import Callable, Iterator
 from types import BuiltinFunctionType
@@ -64,6 +65,8 @@ def _recorded(recorder: Recorder, function: Any, args: tuple[Any, ...], kwargs: 
                 result = function.decompose(*args, **kwargs)
         if result is not NotImplemented:
             return result
+    if recorder.may_take_usual_case:
+        _note_broadcasts(recorder, function, args)
     written = list(_written(function, args, kwargs))
     if len(written) == 1 and torch.Tag.inplace_view in function.tags:
         result = _as_view(recorder, function, written[0], args, kwargs)
@@ -84,6 +87,20 @@ def _recorded(recorder: Recorder, function: Any, args: tuple[Any, ...], kwargs: 
     if len(returns) == 1:
         return results.one(node, value, returns[0])
     return results.parts(node, value, returns) if isinstance(value, (tuple, list)) else value
+
+
+def _note_broadcasts(recorder: Recorder, function: Any, args: tuple[Any, ...]) -> None:
+    """Note the sizes of 1 that an operator broadcasts; of operators that are not known here, the backward finds out."""
+    tensors = [item for item in args if type(item) is TracedTensor]
+    if function is torch.ops.aten.expand.default:
+        sizes = list(concrete(args[1]))
+    elif len(tensors) > 1 and (torch.Tag.pointwise in function.tags or function is torch.ops.aten.copy_.default):
+        shapes = [reversed(item.actual.size()) for item in tensors]
+        sizes = [max(items) for items in itertools.zip_longest(*shapes, fillvalue=1)][::-1]
+    else:
+        return
+    for tensor in tensors:
+        recorder.note_broadcast(tensor, sizes)
 
 
 def _decomposition(recorder: Recorder, function: Any) -> Callable[..., Any] | None:

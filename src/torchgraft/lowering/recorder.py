@@ -7,7 +7,7 @@ from __future__ import annotations
 import contextlib
 import operator
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -39,6 +39,10 @@ class Recorder:
         # Values handed to the call that is being run, by the position and by the name of the parameter.
         self.flows: dict[int | str, Flow] = {}
         self.is_over = self._is_asking = False
+        # Whether torch may be told that a size is not 1 where that is right for 1, too, and whether it was. Where a size of 1 is
+        # broadcast, its gradient is a sum, and nothing else is right.
+        self.may_take_usual_case = self.took_usual_case = False
+        self._broadcast: set[SymbolicNumber] = set()
         # The values of numbers, by their nodes.
         self.plain: dict[Node, Any] = {}
         # Whether gradients are being computed.
@@ -52,6 +56,8 @@ class Recorder:
         # The traced tensors that share a memory, by its address.
         self._sharing: dict[int, list[weakref.ref[TracedTensor]]] = {}
         self._outside: set[int] = set()
+        # How many numbers the program is tied to.
+        self.fixed = 0
         # Arithmetic on sizes that was done before, so that equal sizes are one number.
         self.combined: dict[Any, SymbolicNumber] = {}
         # What an operator in place has changed about traced tensors, in case the call has to be taken back.
@@ -143,6 +149,10 @@ class Recorder:
             tensor.actual, tensor.source, tensor.sizes = actual, source, sizes
         self._changed.clear()
 
+    def has_written(self) -> bool:
+        """Whether the call that is being run has changed a tensor."""
+        return bool(self._changed)
+
     def begin(self, above: Node) -> Node:
         """Go on with a node of the program above; the last node that was written."""
         self.above = above
@@ -169,10 +179,30 @@ class Recorder:
         for part in _questions(number):
             self._guard_part(part)
 
+    def takes_usual_case(self, number: SymbolicNumber) -> bool:
+        """Whether torch, which asks if a size is 1 and would do without an answer, is told that it is not."""
+        if not self.may_take_usual_case or number.operation is None:
+            return False
+        operands = number.operation[1]
+        is_about_one = any(operand.is_constant() and operand.value == 1 for operand in operands)
+        takes = is_about_one and self._broadcast.isdisjoint(operands)
+        self.took_usual_case |= takes
+        return takes
+
+    def note_broadcast(self, tensor: TracedTensor, sizes: Sequence[int]) -> None:
+        """A tensor is broadcast to these sizes."""
+        if tensor.is_static:
+            return
+        for place, size in enumerate(reversed(tensor.actual.size()), 1):
+            number = unwrapped(tensor.symbolic_sizes()[-place]) if size == 1 and sizes[-place] not in (1, -1) else None
+            if number is not None:
+                self._broadcast.add(number)
+
     def _guard_part(self, number: SymbolicNumber) -> None:
         node = number.argument()
         if isinstance(node, Node) and not self._is_guarded(node):
             self._guarded[node] = self.guard(node, number.value, str(number))
+            self.fixed += type(number.value) is not bool
 
     def _is_guarded(self, key: Any) -> bool:
         return key in self._guarded and not self._guarded[key]._erased

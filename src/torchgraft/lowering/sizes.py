@@ -172,6 +172,37 @@ def _joined(rank: int, tensors: Any, place: int = 0) -> Sizes:
     return sizes
 
 
+def _convolved(
+    rank: int,
+    tensor: Any,
+    weight: Any,
+    bias: Any,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    is_transposed: bool,
+    *rest: Any,
+) -> Sizes:
+    batch, _, *sizes = _of(tensor)
+    if is_transposed:
+        return [batch, *[None] * (rank - 1)]
+    steps = zip(
+        sizes, _of(weight)[2:], *(_for_each(item, rank - 2) for item in (stride, padding, dilation)), strict=True
+    )
+    return [batch, _of(weight)[0], *[_window_places(*step) for step in steps]]
+
+
+def _for_each(given: Any, count: int) -> Any:
+    return list(given) * count if len(given) == 1 else given
+
+
+def _window_places(size: Any, kernel: Any, stride: Any, padding: Any, dilation: Any) -> Any:
+    """In how many places a window fits, where that is a constant or the size itself."""
+    if all(type(item) is int for item in (size, kernel, stride, padding, dilation)):
+        return (size + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1
+    return size if stride == 1 and kernel == 1 and padding == 0 else None
+
+
 def _same(rank: int, tensor: Any, *rest: Any) -> Sizes:
     return _of(tensor)
 
@@ -193,7 +224,7 @@ _RULES: dict[str, Callable[..., Sizes]] = {
     "addmm": lambda rank, c, a, b, *rest: [_of(a)[0], _of(b)[1]],
     "linear": lambda rank, a, b, *rest: [*_of(a)[:-1], *_of(b)[:-1]],
     "embedding": lambda rank, a, b, *rest: [*_of(b), *_of(a)[1:]],
-    "convolution": lambda rank, a, b, *rest: [_of(a)[0], None if rest[4] else _of(b)[0], *[None] * (rank - 2)],
+    "convolution": _convolved,
     "full": lambda rank, sizes, *rest: list(sizes),
     **dict.fromkeys(("zeros", "ones", "empty", "rand", "randn"), lambda rank, sizes, *rest: list(sizes)),
     "arange": lambda rank, end, *rest: [None] if rest else [end],

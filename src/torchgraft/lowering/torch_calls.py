@@ -18,6 +18,7 @@ from torchgraft.ir.graph import Graph
 from torchgraft.ir.node import Node
 from torchgraft.lowering.indexing import indexed, is_simple_index
 from torchgraft.lowering.recorder import Recorder
+from torchgraft.lowering.sizes import merged
 from torchgraft.lowering.tensors import TracedTensor
 from torchgraft.lowering.values import Flow, concrete, has_nodes
 
@@ -121,10 +122,15 @@ def _matmul(input: Any, other: Any) -> Any:
     if other.dim() == 2:
         return torch.mm(_rows(input), other).view(*input.shape[:-1], other.shape[1])
     pairs = itertools.zip_longest(reversed(input.shape[:-2]), reversed(other.shape[:-2]), fillvalue=1)
-    batch = [two if one == 1 else one for one, two in pairs][::-1]
+    batch = [_broadcast_size(one, two) for one, two in pairs][::-1]
     count = functools.reduce(operator.mul, batch)
     matrices = [item.expand(*batch, *item.shape[-2:]).reshape(count, *item.shape[-2:]) for item in (input, other)]
     return torch.bmm(*matrices).view(*batch, input.shape[-2], other.shape[-1])
+
+
+def _broadcast_size(one: Any, two: Any) -> Any:
+    size = merged([one, two])
+    return size if size is not None else two if one == 1 else one
 
 
 def _rows(tensor: Any) -> Any:

@@ -24,6 +24,7 @@ from torchgraft.lowering.entries import KINDS, Joint, Name
 from torchgraft.lowering.input_checks import input_checks
 from torchgraft.lowering.joint import lower_to_joint
 from torchgraft.lowering.partition import partition
+from torchgraft.results.progress import stage
 
 Model = torch.nn.Module | Callable[..., Any]
 Loss = Callable[[Any], torch.Tensor] | None
@@ -64,7 +65,8 @@ def _joint(
             program = model
         else:
             program = capture(_with_loss(model, loss), values, keywords, level="function")
-    result = lower_to_joint(program, values, keywords, "result" if loss is None else "loss")
+    with stage("lowering forward and backward"):
+        result = lower_to_joint(program, values, keywords, "result" if loss is None else "loss")
     return program, result, (values, keywords)
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from torchgraft.errors import PassError
+from torchgraft.results.tables import count
 
 if TYPE_CHECKING:
     from torchgraft.codegen.graph_module import GraphModule
@@ -42,8 +43,8 @@ class PassReport:
 
     def __str__(self) -> str:
         text = (
-            f"{self.name}: {self.changes} changes in {self.seconds * 1e3:.1f} ms, "
-            f"{self.nodes_before} -> {self.nodes_after} nodes"
+            f"{self.name}: {count(self.changes, 'change')} in {self.seconds * 1e3:.1f} ms, "
+            f"{self.nodes_before} -> {count(self.nodes_after, 'node')}"
         )
         return "\n".join([text, *[f"  {note}" for note in self.notes]])
 

@@ -18,8 +18,9 @@ from torchgraft.interpreter import Interpreter
 from torchgraft.ir.origin import source_of
 from torchgraft.passes.definition import Pass, PassReport
 from torchgraft.passes.registry import parse_passes
+from torchgraft.results.progress import stage
 from torchgraft.results.shown import Shown
-from torchgraft.results.tables import aligned
+from torchgraft.results.tables import aligned, count
 
 if TYPE_CHECKING:
     from torchgraft.codegen.graph_module import GraphModule
@@ -74,7 +75,7 @@ class PipelineReport(Shown):
 
     def headline(self) -> str:
         """How much was changed."""
-        return f"{len(self.passes)} passes, {self.changes} changes"
+        return f"{count(len(self.passes), 'pass', 'passes')}, {count(self.changes, 'change')}"
 
     def rows(self) -> list[dict[str, Any]]:
         """One dict for each pass."""
@@ -123,9 +124,10 @@ class Pipeline:
         reports = []
         for number, edit in enumerate(self.passes, 1):
             chosen = edit if args is None else edit.with_example(args)
-            report = chosen(program)
-            if checker is not None:
-                checker.after(edit.name)
+            with stage(f"running {edit.name}", number, len(self.passes)):
+                report = chosen(program)
+                if checker is not None:
+                    checker.after(edit.name)
             reports.append(report)
             if self.history:
                 history.append((edit.name, _kept(program)))

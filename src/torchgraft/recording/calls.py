@@ -19,7 +19,7 @@ from torchgraft.ir.origin import source_line
 from torchgraft.recording.call_watch import ModuleSpan, RawCall, TensorBrief, Watch, qualified_name
 from torchgraft.results.files import write_text
 from torchgraft.results.shown import Tabular, plain
-from torchgraft.results.tables import Table, seconds_text
+from torchgraft.results.tables import Table, count, seconds_text
 
 LEVELS = ("function", "dispatch")
 
@@ -72,7 +72,7 @@ class CallLog(Tabular, Sequence[LoggedCall]):
 
     def headline(self) -> str:
         """How many calls there were, and how long they took."""
-        return f"{len(self)} calls at level {self.level}, {seconds_text(sum(call.seconds for call in self.calls))}"
+        return f"{count(len(self), 'call')} at level {self.level}, {seconds_text(sum(call.seconds for call in self.calls))}"
 
     @property
     def names(self) -> list[str]:
@@ -271,7 +271,7 @@ def _logged(number: int, raw: RawCall, origins: dict[tuple[int, int], tuple[str,
 def _failure(fn: Any, error: Exception, log: CallLog) -> str:
     name = type(fn).__name__ if not hasattr(fn, "__name__") else fn.__name__
     last = f", the last one {log[-1].name}" + (f" at {log[-1].line}" if log[-1].line else "") if log.calls else ""
-    return f"{name} raised {one_line(error)} after {len(log)} calls{last}"
+    return f"{name} raised {one_line(error)} after {count(len(log), 'call')}{last}"
 
 
 def _name_matches(name: str, pattern: str) -> bool:

@@ -24,8 +24,9 @@ from torchgraft.ir.origin import SourceLine, line_of_error, source_of
 from torchgraft.recording.runs import Surroundings, observe
 from torchgraft.recording.situations import Situation
 from torchgraft.recording.verify import Verification, verify
+from torchgraft.results.progress import stage
 from torchgraft.results.shown import Shown
-from torchgraft.results.tables import painted
+from torchgraft.results.tables import count, painted
 
 _NUMBER_REMEDY = (
     "hand the size on to torch calls as it is, without if, range() or int(); or capture once for each size you need"
@@ -97,7 +98,7 @@ class Diagnosis(Shown):
         if self.program is None:
             return f"{self.name}: not captured ({self.way})"
         verdict = "not verified" if self.verification is None else "right" if self.ok else "WRONG"
-        return f"{self.name}: captured ({self.way}), {self.node_count} nodes, {verdict}"
+        return f"{self.name}: captured ({self.way}), {count(self.node_count, 'node')}, {verdict}"
 
     def _verified(self) -> list[str]:
         if self.verification is not None:
@@ -121,15 +122,20 @@ def doctor(model: Callable[..., Any], args: Any = None, kwargs: Mapping[str, Any
     (True, 0, 'modules of torch.nn stay one call each: 1 Linear, 1 ReLU')
     """
     name = type(model).__name__ if isinstance(model, torch.nn.Module) else getattr(model, "__name__", "function")
-    symbolic_program, failures = try_symbolically(model)
+    total = 1 if args is None and kwargs is None else 4
+    with stage("tracing symbolically", 1, total):
+        symbolic_program, failures = try_symbolically(model)
     if args is None and kwargs is None:
         failure = "" if symbolic_program is not None else failures[0].what
         return diagnosis_of(name, symbolic_program, failure, None, failures, "symbolic")
     values, keywords = example_inputs(() if args is None else args, kwargs)
-    program, failure = _captured(model, values, keywords)
-    verification = None if program is None else verify(model, program, values, keywords)
+    with stage("capturing", 2, total):
+        program, failure = _captured(model, values, keywords)
+    with stage("checking the captured program", 3, total):
+        verification = None if program is None else verify(model, program, values, keywords)
     if symbolic_program is not None:
-        failures += _silent_failures(model, symbolic_program, values, keywords)
+        with stage("checking the symbolic trace", 4, total):
+            failures += _silent_failures(model, symbolic_program, values, keywords)
     return diagnosis_of(name, program, failure, verification, failures)
 
 

@@ -20,8 +20,9 @@ from torchgraft.recording.record import as_program, recording_of
 from torchgraft.recording.recorded import Entry, Recording
 from torchgraft.recording.runs import Surroundings
 from torchgraft.recording.situations import Situation
+from torchgraft.results.progress import stage
 from torchgraft.results.shown import Tabular
-from torchgraft.results.tables import Table, number_text
+from torchgraft.results.tables import Table, count, number_text
 
 EQUAL, CLOSE, DIFFERENT, NOT_COMPARED = "equal", "close", "DIFFERENT", "-"
 
@@ -100,7 +101,7 @@ class ProgramComparison(Tabular):
         """Whether the programs agree, and where they first differ."""
         different = self.first_difference
         if different is None:
-            return f"no difference in {len(self.pairs)} pairs of nodes"
+            return f"no difference in {count(len(self.pairs), 'pair')} of nodes"
         return f"first difference: {different}"
 
     def _footer(self) -> str:
@@ -137,7 +138,8 @@ def compare(
     situation = Situation("example", *example_inputs(args, kwargs))
     programs = [as_program(model, situation.args, situation.kwargs, level) for model in (program_a, program_b)]
     runs = run_both(programs, situation, seed)
-    comparison = compared(runs[0].recording, runs[1].recording, Tolerance(rtol, atol))
+    with stage("lining up and comparing values"):
+        comparison = compared(runs[0].recording, runs[1].recording, Tolerance(rtol, atol))
     for side, (_, error) in zip(("first", "second"), runs, strict=True):
         if error is not None:
             seen = comparison.headline()
@@ -156,11 +158,12 @@ def run_both(programs: list[Any], situation: Situation, seed: int, gradients: An
     """Record programs on copies of the same inputs, each from the same state and seed; everything is restored."""
     surroundings = Surroundings(*programs)
     runs = []
-    for program in programs:
+    for number, program in enumerate(programs, 1):
         args, kwargs = situation.copied()
         surroundings.prepare(seed)
         try:
-            runs.append(Run(recording_of(program, args, kwargs, gradients=gradients), None))
+            with stage("running", number, len(programs)):
+                runs.append(Run(recording_of(program, args, kwargs, gradients=gradients), None))
         except RunError as error:
             assert isinstance(error.partial, Recording)
             runs.append(Run(error.partial, error))
@@ -208,8 +211,13 @@ def _pair(pair: Pair, first: Entry, second: Entry, tolerance: Tolerance) -> Node
 
 def verdict_of(first: Entry, second: Entry, tolerance: Tolerance) -> tuple[str, ErrorMeasures | None, str]:
     """Whether two recorded values agree, how far apart they are, and what is to be said."""
-    if len(first.parts) != len(second.parts):
-        return DIFFERENT, None, f"{len(first.parts)} tensors and {len(second.parts)} tensors"
+    sizes = len(first.parts), len(second.parts)
+    if sizes[0] != sizes[1] and min(sizes) == 1:
+        # A norm is one tensor; the operator below it gives that first, and statistics for the backward.
+        verdict, measures, note = _tensor_verdict(first.parts[0].tensor, second.parts[0].tensor, tolerance)
+        return verdict, measures, ", ".join(filter(None, [note, f"the first of {max(sizes)} tensors"]))
+    if sizes[0] != sizes[1]:
+        return DIFFERENT, None, f"{count(sizes[0], 'tensor')} and {count(sizes[1], 'tensor')}"
     if not first.parts:
         return _plain_verdict(first.template, second.template)
     found: list[tuple[str, ErrorMeasures | None, str]] = []

@@ -32,7 +32,9 @@ from torchgraft.recording.selection import Choice, chosen_nodes, required_nodes
 from torchgraft.recording.snapshots import Slot, Snapshots
 from torchgraft.recording.statistics import Reduction, reducer
 from torchgraft.recording.tensor_file import TensorWriter, tensor_file
+from torchgraft.results.progress import stage
 from torchgraft.results.shown import plain
+from torchgraft.results.tables import count
 
 
 def record(
@@ -180,9 +182,11 @@ def _run(
     mode = torch.enable_grad() if gradients else contextlib.nullcontext()
     try:
         with mode:
-            recording.complete, recording.result = run.through(running, inputs)
+            with stage(f"recording {count(len(running), 'node')}"):
+                recording.complete, recording.result = run.through(running, inputs)
             if run.gradients is not None:
-                run.gradients.compute(recording.result, None if gradients is True else gradients)  # type: ignore[arg-type]
+                with stage("recording gradients"):
+                    run.gradients.compute(recording.result, None if gradients is True else gradients)  # type: ignore[arg-type]
     except GraftError:
         raise
     except Exception as error:

@@ -17,7 +17,7 @@ from torchgraft.recording.snapshots import Slot
 from torchgraft.recording.statistics import Statistics
 from torchgraft.recording.tensor_file import read_tensor
 from torchgraft.results.shown import Tabular
-from torchgraft.results.tables import Table, number_text
+from torchgraft.results.tables import Table, count, number_text
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,9 @@ class Recording(Tabular, Mapping[str, Any]):
     def headline(self) -> str:
         """How many nodes were recorded, and where."""
         where = f", in {self.path}" if self.path else ""
-        return f"{len(self)} nodes recorded{where}" + ("" if self.complete else ", the program was not run to its end")
+        return f"{count(len(self), 'node')} recorded{where}" + (
+            "" if self.complete else ", the program was not run to its end"
+        )
 
     # ---- other forms ----
 

@@ -31,6 +31,13 @@ class Situation(NamedTuple):
         return copied_inputs(self.args, self.kwargs)
 
 
+class Planned(NamedTuple):
+    """A situation that is known by its name and not made yet."""
+
+    name: str
+    make: Callable[[], Situation]
+
+
 def situations(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
@@ -38,29 +45,33 @@ def situations(
     other_values: bool,
     other_sizes: bool | int,
     gradients: bool,
-) -> Iterator[Situation]:
-    """The example first, then the others, made one after the other so that only one set of inputs is in memory."""
-    yield Situation("example", args, kwargs)
+) -> list[Planned]:
+    """The example first, then the others, to be made one after the other so that only one set of inputs is in memory."""
+    planned = [Planned("example", lambda: Situation("example", args, kwargs))]
     tensors = [tensor for tensor in tensors_in((args, kwargs)) if _can_be_drawn(tensor)]
     if not tensors:
-        return
+        return planned
     generator = torch.Generator().manual_seed(seed)
 
-    def drawn(name: str, draw: Draw, gradients: bool = True) -> Situation:
-        new = {id(tensor): draw(tensor) for tensor in tensors}
-        return Situation(name, *copied_inputs(args, kwargs, new), gradients)
+    def plan(name: str, draw: Draw, gradients: bool = True) -> None:
+        def make() -> Situation:
+            new = {id(tensor): draw(tensor) for tensor in tensors}
+            return Situation(name, *copied_inputs(args, kwargs, new), gradients)
+
+        planned.append(Planned(name, make))
 
     if other_values:
-        yield drawn("fresh values", lambda tensor: fresh_tensor(tensor, tensor.shape, generator))
-        yield drawn("other values", lambda tensor: fresh_tensor(tensor, tensor.shape, generator, wide=True), False)
+        plan("fresh values", lambda tensor: fresh_tensor(tensor, tensor.shape, generator))
+        plan("other values", lambda tensor: fresh_tensor(tensor, tensor.shape, generator, wide=True), False)
         floating = [tensor for tensor in tensors if tensor.is_floating_point()]
         if gradients and floating and not any(tensor.requires_grad for tensor in floating):
-            yield drawn("inputs with grad", lambda tensor: _with_grad(fresh_tensor(tensor, tensor.shape, generator)))
+            plan("inputs with grad", lambda tensor: _with_grad(fresh_tensor(tensor, tensor.shape, generator)))
     if other_sizes:
         most = None if other_sizes is True else other_sizes
         for number, (name, resize) in enumerate(itertools.islice(_other_sizes(tensors), most)):
             # A backward takes twice the time of a forward; one with another size is enough to see how sizes are handled.
-            yield drawn(name, lambda tensor, size=resize: fresh_tensor(tensor, size(tensor), generator), number == 0)  # type: ignore[misc]
+            plan(name, lambda tensor, size=resize: fresh_tensor(tensor, size(tensor), generator), number == 0)  # type: ignore[misc]
+    return planned
 
 
 def _with_grad(tensor: torch.Tensor) -> torch.Tensor:

@@ -19,6 +19,7 @@ from torchgraft.errors import GraftError, GuardError, one_line
 from torchgraft.recording.first_difference import FirstDifference, first_difference
 from torchgraft.recording.runs import Observation, Surroundings, modules_behind, observe
 from torchgraft.recording.situations import Situation, situations
+from torchgraft.results.progress import stage
 from torchgraft.results.shown import Shown
 from torchgraft.results.tables import painted
 
@@ -191,10 +192,11 @@ def verify(
     comparer = _Comparer(
         model, program, _input_names(model, values, keywords), Tolerance(rtol, atol), gradients, locate, seed
     )
-    checks = [
-        comparer.check(situation)
-        for situation in situations(values, keywords, seed, other_values, other_sizes, gradients)
-    ]
+    planned = situations(values, keywords, seed, other_values, other_sizes, gradients)
+    checks = []
+    for number, (name, make) in enumerate(planned, 1):
+        with stage(f"verifying on {name}", number, len(planned)):
+            checks.append(comparer.check(make()))
     return Verification(type(program).__name__, tuple(checks))
 
 
@@ -267,7 +269,8 @@ class _Comparer:
         if not isinstance(self._program, GraphModule):
             return None
         others = "outputs" in wrong
-        return first_difference(self._model, self._program, situation, self._seed, self._tolerance, others)
+        with stage("looking for the first difference"):
+            return first_difference(self._model, self._program, situation, self._seed, self._tolerance, others)
 
 
 def _summary(name: str, aspect: Comparison) -> str:

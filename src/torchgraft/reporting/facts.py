@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from torchgraft.reporting.seen import Seen
-from torchgraft.results.tables import amount, seconds_text
+from torchgraft.results.tables import amount, count, seconds_text
 from torchgraft.view.module_facts import ModuleFacts
 
 SHOWN = 5
@@ -41,7 +41,7 @@ def _problems(seen: Seen) -> Iterator[Fact]:
     for name, word, rank in (("nan", "NaN", 100), ("inf", "infinities", 43)):  # a mask is full of infinities, and right
         bad = [row for row in rows if row.get(name)]
         if bad:
-            text = f"{len(bad)} values of the run hold {word}; the first is '{bad[0]['key']}', with {bad[0][name]:,}."
+            text = f"{count(len(bad), 'value')} of the run with {word}; the first is '{bad[0]['key']}', with {bad[0][name]:,}."
             yield Fact("Not finite", text, rank)
     diagnosis = seen.diagnosis
     if diagnosis is not None and diagnosis.program is not None and not diagnosis.ok:
@@ -58,7 +58,7 @@ def _verified(seen: Seen) -> Iterator[Fact]:
     if diagnosis is None or diagnosis.verification is None or not diagnosis.ok:
         return
     right = [check.situation for check in diagnosis.verification.checks if check.status == "right"]
-    counted = "1 situation" if len(right) == 1 else f"{len(right)} situations"
+    counted = count(len(right), "situation")
     fixed = sum(finding.count for finding in diagnosis.specialised)
     held = (
         "nothing was fixed to the example"

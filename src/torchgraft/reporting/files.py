@@ -14,7 +14,8 @@ from typing import Any
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import one_line
 from torchgraft.reporting.levels import Level, node_rows
-from torchgraft.reporting.seen import Failure, Progress, Seen
+from torchgraft.reporting.seen import Failure, Seen
+from torchgraft.results.progress import stage
 from torchgraft.results.shown import plain
 from torchgraft.results.tables import Table
 from torchgraft.view.drawing import draw
@@ -53,12 +54,13 @@ class Written:
         self.text(name, json.dumps(plain(content), indent=1) + "\n", description)
 
 
-def write_files(seen: Seen, folder: Path, progress: Progress) -> Written:
+def write_files(seen: Seen, folder: Path) -> Written:
     """Write everything but the page. What cannot be made is noted in `seen.failures`; a full disk is raised."""
     written = Written(folder)
-    for level in seen.programs():
-        progress(f"drawing and writing level {level.name}")
-        _write_level(seen, written, level)
+    levels = list(seen.programs())
+    for number, level in enumerate(levels, 1):
+        with stage(f"level {level.name}", number, len(levels)):
+            _write_level(seen, written, level)
     if seen.script.text:
         written.text("programs/jit_trace.txt", seen.script.text, "the same model as torch.jit.trace writes it")
     if seen.summary is not None:

@@ -8,7 +8,7 @@ import contextlib
 import operator
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -23,6 +23,7 @@ from torchgraft.ir.origin import source_of
 from torchgraft.ir.printing import argument_text, known_value, target_text, value_text
 from torchgraft.lowering.lower import lower
 from torchgraft.passes.propagate_shapes import note_shapes
+from torchgraft.results.progress import stage
 from torchgraft.view.node_facts import module_path_of
 
 # name: (title, what it shows)
@@ -78,33 +79,37 @@ class Level:
         return LEVELS[self.name][1]
 
 
-def captured_levels(
-    model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], progress: Callable[[str], None]
-) -> dict[str, Level]:
+def captured_levels(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Level]:
     """The programs of a model. It is captured once with its modules and once without; the deeper levels are lowered from these.
 
     Whatever goes wrong is noted on the level, never raised.
 
-    >>> levels = captured_levels(torch.nn.Linear(2, 3), (torch.ones(1, 2),), {}, lambda step: None)
+    >>> levels = captured_levels(torch.nn.Linear(2, 3), (torch.ones(1, 2),), {})
     >>> levels["aten"].counts.calls, levels["aten"].counts.by_call
     (1, {'aten.linear.default': 1})
     """
     levels: dict[str, Level] = {}
-    for name in LEVELS:
-        progress(f"capturing at level {name}" if name in CAPTURED else f"lowering to level {name}")
-        level = levels[name] = Level(name)
-        started = time.perf_counter()
-        try:
-            level.program = _program(name, levels, model, args, kwargs)
-        except Exception as error:  # a level that is unavailable is a finding
-            level.failure = one_line(error)
-            continue
-        level.seconds = time.perf_counter() - started
-        if name in CAPTURED:
-            with contextlib.suppress(Exception):  # shapes are an addition
-                note_shapes(level.program, args, kwargs)
-        level.counts = counts_of(level.program)
+    for number, name in enumerate(LEVELS, 1):
+        with stage(f"level {name}", number, len(LEVELS)):
+            _capture_level(name, levels, model, args, kwargs)
     return levels
+
+
+def _capture_level(
+    name: str, levels: dict[str, Level], model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
+    level = levels[name] = Level(name)
+    started = time.perf_counter()
+    try:
+        level.program = _program(name, levels, model, args, kwargs)
+    except Exception as error:  # a level that is unavailable is a finding
+        level.failure = one_line(error)
+        return
+    level.seconds = time.perf_counter() - started
+    if name in CAPTURED:
+        with contextlib.suppress(Exception):  # shapes are an addition
+            note_shapes(level.program, args, kwargs)
+    level.counts = counts_of(level.program)
 
 
 def _program(

@@ -10,6 +10,8 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
+from torchgraft.results.tables import count
+
 MOST_ROWS = 3000
 MOST_LINES = 4000
 
@@ -64,7 +66,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[Cell]], *, find: str =
     body = "".join([_row(row) for row in shown])
     box = element("label", f'Find <input type="search" placeholder="{escape(find)}">', class_="find") if find else ""
     left = len(all_rows) - len(shown)
-    note = element("p", f"… and {left:,} more rows, in {more}", class_="note") if left else ""
+    note = element("p", f"… and {count(left, 'more row')}, in {more}", class_="note") if left else ""
     inner = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
     return element("div", f'{box}<div class="scroll" tabindex="0">{inner}</div>{note}', class_="data")
 
@@ -105,7 +107,7 @@ def code_block(text: str, identity: str, source: str, is_python: bool = True) ->
     lines = text.rstrip("\n").split("\n")
     shown = "\n".join(lines[:MOST_LINES])
     left = len(lines) - MOST_LINES
-    note = f"… and {left:,} more lines, in " if left > 0 else f"{len(lines):,} lines, also in "
+    note = f"… and {count(left, 'more line')}, in " if left > 0 else f"{count(len(lines), 'line')}, also in "
     markup = python_markup(shown) if is_python else html.escape(shown, quote=False)
     bar = element(
         "div",

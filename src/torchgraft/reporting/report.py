@@ -22,7 +22,8 @@ from torchgraft.errors import GraftError, WriteError
 from torchgraft.reporting.facts import Fact, interesting_facts, short
 from torchgraft.reporting.files import write_files
 from torchgraft.reporting.page import page
-from torchgraft.reporting.seen import Failure, Progress, Seen, look
+from torchgraft.reporting.seen import STEPS, Failure, Seen, look
+from torchgraft.results.progress import stage
 from torchgraft.results.shown import Shown
 from torchgraft.results.tables import painted
 
@@ -73,13 +74,12 @@ def report(
     *,
     folder: str | PathLike[str] = "report",
     name: str | None = None,
-    progress: Progress | None = None,
 ) -> Report:
     """Write a folder with `index.html` and everything that it shows: programs, drawings, graphs, calls, statistics.
 
     The page needs no server and no network. What is unavailable is listed on it, with the reason, and stops nothing; only a model
     that does not run on the inputs, or a folder that cannot be written, raises, and then nothing is left behind. An older
-    report in the folder is replaced. `progress` is called with the name of every step.
+    report in the folder is replaced. `follow_progress` says how far it is.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as home:
@@ -90,13 +90,12 @@ def report(
     if not isinstance(model, torch.nn.Module):
         raise GraftError(f"cannot report on a {type(model).__name__}\ngive a torch.nn.Module")
     values, keywords = example_inputs(args, kwargs)
-    say = progress or (lambda step: None)
     with whole_folder(folder) as place:
-        seen = look(name or type(model).__name__, model, values, keywords, say)
-        written = write_files(seen, place, say)
-        facts = interesting_facts(seen)
-        say("writing the page")
-        (place / "index.html").write_text(page(seen, written, facts), encoding="utf-8")
+        seen = look(name or type(model).__name__, model, values, keywords)
+        with stage("drawing and writing", STEPS, STEPS):
+            written = write_files(seen, place)
+            facts = interesting_facts(seen)
+            (place / "index.html").write_text(page(seen, written, facts), encoding="utf-8")
     return Report(Path(folder) / "index.html", facts, seen.failures, seen)
 
 

@@ -23,7 +23,7 @@ from torchgraft.reporting.markup import (
     text_cell,
 )
 from torchgraft.reporting.seen import CALL_LEVELS, Seen
-from torchgraft.results.tables import amount, number_text, seconds_text
+from torchgraft.results.tables import amount, count, number_text, seconds_text
 
 NOTHING = '<p class="note">Unavailable: the reason is at the end of the page.</p>'
 
@@ -96,7 +96,8 @@ def calls_section(seen: Seen) -> str:
         file, trace = f"calls/{level}.json", f"calls/{level}-trace.json"
         intro = element(
             "p",
-            f"{len(log):,} calls of {len(log.counts):,} functions, {seconds_text(total)} in all: {CALL_LEVELS[level]}. "
+            f"{count(len(log), 'call')} of {count(len(log.counts), 'function')}, {seconds_text(total)} in all: "
+            f"{CALL_LEVELS[level]}. "
             f"Also as {link(file)} and, for chrome://tracing and Perfetto, as {link(trace)}.",
             class_="note",
         )

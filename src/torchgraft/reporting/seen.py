@@ -27,10 +27,11 @@ from torchgraft.recording.runs import Surroundings
 from torchgraft.recording.statistics import MEASURES
 from torchgraft.recording.verify import verify
 from torchgraft.reporting.levels import Counts, Level, captured_levels
+from torchgraft.results.progress import stage
 from torchgraft.view.module_facts import ModelFacts, forward_cost, model_facts, noted_modules
 from torchgraft.view.module_summary import ModelSummary
 
-Progress = Callable[[str], None]
+STEPS = 6  # of a report; the last is writing
 _Result = TypeVar("_Result")
 COLUMNS = ("output", "parameters", "share", "flops", "flops_share", "calls")
 CALL_LEVELS = {"function": "what Python calls", "dispatch": "the operators that run below"}
@@ -74,7 +75,7 @@ class Seen:
         return (level for level in self.levels.values() if level.program is not None)
 
 
-def look(name: str, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], progress: Progress) -> Seen:
+def look(name: str, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Seen:
     """Find out everything about a model; it is left as it was.
 
     The model itself runs for the log of its calls, for each of the two captures, for torch.jit.trace and for the check against
@@ -83,20 +84,22 @@ def look(name: str, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[
     seen = Seen(name, type(model).__name__, _inputs(model, args, kwargs))
     surroundings = Surroundings(model)
     try:
-        progress("running the model")
-        facts = _first_run(seen, model, args, kwargs)
+        with stage("running the model", 1, STEPS):
+            facts = _first_run(seen, model, args, kwargs)
         surroundings.restore()
-        seen.levels = captured_levels(model, args, kwargs, progress)
+        with stage("capturing", 2, STEPS):
+            seen.levels = captured_levels(model, args, kwargs)
         for level in seen.levels.values():
             if level.failure:
                 seen.failures.append(Failure(f"the program at level {level.name}", level.failure))
-        progress("tracing with torch.jit.trace")
-        seen.script = script_trace(model, args, kwargs)
+        with stage("tracing with torch.jit.trace", 3, STEPS):
+            seen.script = script_trace(model, args, kwargs)
         if seen.script.failure:
             seen.failures.append(Failure("the trace of torch.jit.trace", seen.script.failure))
-        _observe(seen, facts, args, kwargs, progress)
-        progress("verifying the program against the model")
-        seen.diagnosis = _attempt(seen, "the diagnosis", lambda: _diagnosis(seen, model, args, kwargs))
+        with stage("measuring", 4, STEPS):
+            _observe(seen, facts, args, kwargs)
+        with stage("verifying", 5, STEPS):
+            seen.diagnosis = _attempt(seen, "the diagnosis", lambda: _diagnosis(seen, model, args, kwargs))
     finally:
         surroundings.restore()
     if seen.diagnosis is not None and not seen.diagnosis.ok and seen.diagnosis.program is not None:
@@ -121,9 +124,8 @@ def _first_run(seen: Seen, model: torch.nn.Module, args: tuple[Any, ...], kwargs
     return facts
 
 
-def _observe(seen: Seen, facts: ModelFacts, args: tuple[Any, ...], kwargs: dict[str, Any], progress: Progress) -> None:
+def _observe(seen: Seen, facts: ModelFacts, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """What the captured programs say, without another run of the model."""
-    progress("summing up parameters and FLOPs")
     source = seen.levels["function"].program or seen.levels["module"].program
     if source is not None:
         _attempt(seen, "the FLOPs", lambda: facts.add_costs(forward_cost(source, args, kwargs)))
@@ -132,7 +134,6 @@ def _observe(seen: Seen, facts: ModelFacts, args: tuple[Any, ...], kwargs: dict[
     if chosen is None or chosen.name == "joint":
         return
     program = chosen.program
-    progress("recording statistics")
     log = _attempt(seen, "the log of calls at level dispatch", lambda: _operators(program, args, kwargs))
     if log is not None:
         seen.calls["dispatch"] = log

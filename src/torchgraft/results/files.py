@@ -43,6 +43,18 @@ def whole_file(path: str | PathLike[str]) -> Iterator[BinaryIO]:
         raise
 
 
+def refuse_unwritable(path: str | PathLike[str]) -> None:
+    """Raise if `path` cannot be a file that is written: for use before long work."""
+    target = Path(os.path.realpath(path))
+    with named_errors(path):
+        if target.is_dir():
+            raise IsADirectoryError(0, "it is a folder")
+        if not target.parent.is_dir():
+            raise FileNotFoundError(0, "its folder does not exist")
+        if not os.access(target.parent, os.W_OK):
+            raise PermissionError(0, "its folder may not be written to")
+
+
 def write_whole(path: str | PathLike[str], content: bytes) -> None:
     """Write a file, whole or not at all."""
     with whole_file(path) as file, named_errors(path):

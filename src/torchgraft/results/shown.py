@@ -15,7 +15,7 @@ from os import PathLike
 from typing import Any, TextIO
 
 from torchgraft.results.files import write_text
-from torchgraft.results.tables import Table, aligned
+from torchgraft.results.tables import Table, aligned, count
 
 
 class Shown(ABC):
@@ -101,7 +101,7 @@ class NamedTexts(Tabular, dict[Any, Any]):
 
     def headline(self) -> str:
         """How many nodes there are."""
-        return f"{len(self)} nodes"
+        return count(len(self), "node")
 
     def rows(self) -> list[dict[str, Any]]:
         """One dict for each node."""

@@ -41,7 +41,7 @@ class Table:
         rows = [_html_row(self.columns, "th", self._align, False)]
         rows += [_html_row(row, "td", self._align, index in self.marked) for index, row in enumerate(shown)]
         more = len(self.cells) - len(shown)
-        footer = [self.footer, f"… and {more} more rows" if more else ""]
+        footer = [self.footer, f"… and {count(more, 'more row')}" if more else ""]
         paragraphs = [f"<p>{html.escape(line)}</p>" for text in footer for line in text.splitlines()]
         caption = f"<caption>{html.escape(self.title)}</caption>" if self.title else ""
         return f"<table>{caption}{''.join(rows)}</table>{''.join(paragraphs)}"
@@ -108,6 +108,15 @@ def amount(number: float | None, unit: str = "") -> str:
         number, index = number / 1000, index + 1
     digits = f"{number:.3g}" if index else f"{number:g}"
     return f"{digits} {_PREFIXES[index]}{unit}".rstrip()
+
+
+def count(number: int, one: str, several: str | None = None) -> str:
+    """So many of something, in the singular where there is one.
+
+    >>> count(1, "node"), count(2500, "node"), count(0, "pass", "passes")
+    ('1 node', '2,500 nodes', '0 passes')
+    """
+    return f"{number:,} {one if number == 1 else several or one + 's'}"
 
 
 def seconds_text(value: float) -> str:

@@ -12,6 +12,7 @@ from torchgraft.ir.contexts import enter_context, exit_context
 from torchgraft.ir.modules import has_hooks
 from torchgraft.ir.node import Node
 from torchgraft.ir.origin import source_of
+from torchgraft.results.tables import count
 from torchgraft.rewriting.found import Found
 from torchgraft.rewriting.matching import InternalMatch
 from torchgraft.rewriting.meaning_matching import MeaningMatcher, MeaningPattern
@@ -39,7 +40,7 @@ class Explanation:
             return text
         if self.node is None:
             return f"{text}: {self.reason}"
-        there = f"{self.agreed} of {self.calls} calls are there"
+        there = f"{self.agreed} of {count(self.calls, 'call')} are there"
         return f"{text}; the nearest miss is at node '{self.node}'{self.where}: {there}, but {self.reason}"
 
 

@@ -14,10 +14,12 @@ import torch
 from torchgraft.analysis.cost import Cost, cost
 from torchgraft.analysis.cost.count import parameters_of
 from torchgraft.analysis.dry_run import program_of
-from torchgraft.analysis.fake import copied_inputs, copied_module, fake_inputs, fake_mode_of, fake_module
+from torchgraft.analysis.fake import copied_inputs, copied_module, fake_inputs, fake_mode_of, fake_module, without_log
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import GraftError
 from torchgraft.ir.node import Node
+from torchgraft.results.progress import stage
+from torchgraft.results.tables import count
 from torchgraft.view.node_facts import Facts, facts_of, facts_text, known_facts, module_stack_of
 
 
@@ -74,7 +76,8 @@ class ModelFacts:
         """The sums, and what is not in them, as sentences."""
         whole = self.modules[0]
         frozen = whole.parameters - whole.trainable
-        text = f"{whole.parameters:,} parameters ({whole.trainable:,} trainable, {frozen:,} not), {whole.bytes:,} bytes"
+        text = f"{count(whole.parameters, 'parameter')} ({whole.trainable:,} trainable, {frozen:,} not)"
+        text += f", {count(whole.bytes, 'byte')}"
         if whole.flops is not None:
             text += f"; {whole.flops:,} FLOPs forward for {self.inputs or 'no inputs'} (a multiply-add is two)"
         result = [text]
@@ -91,12 +94,14 @@ def model_facts(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], flops
     facts = ModelFacts(rows)
     facts.describe_inputs(args, kwargs)
     if args or kwargs:
-        if isinstance(model, GraphModule):
-            _observe_program(model, args, kwargs, facts.by_path)
-        else:
-            _observe_model(model, args, kwargs, facts)
+        with stage("running without computing", 1, 2 if flops else 1):
+            if isinstance(model, GraphModule):
+                _observe_program(model, args, kwargs, facts.by_path)
+            else:
+                _observe_model(model, args, kwargs, facts)
         if flops:
-            _add_flops(model, args, kwargs, facts)
+            with stage("counting FLOPs", 2, 2):
+                _add_flops(model, args, kwargs, facts)
     return facts
 
 
@@ -180,7 +185,7 @@ def _observe_model(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[s
         try:
             fakes = fake_inputs(args, model, mode), fake_inputs(kwargs, model, mode)
             copied = fake_module(model, mode)
-            with mode, noted_modules(copied, facts):
+            with mode, without_log(), noted_modules(copied, facts):
                 copied(*fakes[0], **fakes[1])
         except Exception:  # a model may fail on fakes in any way; if it is at fault itself, it fails again here
             copied = copied_module(model)

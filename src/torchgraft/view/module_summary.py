@@ -6,13 +6,13 @@ from __future__ import annotations
 
 import html
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from torchgraft.codegen.calling import example_inputs
 from torchgraft.errors import GraftError
 from torchgraft.results.shown import Shown
-from torchgraft.results.tables import aligned, amount, painted
+from torchgraft.results.tables import aligned, amount, count, painted
 from torchgraft.view.module_facts import ModelFacts, ModuleFacts, model_facts
 from torchgraft.view.node_facts import facts_text
 
@@ -49,10 +49,11 @@ class ModelSummary(Shown):
     [('', 9), ('0', 9)]
     """
 
-    def __init__(self, facts: ModelFacts, depth: int | None, columns: tuple[str, ...]) -> None:
+    def __init__(self, facts: ModelFacts, depth: int | None, columns: tuple[str, ...], fold: bool = True) -> None:
         self.facts = facts
         self.depth = depth
         self.columns = columns
+        self.fold = fold
 
     @property
     def modules(self) -> list[ModuleFacts]:
@@ -70,13 +71,18 @@ class ModelSummary(Shown):
         """The size of the model."""
         whole = self.facts.modules[0]
         flops = "" if whole.flops is None else f", {amount(whole.flops, 'FLOPs')} forward"
-        return f"{whole.type}, {len(self.facts.modules)} modules, {whole.parameters:,} parameters{flops}"
+        return (
+            f"{whole.type}, {count(len(self.facts.modules), 'module')}, {count(whole.parameters, 'parameter')}{flops}"
+        )
 
     def text(self, color: bool = False) -> str:
         """The tree as a table."""
-        rows = self.modules
+        shown = self._shown()
+        rows = [row for row, _ in shown]
         heads = ["module", *[_COLUMNS[name][0] for name in self.columns]]
-        cells = [[self._label(index, rows), *map(_cut, self._cells(row))] for index, row in enumerate(rows)]
+        cells = [
+            [self._label(index, rows, equal), *map(_cut, self._cells(row))] for index, (row, equal) in enumerate(shown)
+        ]
         numbers = [place for place, name in enumerate(self.columns, 1) if name not in _TEXTS]
         lines = aligned([heads, *cells], numbers)
         rule = "-" * max(map(len, lines))
@@ -85,14 +91,17 @@ class ModelSummary(Shown):
     def _cells(self, row: ModuleFacts) -> list[str]:
         return [_COLUMNS[name][1](row, self.facts.modules[0]) for name in self.columns]
 
-    def _label(self, index: int, rows: list[ModuleFacts]) -> str:
+    def _shown(self) -> list[tuple[ModuleFacts, int]]:
+        """The rows to show, each with the number of equal modules that it stands for."""
+        return folded(self.modules) if self.fold else [(row, 1) for row in self.modules]
+
+    def _label(self, index: int, rows: list[ModuleFacts], equal: int) -> str:
         row = rows[index]
         if not row.depth:
             return row.type
         branches = ["├─ " if _has_sibling(index, row.depth, rows) else "└─ "]
         branches += ["│  " if _has_sibling(index, depth, rows) else "   " for depth in range(row.depth - 1, 0, -1)]
-        shared = " (shared)" if row.shared else ""
-        return f"{''.join(reversed(branches))}{row.name}: {row.type}{shared}"
+        return f"{''.join(reversed(branches))}{_name(row, equal)}"
 
     def rows(self) -> list[dict[str, Any]]:
         """One dict for each module, with all columns."""
@@ -113,13 +122,43 @@ class ModelSummary(Shown):
     def _repr_html_(self) -> str:
         head = "".join([f"<th>{html.escape(_COLUMNS[name][0])}</th>" for name in self.columns])
         body = []
-        for row in self.modules:
-            name = html.escape(f"{row.name}: {row.type}" if row.depth else row.type)
+        for row, equal in self._shown():
+            name = html.escape(_name(row, equal) if row.depth else row.type)
             first = f'<td style="text-align: left; padding-left: {1.2 * row.depth:.1f}em">{name}</td>'
             cells = [f"<td>{html.escape(cell)}</td>" for cell in self._cells(row)]
             body.append(f'<tr title="{html.escape(row.path)}">{first}{"".join(cells)}</tr>')
         notes = "".join([f"<p>{html.escape(note)}</p>" for note in self.facts.notes()])
         return f"<table><thead><tr><th>module</th>{head}</tr></thead><tbody>{''.join(body)}</tbody></table>{notes}"
+
+
+def _name(row: ModuleFacts, equal: int) -> str:
+    if equal > 1:
+        return f"{row.name} to {int(row.name) + equal - 1}: {equal} × {row.type}, each"
+    return f"{row.name}: {row.type}{' (shared)' if row.shared else ''}"
+
+
+def folded(rows: list[ModuleFacts]) -> list[tuple[ModuleFacts, int]]:
+    """Rows without the numbered modules that are, inside and out, as the one before; each with how many it stands for."""
+    result: list[tuple[ModuleFacts, int]] = []
+    index = 0
+    while index < len(rows):
+        first, form, equal = rows[index], _form(rows, index), 1
+        while first.name.isdecimal() and _is_one_more(rows, index + equal * len(form), int(first.name) + equal, form):
+            equal += 1
+        result += [(first, equal), *folded(rows[index + 1 : index + len(form)])]
+        index += equal * len(form)
+    return result
+
+
+def _is_one_more(rows: list[ModuleFacts], index: int, number: int, form: list[ModuleFacts]) -> bool:
+    return index < len(rows) and rows[index].name == str(number) and _form(rows, index) == form
+
+
+def _form(rows: list[ModuleFacts], index: int) -> list[ModuleFacts]:
+    """What is known of a module and of everything inside it, without where it is."""
+    ends = (i for i in range(index + 1, len(rows)) if rows[i].depth <= rows[index].depth)
+    inside = rows[index + 1 : next(ends, len(rows))]
+    return [replace(rows[index], path="", name=""), *[replace(row, path="") for row in inside]]
 
 
 def _cut(text: str) -> str:
@@ -141,12 +180,14 @@ def summary(
     *,
     depth: int | None = None,
     columns: Iterable[str] = ("output", "parameters", "share", "flops"),
+    fold: bool = True,
 ) -> ModelSummary:
     """A tree of the modules of a model or program: outputs, parameters, their share of all, FLOPs.
 
     `args` are example inputs (a tuple, or one tensor); without them there are no outputs and FLOPs. `depth` is how far down to
     go: 0 shows the model alone. `columns` are some of "input", "output", "parameters", "trainable", "share", "bytes", "flops",
-    "flops_share" and "calls". Nothing is computed where tensors without data will do; the model stays as it is.
+    "flops_share" and "calls". Numbered layers that are equal in all of this are shown once, unless `fold` is False. Nothing is
+    computed where tensors without data will do; the model stays as it is.
 
     >>> import torch
     >>> print(summary(torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU()), torch.ones(2, 4)))
@@ -168,4 +209,4 @@ def summary(
         raise GraftError(f"depth must be a whole number from 0 on, or None for everything, not {depth!r}")
     values, keywords = example_inputs(args, kwargs)
     wants_flops = any(name.startswith("flops") for name in chosen)
-    return ModelSummary(model_facts(model, values, keywords, wants_flops), depth, chosen)
+    return ModelSummary(model_facts(model, values, keywords, wants_flops), depth, chosen, fold)

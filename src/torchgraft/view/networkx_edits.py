@@ -18,6 +18,7 @@ from torchgraft.ir.graph import Graph
 from torchgraft.ir.names import is_legal_name
 from torchgraft.ir.node import OPCODES, Node
 from torchgraft.ir.printing import target_text
+from torchgraft.results.tables import count
 from torchgraft.splitting.fusing import sorted_stably
 from torchgraft.view.networkx_graph import import_networkx
 from torchgraft.view.plain import decode, encode, import_path, short_text, uses_in
@@ -96,9 +97,8 @@ class _Assembly:
 
     def _refuse(self) -> None:
         if self.problems:
-            count = "1 problem" if len(self.problems) == 1 else f"{len(self.problems)} problems"
             lines = "\n".join(f"  - {text}" for text in self.problems)
-            raise GraphError(f"cannot make a program of this graph, {count}:\n{lines}")
+            raise GraphError(f"cannot make a program of this graph, {count(len(self.problems), 'problem')}:\n{lines}")
 
     # ---- reading ----
 

@@ -149,7 +149,9 @@ class _Counter:
         members: dict[str, list[Node]] = {"": []}
         for node in self.program.graph.nodes:
             stack = node.meta.get("nn_module_stack") or {}
-            types |= {path: getattr(kind, "__name__", str(kind)) for path, kind in stack.values() if path}
+            types |= {
+                path: getattr(kind, "__name__", str(kind)).rpartition(".")[2] for path, kind in stack.values() if path
+            }
             for path in dict.fromkeys(["", *_module_paths(node)]):
                 members.setdefault(path, []).append(node)
         return {path: self._module_cost(path, types.get(path, ""), nodes) for path, nodes in members.items()}

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from torchgraft.results.shown import Shown
-from torchgraft.results.tables import Table, amount
+from torchgraft.results.tables import Table, amount, count
 
 
 @dataclass(frozen=True)
@@ -134,15 +134,17 @@ class Cost(Shown):
     def headline(self) -> str:
         """The size of the program and the sums of its work."""
         sums = f"{amount(self.forward.flops, 'FLOPs')} forward, {amount(self.backward.flops, 'FLOPs')} backward"
-        return f"{self.name}, {len(self.nodes)} nodes, {self.parameters:,} parameters, {sums}"
+        return f"{self.name}, {count(len(self.nodes), 'node')}, {count(self.parameters, 'parameter')}, {sums}"
 
     def text(self, color: bool = False, by: str = "module", depth: int = 2) -> str:
         """A table for people: the sums, then a line for each module down to `depth`, or for each node."""
-        lines = [f"{self.name}: {len(self.nodes)} nodes, {self.parameters:,} parameters"]
+        lines = [f"{self.name}: {count(len(self.nodes), 'node')}, {count(self.parameters, 'parameter')}"]
         lines.append(self._sums().text(color))
         if self.unknown:
             lines += ["", "not counted, because no formula is known (add one with @flop_formula):"]
-            lines += [f"  {name}: {len(nodes)} calls, in {_some(nodes)}" for name, nodes in self.unknown.items()]
+            lines += [
+                f"  {name}: {count(len(nodes), 'call')}, in {_some(nodes)}" for name, nodes in self.unknown.items()
+            ]
         return "\n".join([*lines, "", self._detail(by, depth).text(color)])
 
     def _sums(self) -> Table:
@@ -166,7 +168,9 @@ class Cost(Shown):
         return Table("", (*heading, *columns), rows, frozenset(columns))
 
     def _repr_html_(self) -> str:
-        parts = [f"<b>{html.escape(self.name)}</b>: {len(self.nodes)} nodes, {self.parameters:,} parameters"]
+        parts = [
+            f"<b>{html.escape(self.name)}</b>: {count(len(self.nodes), 'node')}, {count(self.parameters, 'parameter')}"
+        ]
         parts.append(self._sums().html())
         if self.unknown:
             parts.append(f"not counted: {html.escape(', '.join(self.unknown))}")

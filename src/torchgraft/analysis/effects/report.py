@@ -16,7 +16,7 @@ from torchgraft.ir.graph import Graph
 from torchgraft.ir.node import Node
 from torchgraft.ir.printing import target_text
 from torchgraft.results.shown import Tabular
-from torchgraft.results.tables import Table
+from torchgraft.results.tables import Table, count
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class ProgramEffects(Tabular):
     def headline(self) -> str:
         """How many nodes write, draw random numbers, or are unknown."""
         counts = f"{len(self.writes)} write, {len(self.random)} draw random numbers, {len(self.unknown)} unknown"
-        return f"{len(self.nodes)} nodes, {counts}"
+        return f"{count(len(self.nodes), 'node')}, {counts}"
 
     def rows(self) -> list[dict[str, Any]]:
         """A row of plain values for each node."""

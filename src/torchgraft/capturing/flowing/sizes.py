@@ -132,10 +132,10 @@ class SymbolicNumber:
     # Where torch asks like this, what it does for the usual answer is right for the other one, too, or it asks again.
 
     def guard_or_false(self, *place: Any) -> Any:
-        return self._decide() if self.value else False
+        return False if not self.value or self.watcher.takes_usual_case(self) else self._decide()
 
     def guard_or_true(self, *place: Any) -> Any:
-        return True if self.value else self._decide()
+        return True if self.value or self.watcher.takes_usual_case(self) else self._decide()
 
     statically_known_true = guard_or_false
 

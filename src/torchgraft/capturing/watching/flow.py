@@ -57,6 +57,10 @@ class Flow:
 
     # ---- numbers ----
 
+    def takes_usual_case(self, number: SymbolicNumber) -> bool:
+        """Whether torch is told the usual answer where it would do with it; here it is told what is so, with a guard."""
+        return False
+
     def symbol(self, value: Any, make: Callable[[], Any], description: str) -> Any:
         """A number as the model sees it, whoever asks for it."""
         return wrapped(SymbolicNumber(self, value, make, description))

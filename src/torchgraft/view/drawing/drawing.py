@@ -18,6 +18,7 @@ from torchgraft.codegen.calling import example_inputs
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import GraftError
 from torchgraft.results.files import write_whole
+from torchgraft.results.progress import stage
 from torchgraft.view.drawing.captions import caption_of
 from torchgraft.view.drawing.folding import collapse
 from torchgraft.view.drawing.folding import fold as fold_repeated
@@ -109,7 +110,8 @@ def draw(
         fold_repeated(scene)
     dissolve_small_groups(scene)
     name_far_values(scene)
-    drawing = _arranged(scene, direction, legend, theme)
+    with stage("laying out the drawing"):
+        drawing = _arranged(scene, direction, legend, theme)
     if path is not None:
         drawing.save(path)
     return drawing

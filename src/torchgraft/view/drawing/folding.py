@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from torchgraft.results.tables import count
 from torchgraft.view.drawing.labels import LEAVING, SOURCES
 from torchgraft.view.drawing.scene import ROOT, Box, Group, Scene
 
@@ -54,8 +55,8 @@ def _merge(
         this.module_path or this.key or "program",
         "backward" if this.backward else "module",
         this.detail or this.title or scene.title,
-        f"{nodes} nodes",
-        f"{this.module_path or scene.title}\n{this.detail}\n{nodes} nodes of the program",
+        count(nodes, "node"),
+        f"{this.module_path or scene.title}\n{this.detail}\n{count(nodes, 'node')} of the program",
         shapes[0] if len(shapes) == 1 else "",
         [source for index in indices for source in scene.boxes[index].inputs if source not in inside],
         path=first.path,

@@ -1,0 +1,106 @@
+"""The command `python -m benchmarks.quantizing`: times and SQNR of quantized programs beside their peers, in one run.
+Who the peers are is in `peers.py`; the table of all models that quantize without configuration is in `models.py`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.quantizing.peers import PEERS, Made
+from torchgraft import zoo
+
+# Batches of the measured models, and of their calibration data.
+MODELS: dict[str, tuple[list[int], int]] = {"deep_recommender": ([1, 16, 64, 128, 256], 64), "resnet50": ([1, 16], 4)}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.quantizing", description=__doc__)
+    parser.add_argument("--models", nargs="*", default=list(MODELS), choices=list(MODELS))
+    parser.add_argument("--peers", nargs="*", default=list(PEERS), choices=list(PEERS))
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--seconds", type=float, default=4.0, help="how long each batch size is measured (default 4)")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    warnings.simplefilter("ignore")
+    rows: list[dict[str, Any]] = []
+    for name in options.models:
+        rows += measure(name, options.peers, options.seconds)
+    if options.json is not None:
+        options.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+def measure(name: str, peers: list[str], seconds: float) -> list[dict[str, Any]]:
+    """Make every program of a model, compare its results with floats, and time all of them in turn."""
+    torch.manual_seed(0)
+    model = zoo.create(name).eval()
+    batches, calibration = MODELS[name]
+    data = [inputs(name, calibration, seed) for seed in range(8)]
+    probe = inputs(name, 8, 99)
+    made: dict[str, Made] = {}
+    rows = []
+    with torch.no_grad():
+        exact = model(probe)
+        for peer in peers:
+            try:
+                made[peer] = PEERS[peer](model, data)
+                quality = sqnr(exact, made[peer].run(probe))
+            except Exception as error:  # one that fails shall not hide the others
+                made.pop(peer, None)
+                print(f"{name:18} {peer:18} fails: {type(error).__name__}: {str(error)[:150]}", flush=True)
+                continue
+            print(f"{name:18} {peer:18} made in {made[peer].seconds:5.2f} s, SQNR {quality:5.2f} dB", flush=True)
+            rows.append({"model": name, "program": peer, "seconds": made[peer].seconds, "sqnr": quality})
+        for batch in batches:
+            x = inputs(name, batch, 1)
+            arms: dict[str, Callable[[], Any]] = {"eager fp32": lambda x=x: model(x)}
+            arms |= {peer: (lambda x=x, run=item.run: run(x)) for peer, item in made.items()}
+            times = interleaved(arms, seconds)
+            base = times["eager fp32"]
+            texts = [f"{peer} {base / value:.2f}x" for peer, value in times.items() if peer != "eager fp32"]
+            print(f"{name:18} batch {batch:4}: eager {base * 1e3:.2f} ms; {'; '.join(texts)}", flush=True)
+            for peer, value in times.items():
+                rows.append({"model": name, "batch": batch, "program": peer, "ms": value * 1e3, "times": base / value})
+    return rows
+
+
+def interleaved(arms: dict[str, Callable[[], Any]], seconds: float) -> dict[str, float]:
+    """The lower quartile of each arm's times, one sample of each in turn, which a busy machine disturbs alike."""
+    for run in arms.values():
+        run()
+        run()
+    times: dict[str, list[float]] = {name: [] for name in arms}
+    ends = time.perf_counter() + seconds
+    rounds = 0
+    while rounds < 5 or time.perf_counter() < ends:
+        for name, run in arms.items():
+            started = time.perf_counter()
+            run()
+            times[name].append(time.perf_counter() - started)
+        rounds += 1
+    return {name: sorted(found)[len(found) // 8] for name, found in times.items()}
+
+
+def inputs(name: str, batch: int, seed: int) -> torch.Tensor:
+    """A batch of the zoo's own inputs, other ones for each seed."""
+    return zoo._entry(name).inputs(torch.Generator().manual_seed(seed), batch)[0]
+
+
+def sqnr(expected: torch.Tensor, found: torch.Tensor) -> float:
+    """The signal over the noise, in decibels."""
+    expected, found = expected.double(), found.double()
+    return float(10 * torch.log10((expected**2).sum() / ((expected - found) ** 2).sum()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,72 @@
+"""`adapt`: a module that captures a model on its first call, and follows every path that the model takes after that.
+How programs are kept and found is in `variants.py`; the same with a backend is `lower.py`.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from torchgraft.backends.variants import Variant, VariantModule, call_text, late_guard, links_of, program_or_error
+from torchgraft.capturing.program import capture
+from torchgraft.codegen.graph_module import GraphModule
+from torchgraft.ir.modules import no_model
+
+
+class Adapted(VariantModule):
+    """What `adapt` makes: a module with the model's signature, parameters and state dict, that runs captured programs."""
+
+    def __init__(self, model: Any, on_guard: str, max_variants: int, level: str) -> None:
+        super().__init__(model, on_guard, max_variants)
+        self.level = level
+
+    def _make(self, why: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Variant:
+        found = program_or_error(lambda: capture(self._model, args, kwargs, level=self.level))
+        if not isinstance(found, GraphModule):
+            return self._eager(why, args, kwargs, found)
+        reason = late_guard(found)
+        if reason is not None:
+            return self._eager(why, args, kwargs, reason)
+        links = links_of(self._model, found)
+        return Variant(self._number(), why, call_text(args, kwargs), found, found, links=links)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Adapted:
+        """An adapted copy of the model; it captures anew."""
+        result = Adapted(copy.deepcopy(self._model, memo), self.on_guard, self.max_variants, self.level)
+        memo[id(self)] = result
+        return result
+
+    def __reduce__(self) -> Any:
+        return Adapted, (self._model, self.on_guard, self.max_variants, self.level)
+
+
+def adapt(
+    model: torch.nn.Module | Callable[..., Any],
+    *,
+    on_guard: str = "recapture",
+    max_variants: int = 8,
+    level: str = "module",
+) -> Adapted:
+    """A module that captures `model` on its first call, and again whenever a call does not fit what was captured.
+
+    Sizes that are free just run. Where a guard says no (another branch, another rank, an optional argument), `on_guard` decides:
+    "recapture" captures this path too, "raise" raises the GuardError, "eager" runs the model's own Python. At most
+    `max_variants` programs are kept, and the one that was used least recently goes; `.variants()` shows them. Each capture is one
+    line of the logger `torchgraft.backends`. Several threads may call it at once.
+
+    A program with a check that comes after an effect (a random draw, a batch norm that trains) could not be left without a trace
+    when the check fails, so such a path runs the model's own Python; so does everything while the model is compiled or
+    traced by others.
+
+    >>> module = adapt(lambda x: x + 1 if x.sum() > 0 else x - 1)
+    >>> module(torch.ones(2)), module(-torch.ones(2)), module(torch.ones(7))
+    (tensor([2., 2.]), tensor([-2., -2.]), tensor([2., 2., 2., 2., 2., 2., 2.]))
+    >>> module.variants()
+    <Variants: <lambda> has 2 variants>
+    """
+    if (problem := no_model(model)) is not None:
+        raise TypeError(f"cannot adapt {problem}")
+    return Adapted(model, on_guard, max_variants, level)

@@ -1,0 +1,116 @@
+"""The backend `cudagraphs`: torch's kernels on a GPU, launched all at once as one CUDA graph for each size in use.
+Which kernels there are is chosen in `prepacking.py`; what is cut into parts, and where guards run, in `parts.py`.
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from torchgraft.backends.backend import Backend, Options
+from torchgraft.backends.native import make_direct
+from torchgraft.codegen.graph_module import GraphModule
+
+# Runs before a graph is recorded: libraries choose kernels and take workspace in the first ones.
+_WARM_UPS = 3
+# Graphs that are kept for tensors which a part writes, by the place of those tensors.
+_MOST_PLACES = 4
+
+
+def on_gpu(inputs: tuple[Any, ...]) -> bool:
+    """Whether inputs are on a CUDA device."""
+    return any(isinstance(item, torch.Tensor) and item.is_cuda for item in inputs)
+
+
+class GraphOfPart:
+    """A function on a GPU as CUDA graphs. Inputs are copied to where the graph reads them, but for those that the function
+    writes: for these there is a graph of its own for each place in memory. Results are copies, which the next call does not
+    change."""
+
+    def __init__(self, function: Callable[..., Any], inputs: tuple[Any, ...]) -> None:
+        self._function = function
+        self._lock = threading.Lock()
+        self._graphs: dict[tuple[int, ...], _Recorded] = {}
+        self._written = self._warm_up(inputs)
+
+    def _warm_up(self, inputs: tuple[Any, ...]) -> list[int]:
+        """Run on copies; the numbers of the inputs that are written."""
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        copies = [item.clone() if isinstance(item, torch.Tensor) else item for item in inputs]
+        before = [item._version if isinstance(item, torch.Tensor) else 0 for item in copies]
+        with torch.cuda.stream(stream):
+            for _ in range(_WARM_UPS):
+                self._function(*copies)
+        torch.cuda.current_stream().wait_stream(stream)
+        after = [item._version if isinstance(item, torch.Tensor) else 0 for item in copies]
+        return [index for index, versions in enumerate(zip(before, after, strict=True)) if versions[0] != versions[1]]
+
+    def __call__(self, *inputs: Any) -> Any:
+        """Replay; what the graph computes with is this object's, so one call at a time."""
+        with self._lock:
+            place = tuple([inputs[index].data_ptr() for index in self._written])
+            recorded = self._graphs.get(place)
+            if recorded is None:
+                if len(self._graphs) >= _MOST_PLACES:
+                    self._graphs.pop(next(iter(self._graphs)))
+                recorded = self._graphs[place] = _Recorded(self._function, inputs, self._written)
+            return recorded(inputs)
+
+
+class _Recorded:
+    """One CUDA graph, and the tensors that it reads and writes."""
+
+    def __init__(self, function: Callable[..., Any], inputs: tuple[Any, ...], written: list[int]) -> None:
+        is_copied = [isinstance(item, torch.Tensor) and index not in written for index, item in enumerate(inputs)]
+        self._copied = [index for index, copied in enumerate(is_copied) if copied]
+        held = [item.clone() if copied else item for item, copied in zip(inputs, is_copied, strict=True)]
+        self._held = [held[index] for index in self._copied]
+        self._alive = held  # also those that the caller may let go of
+        self._graph = torch.cuda.CUDAGraph()
+        torch.cuda.synchronize()
+        with torch.cuda.graph(self._graph):
+            result = function(*held)
+        self._is_one = isinstance(result, torch.Tensor)
+        self._results = [result] if self._is_one else list(result)
+        self._kind = type(result)
+
+    def __call__(self, inputs: tuple[Any, ...]) -> Any:
+        if len(self._held) == 1:
+            self._held[0].copy_(inputs[self._copied[0]])
+        elif self._held:
+            torch._foreach_copy_(self._held, [inputs[index] for index in self._copied])
+        self._graph.replay()
+        results = [item.clone() if isinstance(item, torch.Tensor) else item for item in self._results]
+        return results[0] if self._is_one else tuple(results)
+
+
+class CudaGraphs(Backend):
+    """Records parts of programs as CUDA graphs."""
+
+    name = "cudagraphs"
+    devices = ("cuda",)
+    takes_writes = True
+
+    def problem(self) -> str | None:
+        """It needs a GPU."""
+        return None if torch.cuda.is_available() else "there is no CUDA device\n  use backend='native'"
+
+    def compile(self, part: GraphModule, inputs: tuple[Any, ...], options: Options) -> Callable[..., Any]:
+        """Record; where memory is short, run the kernels one by one."""
+        if not on_gpu(inputs):
+            raise ValueError("a part without tensors on a CUDA device")
+        make_direct(part, inputs, options)
+        try:
+            return GraphOfPart(part.forward, inputs)
+        except torch.cuda.OutOfMemoryError as error:
+            warnings.warn(f"no CUDA graph for lack of memory, kernels are launched one by one: {error}", stacklevel=2)
+            torch.cuda.empty_cache()
+            return part.forward
+
+
+BACKEND = CudaGraphs

@@ -1,0 +1,77 @@
+"""The backend `native`: the program itself, made ready for inference with what torch ships. Batch norms are folded, constants
+computed, weights packed, and modules are direct calls with bound parameters. It takes everything, and sizes stay free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from torchgraft.analysis.aliases import Aliases
+from torchgraft.analysis.shapes import TensorMetadata, shapes, tensor_metadata
+from torchgraft.backends.backend import Backend, Options
+from torchgraft.backends.freezing import keep_outputs_contiguous, may_be_reshaped, spell_directly
+from torchgraft.backends.prepacking import multiply_matrices, prepack
+from torchgraft.codegen.bound import BoundCodeGen
+from torchgraft.codegen.graph_module import GraphModule
+from torchgraft.interpreter import Interpreter
+from torchgraft.ir.node import Node
+from torchgraft.passes.fuse_activations import FuseActivations
+from torchgraft.passes.layer_calls import is_layer
+from torchgraft.passes.remove_dead_code import RemoveDeadCode
+
+
+class Native(Backend):
+    """Runs programs with torch's own kernels."""
+
+    name = "native"
+    sizes_are_free = True
+    takes_all = True
+
+    def compile(self, part: GraphModule, inputs: tuple[Any, ...], options: Options) -> Callable[..., Any]:
+        """Edits the program, which is this backend's own."""
+        make_direct(part, inputs, options)
+        return part.forward
+
+
+def make_direct(part: GraphModule, inputs: tuple[Any, ...], options: Options) -> None:
+    """Choose kernels for a frozen program and bind what it refers to."""
+    if any(is_layer(node, part) for node in part.graph.nodes):
+        known = _shapes(part, inputs)
+        if options.layout != "contiguous" and prepack(part, known):
+            may_be_reshaped(part)
+            keep_outputs_contiguous(part, known)
+        multiply_matrices(part, known)
+    FuseActivations().run(part)
+    spell_directly(part)
+    RemoveDeadCode().run(part)
+    part.graph.set_codegen(BoundCodeGen())
+
+
+class _Noting(Interpreter):
+    """Runs a program and notes what its values look like."""
+
+    def __init__(self, program: GraphModule) -> None:
+        super().__init__(program)
+        self.found: dict[str, TensorMetadata] = {}
+
+    def run_node(self, n: Node) -> Any:
+        value = super().run_node(n)
+        if type(value) is torch.Tensor:
+            self.found[n._name] = tensor_metadata(value)
+        return value
+
+
+def _shapes(part: GraphModule, inputs: tuple[Any, ...]) -> Any:
+    """What values look like. A program that writes nothing is run, which is quicker than torch's fake tensors are imported."""
+    if Aliases(part.graph).has_writes:
+        return shapes(part, inputs)
+    noting = _Noting(part)
+    with torch.no_grad():
+        noting.run(*inputs, enable_io_processing=False)
+    return noting.found
+
+
+BACKEND = Native

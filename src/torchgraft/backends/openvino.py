@@ -1,0 +1,70 @@
+"""The backend `openvino`: OpenVINO on CPUs, by its own converter of programs that torch.export has made.
+Compiled for one size at a time, which is what OpenVINO is quickest with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from torchgraft.backends.backend import Backend, Options, missing
+from torchgraft.bridge.exporting import Exported, exported
+from torchgraft.codegen.graph_module import GraphModule
+
+_PRECISIONS = {"fp32": "f32", "tf32": "f32", "bf16": "bf16", "fp16": "f16"}
+
+
+class OpenVino(Backend):
+    """Compiles parts with OpenVINO."""
+
+    name = "openvino"
+    devices = ("cpu",)
+    min_size = 2
+
+    def problem(self) -> str | None:
+        """OpenVINO is an extra."""
+        return missing("openvino", "openvino")
+
+    def compile(self, part: GraphModule, inputs: tuple[Any, ...], options: Options) -> Callable[..., Any]:
+        """Convert and compile for the sizes of the example."""
+        return run_with_openvino(exported(part, inputs), options)
+
+
+def run_with_openvino(program: Exported, options: Options) -> Callable[..., Any]:
+    """A function of tensors that runs an exported program."""
+    import openvino
+
+    converted = openvino.convert_model(program.program)
+    shapes = [list(tensor.shape) for tensor in _tensors(program.inputs)]
+    converted.reshape(dict(zip(converted.inputs, shapes, strict=True)))
+    hints = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_PRECISION_HINT": _PRECISIONS[options.precision]}
+    hints["INFERENCE_NUM_THREADS"] = str(torch.get_num_threads())
+    return _Run(openvino.compile_model(converted, "CPU", hints), program.is_one)
+
+
+def _tensors(inputs: tuple[Any, ...]) -> list[torch.Tensor]:
+    return [item for item in inputs if isinstance(item, torch.Tensor)]
+
+
+class _Run:
+    """A compiled model as a function from tensors to tensors. Requests are not shared, so several threads may call it."""
+
+    def __init__(self, compiled: Any, is_one: bool) -> None:
+        self._compiled, self._is_one = compiled, is_one
+        self._requests: list[Any] = [compiled.create_infer_request()]
+
+    def __call__(self, *inputs: Any) -> Any:
+        arrays = [tensor.detach().contiguous().numpy() for tensor in _tensors(inputs)]
+        try:
+            request = self._requests.pop()
+        except IndexError:
+            request = self._compiled.create_infer_request()
+        results = request.infer(arrays, share_inputs=True, share_outputs=False)
+        found = [torch.from_numpy(results[port]) for port in self._compiled.outputs]
+        self._requests.append(request)
+        return found[0] if self._is_one else tuple(found)
+
+
+BACKEND = OpenVino

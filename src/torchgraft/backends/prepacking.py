@@ -1,0 +1,296 @@
+"""Convolutions and linear layers with the kernels that torch ships for CPUs: weights packed once, with the sum and the activation
+that follow computed in the same pass over memory. Which layers a program has is read by `passes/layer_calls.py`.
+"""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from torchgraft.analysis.aliases import Aliases
+from torchgraft.codegen.graph_module import GraphModule
+from torchgraft.ir.node import Node
+from torchgraft.passes.attributes import References
+from torchgraft.passes.layer_calls import Layer, bound, is_layer, layer_arguments, read_layer, uses_of_values
+
+_TYPES = (torch.float32, torch.bfloat16, torch.float16)
+_SUMS = frozenset({operator.add, operator.iadd, torch.add})
+# An activation as oneDNN takes it: its name, its numbers, its algorithm.
+Activation = tuple[str, list[Any], str]
+_NONE: Activation = ("none", [], "")
+_nn = torch._C._nn
+_BY_FUNCTION: dict[Any, Activation] = {
+    **dict.fromkeys((torch.relu, torch.relu_, functional.relu), ("relu", [], "")),
+    **dict.fromkeys((torch.sigmoid, torch.sigmoid_, functional.sigmoid), ("sigmoid", [], "")),
+    **dict.fromkeys((torch.tanh, torch.tanh_, functional.tanh), ("tanh", [], "")),
+    **dict.fromkeys((functional.silu, _nn.silu, _nn.silu_), ("swish", [], "")),
+    **dict.fromkeys((functional.hardswish, _nn.hardswish, _nn.hardswish_), ("hardswish", [], "")),
+    **dict.fromkeys((functional.hardsigmoid, _nn.hardsigmoid, _nn.hardsigmoid_), ("hardsigmoid", [], "")),
+    functional.relu6: ("hardtanh", [0.0, 6.0], ""),
+}
+_BY_METHOD = {
+    "relu": "relu",
+    "relu_": "relu",
+    "sigmoid": "sigmoid",
+    "sigmoid_": "sigmoid",
+    "tanh": "tanh",
+    "tanh_": "tanh",
+}
+
+
+def convolution_and_sum(
+    x: Any, other: Any, weight: Any, bias: Any, padding: Any, stride: Any, dilation: Any, groups: int, activation: Any
+) -> Any:
+    """A convolution, the sum with another tensor, and an activation; the sum may broadcast."""
+    name, numbers, algorithm = activation
+    if other.shape[0] != x.shape[0]:
+        plain = _CONVOLUTION(x, weight, bias, padding, stride, dilation, groups, *_NONE) + other
+        return plain.relu_() if name == "relu" else plain
+    return _CONVOLUTION_SUM(
+        x,
+        other,
+        weight,
+        bias,
+        padding,
+        stride,
+        dilation,
+        groups,
+        "add",
+        1.0,
+        name if name != "none" else None,
+        numbers,
+        algorithm,
+    )
+
+
+_CONVOLUTION: Any = None
+_CONVOLUTION_SUM: Any = None
+_LINEAR: Any = None
+if torch.backends.mkldnn.is_available():
+    _CONVOLUTION = torch.ops.mkldnn._convolution_pointwise.default
+    _CONVOLUTION_SUM = torch.ops.mkldnn._convolution_pointwise.binary
+    _LINEAR = torch.ops.mkldnn._linear_pointwise.default
+
+
+def prepack(body: GraphModule, shapes: Any) -> int:
+    """Put packed layers in the place of convolutions; `shapes` are those of the values on example inputs. How many there are."""
+    packer = _Packer(body, shapes)
+    with torch.no_grad():
+        return sum([packer.convolution(node) for node in list(body.graph.nodes) if is_layer(node, body)])
+
+
+def channels_last_weights(body: GraphModule) -> int:
+    """Lay out the weights of convolutions of images with their channels last; how many there are. What torch computes with them
+    has its channels last, too."""
+    references, changed = References(body), 0
+    for node in list(body.graph.nodes):
+        layer = read_layer(node, body) if is_layer(node, body) else None
+        if not isinstance(layer, Layer) or layer.dimensions != 2 or layer.module is not None:
+            continue
+        weight = bound(node, layer_arguments(node))["weight"]
+        path = references.free_name(f"{node._name}_weight")
+        body.register_buffer(
+            path, layer.weight.detach().contiguous(memory_format=torch.channels_last), persistent=False
+        )
+        with body.graph.inserting_before(node):
+            fetched = body.graph.create_node("get_attr", path)
+        node.replace_input_with(weight, fetched)
+        changed += 1
+    return changed
+
+
+def multiply_matrices(body: GraphModule, shapes: Any) -> None:
+    """Linear layers of matrices are one call of torch less deep; that matters for small ones."""
+    for node in list(body.graph.nodes):
+        if node._op != "call_function" or node._target is not functional.linear or node._kwargs or len(node._args) != 3:
+            continue
+        layer = read_layer(node, body)
+        known = shapes.get(node._args[0]._name) if isinstance(node._args[0], Node) else None
+        if isinstance(layer, Layer) and layer.bias is not None and len(getattr(known, "shape", ())) == 2:
+            with body.graph.inserting_before(node):
+                path = References(body).free_name(f"{node._name}_columns")
+                body.register_buffer(path, layer.weight.detach().t(), persistent=False)
+                columns = body.graph.create_node("get_attr", path)
+            node.target, node.args = torch.addmm, (node._args[2], node._args[0], columns)
+
+
+@dataclass
+class _Chain:
+    """A layer and what follows it alone: perhaps a sum with another value, perhaps an activation."""
+
+    nodes: list[Node]
+    other: Node | None
+    activation: Activation
+
+
+class _Packer:
+    def __init__(self, body: GraphModule, shapes: Any) -> None:
+        self.body, self.graph, self.shapes = body, body.graph, shapes
+        self.memory = Aliases(body.graph)
+        self.references = References(body)
+
+    def convolution(self, node: Node) -> bool:
+        layer = read_layer(node, self.body)
+        if not isinstance(layer, Layer) or not self._is_packable(layer):
+            return False
+        arguments = bound(node, layer_arguments(node)) if layer.module is None else vars(layer.module)
+        options = [
+            _pair(arguments.get(name, default)) for name, default in (("padding", 0), ("stride", 1), ("dilation", 1))
+        ]
+        shape = getattr(self.shapes.get(layer.source._name), "shape", None)
+        if any(option is None for option in options) or shape is None or len(shape) != 4:
+            return False
+        chain = self._chain(node, only_relu=layer.weight.is_cuda)
+        with self.graph.inserting_before(chain.nodes[-1]):
+            calls = self._on_gpu if layer.weight.is_cuda else self._on_cpu
+            new = calls(layer, chain, options, list(shape))
+        self._replace(chain, new)
+        return True
+
+    def _on_cpu(self, layer: Layer, chain: _Chain, options: list[Any], shape: list[int]) -> Node:
+        padding, stride, dilation = options
+        packed = torch.ops.mkldnn._reorder_convolution_weight(
+            layer.weight.detach(), padding, stride, dilation, layer.groups, shape
+        )
+        weight = self._constant(f"{layer.node._name}_packed", packed)
+        bias = None if layer.bias is None else self._constant(f"{layer.node._name}_bias", layer.bias.detach())
+        common = (weight, bias, padding, stride, dilation, layer.groups)
+        if chain.other is None:
+            return self.graph.call_function(_CONVOLUTION, (layer.source, *common, *chain.activation))
+        return self.graph.call_function(convolution_and_sum, (layer.source, chain.other, *common, chain.activation))
+
+    def _on_gpu(self, layer: Layer, chain: _Chain, options: list[Any], shape: list[int]) -> Node:
+        padding, stride, dilation = options
+        channels_last = layer.weight.detach().contiguous(memory_format=torch.channels_last)
+        weight = self._constant(f"{layer.node._name}_weight", channels_last)
+        values = layer.bias.detach() if layer.bias is not None else layer.weight.new_zeros(layer.outputs)
+        if chain.activation[0] == "none":
+            bias = None if layer.bias is None else self._constant(f"{layer.node._name}_bias", values)
+            return self.graph.call_function(
+                torch.conv2d, (layer.source, weight, bias, stride, padding, dilation, layer.groups)
+            )
+        common = (self._constant(f"{layer.node._name}_bias", values), stride, padding, dilation, layer.groups)
+        if chain.other is None:
+            return self.graph.call_function(torch.cudnn_convolution_relu, (layer.source, weight, *common))
+        return self.graph.call_function(
+            torch.cudnn_convolution_add_relu, (layer.source, weight, chain.other, 1.0, *common)
+        )
+
+    def _is_packable(self, layer: Layer) -> bool:
+        return (
+            layer.dimensions == 2
+            and not layer.transposed
+            and layer.weight.dtype in _TYPES
+            and (layer.weight.is_cuda or (layer.weight.device.type == "cpu" and _CONVOLUTION is not None))
+            and type(layer.weight) in (torch.Tensor, torch.nn.Parameter)
+            and (layer.bias is None or layer.bias.dtype == layer.weight.dtype)
+            and not self.memory.is_in(layer.node, torch.autocast)
+        )
+
+    def _constant(self, name: str, value: torch.Tensor) -> Node:
+        path = self.references.free_name(name)
+        self.body.register_buffer(path, value, persistent=False)
+        return self.graph.create_node("get_attr", path)
+
+    # ---- what follows a layer ----
+
+    def _chain(self, node: Node, only_relu: bool) -> _Chain:
+        chain = _Chain([node], None, _NONE)
+        follower = self._follower(node)
+        other = None if follower is None else self._other(follower, node)
+        if follower is not None and other is not None and self._may_wait(node, follower):
+            chain.nodes.append(follower)
+            chain.other = other
+            follower = self._follower(follower)
+        activation = None if follower is None else activation_of(follower)
+        if follower is not None and activation is not None and self._may_wait(node, follower):
+            if activation[0] == "relu" or not (only_relu or chain.other):
+                chain.nodes.append(follower)
+                chain.activation = activation
+        if only_relu and chain.activation is _NONE:  # cuDNN has no kernel for a sum alone
+            return _Chain([node], None, _NONE)
+        return chain
+
+    def _follower(self, node: Node) -> Node | None:
+        """The one node that uses a value, in the same region."""
+        users = uses_of_values(node)
+        if len(users) != 1 or self.memory.region.get(users[0]) is not self.memory.region.get(node):
+            return None
+        return None if users[0]._op == "output" else users[0]
+
+    def _other(self, node: Node, value: Node) -> Node | None:
+        """What is added to a value by a sum of two tensors of one shape."""
+        is_sum = (node._op == "call_function" and node._target in _SUMS) or (
+            node._op == "call_method" and node._target in ("add", "add_")
+        )
+        if not is_sum or node._kwargs or len(node._args) != 2:
+            return None
+        first, second = node._args
+        if node._target in (operator.iadd, "add_") and first is not value:
+            return None  # the other one is written
+        other = second if first is value else first
+        if not isinstance(other, Node) or other is value:
+            return None
+        facts = [self.shapes.get(item._name) for item in (other, value)]
+        if any(getattr(fact, "shape", None) is None for fact in facts):
+            return None
+        return other if facts[0].shape == facts[1].shape and facts[0].dtype == facts[1].dtype else None
+
+    def _may_wait(self, node: Node, until: Node) -> bool:
+        """Whether the layer would compute the same in the place of a later node."""
+        position = self.memory.position
+        if node not in position or until not in position:
+            return False
+        read = {self.memory.class_of(source) for source in node._inputs if source in position}
+        for between in list(position)[position[node] + 1 : position[until]]:
+            written = self.memory.places_written(between)
+            if written is None or not read.isdisjoint(written):
+                return False
+        return True
+
+    def _replace(self, chain: _Chain, new: Node) -> None:
+        last = chain.nodes[-1]
+        new._origin = last._origin
+        self.shapes[new._name] = self.shapes.get(last._name)
+        for node in chain.nodes[:-1]:  # what only asks for the shape of a value inside the chain
+            node.replace_all_uses_with(new, lambda user: user not in chain.nodes)
+        last.replace_all_uses_with(new)
+        for node in reversed(chain.nodes):
+            self.graph.erase_node(node)
+
+
+def activation_of(node: Node) -> Activation | None:
+    """The activation that a node computes, as oneDNN takes it."""
+    if node._op == "call_method":
+        name = _BY_METHOD.get(node._target)
+        return None if name is None or len(node._args) != 1 or node._kwargs else (name, [], "")
+    if node._op != "call_function":
+        return None
+    options = {key: value for key, value in node._kwargs.items() if key not in ("input", "inplace")}
+    if node._target is functional.gelu:
+        return ("gelu", [], options.get("approximate", "none")) if len(node._args) == 1 else None
+    if node._target in (functional.leaky_relu, functional.hardtanh):
+        names = ("negative_slope",) if node._target is functional.leaky_relu else ("min_val", "max_val")
+        defaults = {"negative_slope": 0.01, "min_val": -1.0, "max_val": 1.0}
+        values = [
+            {**dict(zip(names, node._args[1:], strict=False)), **options}.get(name, defaults[name]) for name in names
+        ]
+        is_plain = all(type(value) in (int, float) for value in values)
+        return (node._target.__name__, [float(value) for value in values], "") if is_plain else None
+    try:
+        found = _BY_FUNCTION.get(node._target)
+    except TypeError:  # a callable object that cannot be a key
+        return None
+    return found if not options else None
+
+
+def _pair(value: Any) -> list[int] | None:
+    if type(value) is int:
+        return [value, value]
+    if isinstance(value, (tuple, list)) and all(type(item) is int for item in value):
+        return [value[0]] * 2 if len(value) == 1 else list(value)
+    return None

@@ -1,0 +1,114 @@
+"""Programs for one size: what a program asks of shapes becomes constants, and one compiled program is kept for each size in use.
+Backends whose compiled code takes any size do without this; guards on other things than sizes stay in the program.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from torchgraft.analysis.dry_run import DryRun
+from torchgraft.backends.variants import call_key, call_text, log
+from torchgraft.codegen.graph_module import GraphModule
+from torchgraft.errors import GuardError
+from torchgraft.ir.guards import check_length, is_guard
+from torchgraft.ir.node import Node, map_arg
+from torchgraft.passes.layer_calls import is_metadata_read
+from torchgraft.passes.remove_dead_code import RemoveDeadCode
+from torchgraft.results.tables import seconds_text
+
+_PLAIN = (int, float, bool, str, type(None), torch.dtype, torch.device, torch.Size)
+
+
+class OneForEachSize:
+    """Runs the program that was compiled for the sizes of a call; `make` compiles one. At most `most` are kept."""
+
+    def __init__(self, name: str, make: Callable[[tuple[Any, ...], dict[str, Any]], Any], most: int) -> None:
+        self.name, self.make, self.most = name, make, most
+        self.found: dict[Any, Any] = {}
+        self._lock = threading.RLock()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run; a size that was not seen yet is compiled first."""
+        key = call_key(args, kwargs, False)
+        compiled = self.found.get(key)
+        if compiled is None:
+            compiled = self._new(key, args, kwargs)
+        return compiled.run(*args, **kwargs)
+
+    def _new_for(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Compile for the sizes of a call, without running it."""
+        self._new(call_key(args, kwargs, False), args, kwargs)
+
+    def _new(self, key: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        with self._lock:
+            compiled = self.found.get(key)
+            if compiled is not None:
+                return compiled
+            begin = time.perf_counter()
+            compiled = self.make(args, kwargs)
+            kept = dict(self.found)
+            while len(kept) >= self.most:
+                kept.pop(next(iter(kept)))
+                log.info("%s: the program of the oldest size goes", self.name)
+            kept[key] = compiled
+            self.found = kept
+        took = seconds_text(time.perf_counter() - begin)
+        log.info("%s: compiled for %s in %s", self.name, call_text(args, kwargs), took)
+        return compiled
+
+
+def for_one_size(body: GraphModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> GraphModule:
+    """A copy of a program in which everything that follows from the sizes of its inputs is a constant.
+
+    >>> import torchgraft
+    >>> program = torchgraft.capture(lambda x: x.view(x.shape[0], -1) * 2, torch.ones(2, 3, 4))
+    >>> [node.name for node in for_one_size(program, (torch.ones(2, 3, 4),), {}).graph.nodes]
+    ['x', 'guard', 'view', 'mul', 'output']
+    """
+    result = GraphModule(body, copy.deepcopy(body.graph), type(body).__name__)
+    values, are_static = _plain_values(result, args, kwargs)
+    fixed: dict[Node, Any] = {}
+    for node in list(result.graph.nodes):
+        known = [source for source in node._inputs if source in fixed]
+        if known:
+            node.args = map_arg(node.args, lambda item: fixed.get(item, item))
+            node.kwargs = map_arg(node.kwargs, lambda item: fixed.get(item, item))
+        if node._op in ("placeholder", "get_attr", "output"):
+            continue
+        if node._op == "call_function" and is_guard(node._target):
+            if known and not node._inputs:
+                node._target(*node._args, **node._kwargs)
+                result.graph.erase_node(node)
+            elif are_static and node._target is check_length:  # so many pieces as the sizes say, which held just now
+                result.graph.erase_node(node)
+        elif node in values and (is_metadata_read(node) or (known and not node._inputs)):
+            fixed[node] = values[node]
+    RemoveDeadCode().run(result)
+    return result
+
+
+def _plain_values(program: GraphModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[dict[Node, Any], bool]:
+    """The values of the nodes that are no tensors, and whether they follow from sizes alone."""
+    found: dict[Node, Any] = {}
+
+    def note(node: Node, value: Any) -> None:
+        if isinstance(value, torch.Size):
+            found[node] = tuple(value)
+        elif isinstance(value, _PLAIN) or (type(value) is tuple and all(type(item) is int for item in value)):
+            found[node] = value
+
+    try:
+        DryRun(program, args, kwargs, node_done=note, compute=False).forward()
+        return found, True
+    except GuardError:
+        raise
+    except Exception:  # shapes that depend on values
+        found.clear()
+        DryRun(program, args, kwargs, node_done=note, compute=True).forward()
+        return found, False

@@ -1,0 +1,421 @@
+"""Modules that keep several captured programs of one model and run the one whose guards hold: the variants.
+What is done with a program before it runs is the business of who makes the variants: nothing (`adapt.py`), or compiling
+(`lower.py`).
+
+A guard is the only judge of which program may run. What a call looks like (`call_key`) only says which one to try first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.overrides import _len_torch_function_stack
+from torch.utils._device import DeviceContext
+
+from torchgraft.analysis.aliases import Aliases
+from torchgraft.analysis.effects import Effects
+from torchgraft.backends.watch import ModelWatch
+from torchgraft.codegen.graph_module import GraphModule
+from torchgraft.errors import GuardError, RunError, TraceError, one_line
+from torchgraft.ir.guards import check_result, guard, is_guard
+from torchgraft.ir.node import Node
+from torchgraft.ir.origin import source_of
+from torchgraft.results.shown import Tabular
+from torchgraft.results.tables import Table, seconds_text
+
+log = logging.getLogger("torchgraft.backends")
+
+ON_GUARD = ("recapture", "raise", "eager")
+# Calls that look different are told apart by so many hints at most; then they are collected anew.
+_MOST_HINTS = 1024
+_PLAIN = frozenset({int, float, bool, str, bytes, type(None), torch.dtype, torch.device, complex})
+# What a module shares with the model that it stands for, so that both have one state dict and move together.
+_SHARED = (
+    *("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"),
+    *("_state_dict_hooks", "_state_dict_pre_hooks", "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks"),
+)
+
+
+@dataclass(eq=False)
+class Variant:
+    """One program of a model, and how it is run; without a program it is the model's own Python."""
+
+    number: int
+    why: str
+    inputs: str
+    run: Callable[..., Any]
+    program: GraphModule | None = None
+    seconds: float = 0.0
+    runs_as: str = "captured program"
+    calls: int = 0
+    last_used: int = 0
+    links: list[Link] = field(default_factory=list)
+
+    def follow_model(self) -> None:
+        """Have the program see what was assigned to attributes of the model since."""
+        for link in self.links:
+            link.follow()
+
+
+class Link:
+    """An attribute that a program has in a container of its own, and the module of the model that it belongs to."""
+
+    __slots__ = ("copy", "name", "original")
+
+    def __init__(self, original: torch.nn.Module, copy: torch.nn.Module, name: str) -> None:
+        self.original, self.copy, self.name = original, copy, name
+
+    def follow(self) -> None:
+        """Give the program what the model has now."""
+        value = getattr(self.original, self.name)
+        if getattr(self.copy, self.name) is not value:
+            table = self.copy._buffers if self.name in self.copy._buffers else None
+            if table is not None and isinstance(value, torch.Tensor):
+                table[self.name] = value
+            else:
+                setattr(self.copy, self.name, value)
+
+
+class Variants(Tabular):
+    """The programs that a module keeps: for what inputs each was captured, and why."""
+
+    def __init__(self, name: str, variants: list[Variant]) -> None:
+        self._name, self._variants = name, variants
+
+    def __len__(self) -> int:
+        return len(self._variants)
+
+    def headline(self) -> str:
+        """How many there are."""
+        return f"{self._name} has {len(self)} variant{'' if len(self) == 1 else 's'}"
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One dict for each variant, the one that was captured first at the top."""
+        return [
+            {
+                "number": item.number,
+                "inputs": item.inputs,
+                "runs": item.runs_as,
+                "calls": item.calls,
+                "seconds": item.seconds,
+                "why": item.why,
+            }
+            for item in self._variants
+        ]
+
+    def _table(self) -> Table:
+        cells = [
+            (
+                str(row["number"]),
+                row["inputs"],
+                row["runs"],
+                str(row["calls"]),
+                seconds_text(row["seconds"]),
+                row["why"],
+            )
+            for row in self.rows()
+        ]
+        columns = ("variant", "captured for", "runs", "calls", "made in", "why")
+        return Table(self.headline(), columns, cells, frozenset({"variant", "calls", "made in"}))
+
+
+class VariantModule(torch.nn.Module):
+    """A module in the place of a model, which runs the variant that fits a call, and makes one where none does."""
+
+    def __init__(self, model: Any, on_guard: str, max_variants: int) -> None:
+        if on_guard not in ON_GUARD:
+            raise ValueError(f'on_guard must be "recapture", "raise" or "eager", not {on_guard!r}')
+        if type(max_variants) is not int or max_variants < 1:
+            raise ValueError(f"max_variants must be a whole number of at least 1, not {max_variants!r}")
+        self.__dict__["_model"] = model
+        super().__init__()
+        self.on_guard, self.max_variants = on_guard, max_variants
+        self._name = type(model).__name__ if isinstance(model, torch.nn.Module) else getattr(model, "__name__", "model")
+        self._lock = threading.RLock()
+        self._variants: tuple[Variant, ...] = ()
+        self._hints: dict[Any, Variant] = {}
+        self._clock = self._made = 0
+        self._said: set[str] = set()
+        self._watch: ModelWatch | None = None
+        if isinstance(model, torch.nn.Module):
+            self.__dict__.update({name: model.__dict__[name] for name in _SHARED if name in model.__dict__})
+        function = model.forward if isinstance(model, torch.nn.Module) else model
+        with contextlib.suppress(TypeError, ValueError):
+            self.__signature__ = inspect.signature(function)
+
+    # ---- what stands for the model ----
+
+    @property
+    def training(self) -> bool:
+        """The mode of the model, which is this module's."""
+        return bool(getattr(self._model, "training", False))
+
+    @training.setter
+    def training(self, mode: bool) -> None:
+        if "_lock" in self.__dict__ and isinstance(self._model, torch.nn.Module):  # not what nn.Module.__init__ sets
+            self._model.training = mode
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name.startswith("__"):
+                raise
+            return getattr(self.__dict__["_model"], name)
+
+    # ---- variants ----
+
+    def variants(self) -> Variants:
+        """The programs that there are now, for what inputs each was captured and why."""
+        return Variants(self._name, list(self._variants))
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the program that this call fits; where there is none, do what `on_guard` says."""
+        if _is_watched():
+            return self._model(*args, **kwargs)
+        if self._watch is not None and (change := self._watch.change()) is not None:
+            self._changed(change)
+        found = self._variants
+        first: Variant | None = found[0] if len(found) == 1 else None
+        key = None
+        if first is None and found:
+            key = call_key(args, kwargs, self.training)
+            first = self._hints.get(key)
+        if first is None:
+            return self._search(key, [], None, args, kwargs)
+        try:
+            return self._run(first, args, kwargs)
+        except GuardError as error:
+            return self._search(key, [first], error, args, kwargs)
+
+    def _changed(self, change: str) -> None:
+        """The model is no longer what it was captured from: forget what was made of it."""
+        with self._lock:
+            self._variants, self._hints, self._watch = (), {}, None
+        log.info("%s: all variants go, because %s", self._name, change)
+
+    def _run(self, variant: Variant, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if variant.links:
+            variant.follow_model()
+        result = variant.run(*args, **kwargs)
+        variant.calls += 1
+        variant.last_used = self._clock = self._clock + 1
+        return result
+
+    def _search(
+        self, key: Any, tried: list[Variant], error: GuardError | None, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Try the variants that were not tried yet, the one that was used last first; else do what `on_guard` says."""
+        if key is None:
+            key = call_key(args, kwargs, self.training)
+        made: Variant | None = None
+        while made is None:
+            for variant in sorted(self._untried(tried), key=lambda item: -item.last_used):
+                try:
+                    result = self._run(variant, args, kwargs)
+                except GuardError as refusal:
+                    error = error or refusal
+                    tried.append(variant)
+                    continue
+                self._remember(key, variant)
+                return result
+            if error is not None and self.on_guard == "raise":
+                raise error
+            if error is not None and self.on_guard == "eager":
+                self._say_once(f"{self._name}: runs the model's own Python, because {first_line(error)}")
+                return self._model(*args, **kwargs)
+            with self._lock:
+                if not self._untried(tried):  # else another thread has made one meanwhile
+                    made = self._add("the first call" if error is None else first_line(error), args, kwargs)
+        self._remember(key, made)
+        try:
+            return self._run(made, args, kwargs)
+        except GuardError as refusal:  # what a guard looks at has changed since, by another thread or the model itself
+            self._say_once(f"{self._name}: runs the model's own Python once, because {first_line(refusal)}")
+            return self._model(*args, **kwargs)
+
+    def _untried(self, tried: list[Variant]) -> list[Variant]:
+        return [variant for variant in self._variants if variant not in tried]
+
+    def _remember(self, key: Any, variant: Variant) -> None:
+        if len(self._hints) >= _MOST_HINTS:
+            self._hints = {}
+        self._hints[key] = variant
+
+    def _add(self, why: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Variant:
+        """Make a variant for a call; where there are too many, the one that was used least recently goes."""
+        begin = time.perf_counter()
+        if self._watch is None:
+            self._watch = ModelWatch(self._model)
+        variant = self._make(why, args, kwargs)
+        variant.seconds = time.perf_counter() - begin
+        variant.last_used = self._clock = self._clock + 1
+        kept = self._variants
+        if len(kept) >= self.max_variants:
+            oldest = min(kept, key=lambda item: item.last_used)
+            kept = tuple([item for item in kept if item is not oldest])
+            self._hints = {key: item for key, item in list(self._hints.items()) if item is not oldest}
+            log.info("%s: variant %d goes, it was used least recently", self._name, oldest.number)
+        self._variants = (*kept, variant)
+        log.info(
+            "%s: variant %d made in %s, because %s", self._name, variant.number, seconds_text(variant.seconds), why
+        )
+        return variant
+
+    def _number(self) -> int:
+        self._made += 1
+        return self._made
+
+    def _make(self, why: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Variant:
+        raise NotImplementedError
+
+    def _eager(self, why: str, args: Any, kwargs: Any, reason: str) -> Variant:
+        """A variant that runs the model itself."""
+        self._say_once(f"{self._name}: runs the model's own Python, because {reason}")
+        inputs = call_text(args, kwargs)
+        return Variant(self._number(), why, inputs, self._model, runs_as=f"the model's own Python: {reason}")
+
+    def _say_once(self, text: str) -> None:
+        if text not in self._said:
+            self._said.add(text)
+            log.info("%s", text)
+
+
+def links_of(model: Any, program: GraphModule) -> list[Link]:
+    """The attributes of a program that stand in containers of its own and have to be what the model has."""
+    if not isinstance(model, torch.nn.Module) or model is program:
+        return []
+    found: dict[str, Link] = {}
+    for node in program.graph.nodes:
+        if node._op != "get_attr" or node._target in found or node._target in program.graph._constants:
+            continue
+        path, _, name = node._target.rpartition(".")
+        try:
+            original, copy = model.get_submodule(path), program.get_submodule(path)
+            getattr(original, name)
+        except AttributeError:  # something that the program alone has
+            continue
+        if original is not copy:
+            found[node._target] = Link(original, copy, name)
+    return list(found.values())
+
+
+def late_guard(program: GraphModule) -> str | None:
+    """Why a program cannot be tried: a guard that comes after something which cannot be undone. None where there is none.
+
+    What is checked of the result of a module that is kept whole cannot be checked before it; there the program insists.
+    """
+    memory: Aliases | None = None
+    done: Node | None = None
+    for node in program.graph.nodes:
+        if node._op in ("placeholder", "get_attr", "output"):
+            continue
+        if node._op == "call_function" and is_guard(node._target):
+            if done is not None and node._target is check_result:
+                node.target = insist_on_result
+            elif done is not None and node._target is not insist_on_result:
+                line = source_of(node)
+                where = f" at {line.place}" if line else ""
+                return f"the check '{node._name}'{where} comes after '{done._name}', whose effect cannot be undone"
+        elif done is None and node.is_impure():
+            memory = memory or Aliases(program.graph)
+            effects = memory.effects.get(node)
+            if effects is not None and (effects.unknown or effects.random or written_outside(effects, memory)):
+                done = node
+    return None
+
+
+def written_outside(effects: Effects, memory: Aliases) -> list[Any]:
+    """What a call writes that is no value of the program's own making."""
+    return [item for item in effects.writes if not (isinstance(item, Node) and not memory.is_input_or_state(item))]
+
+
+@guard(check_result.__torchgraft_describe__)  # type: ignore[attr-defined]
+def insist_on_result(found: Any, kind: str, length: int | None, name: str, where: str) -> None:
+    """Raise an error that no other variant is tried after, because what has run cannot be undone."""
+    try:
+        check_result(found, kind, length, name, where)
+    except GuardError as error:
+        raise RunError(str(error)) from None
+
+
+def program_or_error(make: Callable[[], GraphModule]) -> GraphModule | str:
+    """A captured program, or in words why there is none; what the model itself raises is raised."""
+    try:
+        return make()
+    except TraceError as error:
+        return one_line(error)
+
+
+# ---- what a call looks like ----
+
+
+def call_key(args: tuple[Any, ...], kwargs: dict[str, Any], training: bool) -> Any:
+    """What a call looks like, in a form that can be a key: shapes and dtypes of tensors, plain values, classes of others.
+
+    >>> call_key((torch.ones(2, 3), 5), {}, False) == call_key((torch.zeros(2, 3), 5), {}, False)
+    True
+    """
+    parts: list[Any] = [training, torch.is_grad_enabled()]
+    for value in args:
+        parts.append((value.shape, value.dtype) if type(value) is torch.Tensor else _part(value, 4))
+    for name, value in kwargs.items():
+        parts.append(name)
+        parts.append((value.shape, value.dtype) if type(value) is torch.Tensor else _part(value, 4))
+    return tuple(parts)
+
+
+def _part(value: Any, depth: int) -> Any:
+    kind = type(value)
+    if kind in _PLAIN:
+        return kind, value
+    if isinstance(value, torch.Tensor):
+        return kind, value.shape, value.dtype
+    if depth and kind in (tuple, list):
+        return kind, tuple([_part(item, depth - 1) for item in value])
+    if depth and kind is dict:
+        return kind, tuple(
+            [(name if type(name) is str else type(name), _part(item, depth - 1)) for name, item in value.items()]
+        )
+    return kind
+
+
+def call_text(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    """The inputs of a call in a few words.
+
+    >>> call_text((torch.ones(2, 3), 5), {"mask": None})
+    'float32[2, 3], 5, mask=None'
+    """
+    return ", ".join([_text(value) for value in args] + [f"{name}={_text(value)}" for name, value in kwargs.items()])
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+    if type(value) in _PLAIN:
+        return repr(value)
+    return f"{type(value).__name__} of {len(value)}" if isinstance(value, (tuple, list, dict)) else type(value).__name__
+
+
+def first_line(error: BaseException) -> str:
+    """What happened, without where and what to do."""
+    return str(error).partition("\n")[0]
+
+
+def _is_watched() -> bool:
+    """Whether somebody traces this run, and should see the model itself; a default device is no tracing."""
+    if torch.compiler.is_compiling() or torch.jit.is_tracing():
+        return True
+    depth = _len_torch_function_stack()
+    if not depth:
+        return False
+    modes = [torch._C._get_function_stack_at(level) for level in range(depth)]
+    return not all(isinstance(mode, DeviceContext) for mode in modes)

@@ -1,0 +1,296 @@
+"""`convert`: from a prepared program to the reference form, in which integers are plain tensors, scales are buffers, and
+ordinary operators stand between `dequantize_tensor` and `quantize_tensor`. Kernels that do this faster are put in by `native/`.
+"""
+
+from __future__ import annotations
+
+import copy
+import operator
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from torchgraft.codegen.graph_module import GraphModule
+from torchgraft.errors import QuantizeError
+from torchgraft.ir.node import Node
+from torchgraft.passes.attributes import References
+from torchgraft.passes.layer_calls import Layer, bound, layer_arguments, read_layer
+from torchgraft.passes.remove_no_ops import RemoveNoOps
+from torchgraft.quantize.calibrating import check_observed
+from torchgraft.quantize.corrections import INPUTS, ROUNDED, corrected_bias, learn_rounding
+from torchgraft.quantize.observers import Observer
+from torchgraft.quantize.operations import is_sum
+from torchgraft.quantize.operators import dequantize_tensor, quantize_tensor, scale_of_values
+from torchgraft.quantize.plan import KEY, PlannedLayer, plan_of, weight_axis
+from torchgraft.quantize.preparing import STORED, Stored, inherit
+from torchgraft.quantize.schemes import Numbers
+from torchgraft.quantize.training import TrainedLayer, settle
+from torchgraft.quantize.weights import QuantizedWeight, quantize_weight
+
+_CONVOLUTIONS = (functional.linear, functional.conv1d, functional.conv2d, functional.conv3d)
+_TRANSPOSED = (None, functional.conv_transpose1d, functional.conv_transpose2d, functional.conv_transpose3d)
+
+
+def convert(program: GraphModule) -> GraphModule:
+    """The quantized program in its reference form; the prepared one stays as it is.
+
+    >>> import torchgraft
+    >>> prepared = torchgraft.quantize.prepare(torchgraft.symbolic_trace(torchgraft.zoo.create("mlp").eval()))
+    >>> _ = torchgraft.quantize.calibrate(prepared, [torch.randn(4, 16)])
+    >>> [node.name for node in convert(prepared).graph.nodes if node.op == "call_function"][:4]
+    ['quantize_tensor', 'dequantize_tensor', 'dequantize_tensor_1', 'fc1']
+    """
+    plan = plan_of(program)
+    if program.training and any(isinstance(module, TrainedLayer) for module in program.children()):
+        raise QuantizeError("the program is being trained\ncall .eval() on it first")
+    check_observed(program)
+    result = GraphModule(program, copy.deepcopy(program.graph), type(program).__name__)
+    result.meta = {**program.meta, KEY: plan}
+    with torch.no_grad():
+        settle(result)
+        RemoveNoOps(inference=True).run(result)
+        if plan.config.learn_rounding and ROUNDED not in result.meta:
+            learn_rounding(result, plan)
+        _Conversion(result).run()
+    for key in (INPUTS, ROUNDED):
+        result.meta.pop(key, None)
+    result.graph.lint()
+    return result
+
+
+class _Conversion:
+    def __init__(self, program: GraphModule) -> None:
+        self.program, self.graph, self.plan = program, program.graph, plan_of(program)
+        self.references = References(program)
+        self.weights: dict[Any, tuple[QuantizedWeight, list[str | None]]] = {}
+        self.dynamic: dict[tuple[Node, Numbers], Node] = {}
+        self.bias: Node | None = None
+        self.scales: dict[str, tuple[str, str]] = {}
+
+    def run(self) -> None:
+        for node in list(self.graph.nodes):
+            watching = getattr(self.program, node.target, None) if node.op == "call_module" else None
+            planned = self.plan.layers.get(node.name)
+            if isinstance(watching, Observer):
+                self._replace_observer(node, watching)
+            elif planned is not None and planned.reason is None:
+                self._replace_layer(node, planned)
+        for group in dict.fromkeys(self.plan.groups.values()):
+            if hasattr(self.program, group):
+                del self.program._modules[group]
+        for node in list(self.graph.nodes):
+            self._drop_cast(node)
+
+    def _drop_cast(self, node: Node) -> None:
+        """A sum is given the type of its first side; where both sides have the same, that is nothing."""
+        if node.op != "call_method" or node.target != "type_as" or not isinstance(node.args[0], Node):
+            return
+        total = node.args[0]
+        if not is_sum(total, self.program):
+            return
+        if all(self._is_float32(side) for side in total.args):
+            node.replace_all_uses_with(total)
+            self.graph.erase_node(node)
+
+    def _is_float32(self, value: Any) -> bool:
+        """Whether the conversion knows the type of a value: a result of a layer, or one that was quantized."""
+        if value.target is dequantize_tensor:
+            return not value.kwargs and len(value.args) == 3
+        planned = self.plan.layers.get(value.name)
+        return planned is not None and planned.reason is None and planned.dtype == "torch.float32"
+
+    # ---- values ----
+
+    def _replace_observer(self, node: Node, watching: Observer) -> None:
+        value = node.args[0]
+        if watching.dtype is not None and watching.dtype.is_floating_point:
+            group = node.target
+            if group not in self.scales:
+                scale, zero_point = watching.scale()
+                stem = group.removeprefix("observer_")
+                self.scales[group] = (
+                    self._buffer(f"{stem}_scale", scale),
+                    self._buffer(f"{stem}_zero_point", zero_point),
+                )
+            with self.graph.inserting_before(node):
+                scale_node, zero_node = [self._fetch(path, node) for path in self.scales[group]]
+                value = self._pair(node, value, scale_node, zero_node, watching.numbers, watching.dtype)
+        node.replace_all_uses_with(value)
+        self.graph.erase_node(node)
+
+    def _pair(
+        self, place: Node, value: Node, scale: Node, zero: Node | None, numbers: Numbers, dtype: torch.dtype | None
+    ) -> Node:
+        """Quantize and dequantize a value, before `place`."""
+        low, high = numbers.range
+        steps = self.graph.call_function(quantize_tensor, (value, scale, zero, low, high, numbers.dtype))
+        options = (dtype,) if dtype not in (None, torch.float32) else ()
+        numbers_again = self.graph.call_function(dequantize_tensor, (steps, scale, zero, *options))
+        inherit(steps, place)
+        inherit(numbers_again, place)
+        return numbers_again
+
+    # ---- layers ----
+
+    def _replace_layer(self, node: Node, planned: PlannedLayer) -> None:
+        layer = read_layer(node, self.program)
+        assert isinstance(layer, Layer)
+        scheme = planned.scheme
+        with self.graph.inserting_before(node):
+            source = layer.source
+            self.bias = self._corrected(node, layer, planned)
+            if scheme.inputs is not None and scheme.dynamic:
+                source = self._dynamic(node, source, scheme.inputs, layer.weight.dtype)
+            weight = self._weight(node, layer, planned) if scheme.weights is not None else None
+            self._rebuild(node, layer, source, weight, planned)
+
+    def _dynamic(self, node: Node, source: Node, numbers: Numbers, dtype: torch.dtype) -> Node:
+        key = (source, numbers)
+        if key not in self.dynamic:
+            low, high = numbers.range
+            chosen = self.graph.call_function(
+                scale_of_values,
+                (source, low, high, numbers.symmetric),
+                {"per_row": True} if numbers.per == "row" else {},
+            )
+            scale = self.graph.call_function(operator.getitem, (chosen, 0))
+            zero = None
+            if not (numbers.symmetric and numbers.signed):
+                zero = self.graph.call_function(operator.getitem, (chosen, 1))
+                inherit(zero, node)
+            inherit(chosen, node)
+            inherit(scale, node)
+            self.dynamic[key] = self._pair(node, source, scale, zero, numbers, dtype)
+        return self.dynamic[key]
+
+    def _weight(self, node: Node, layer: Layer, planned: PlannedLayer) -> Node:
+        numbers = planned.scheme.weights
+        assert numbers is not None
+        key = (id(layer.weight), numbers)
+        if key not in self.weights:
+            known = self._given_weight(layer, planned)
+            found = known or quantize_weight(layer.weight, numbers, weight_axis(layer), planned.path)
+            stem = planned.path.replace(".", "_") or node.name
+            zero = None if found.zero_point is None else self._buffer(f"{stem}_weight_zero_point", found.zero_point)
+            paths = [
+                self._buffer(f"{stem}_weight", found.steps),
+                self._buffer(f"{stem}_weight_scale", found.scale),
+                zero,
+            ]
+            self.weights[key] = found, paths
+            stored = self.program.meta.setdefault(STORED, {})
+            stored[f"{planned.path}.weight"] = Stored(numbers, weight_axis(layer), paths[0] or "", paths[1] or "", zero)
+        found, names = self.weights[key]
+        nodes = [None if path is None else self._fetch(path, node) for path in names]
+        options: dict[str, Any] = {}
+        if layer.weight.dtype != torch.float32:
+            options["dtype"] = layer.weight.dtype
+        if found.axis is not None:
+            options["axis"] = found.axis
+        if found.group is not None:
+            options["group"] = found.group
+        result = self.graph.call_function(dequantize_tensor, tuple(nodes), options)
+        inherit(result, node)
+        return result
+
+    def _corrected(self, node: Node, layer: Layer, planned: PlannedLayer) -> Node | None:
+        """A bias that makes up for what rounding does to the mean."""
+        inputs = self.program.meta.get(INPUTS, {}).get(planned.name)
+        if not self.plan.config.correct_bias or inputs is None or planned.scheme.weights is None:
+            return None
+        numbers, axis = planned.scheme.weights, weight_axis(layer)
+        found = self._given_weight(layer, planned) or quantize_weight(layer.weight, numbers, axis, planned.path)
+        stem = planned.path.replace(".", "_") or node.name
+        return self._fetch(self._buffer(f"{stem}_bias_corrected", corrected_bias(layer, found, inputs)), node)
+
+    def _given_weight(self, layer: Layer, planned: PlannedLayer) -> QuantizedWeight | None:
+        """Weights that a correction or training has rounded already."""
+        rounded: dict[str, QuantizedWeight] = self.program.meta.get(ROUNDED, {})
+        return rounded.get(planned.name)
+
+    def _rebuild(self, node: Node, layer: Layer, source: Node, weight: Node | None, planned: PlannedLayer) -> None:
+        """The layer as a function of its input and the given weight, in another type where the scheme casts."""
+        target, arguments = self._as_function(node, layer, weight is not None)
+        old = arguments["weight"]
+        arguments["input"] = source
+        if self.bias is not None:
+            arguments["bias"] = self.bias
+        if weight is not None:
+            arguments["weight"] = weight
+        if planned.scheme.cast is not None:
+            dtype = getattr(torch, planned.scheme.cast)
+            for name in ("input", "weight", "bias"):
+                if isinstance(arguments.get(name), Node):
+                    arguments[name] = self._cast(node, arguments[name], dtype)
+        path = node.target if node.op == "call_module" else None
+        node.op, node.target = "call_function", target
+        node._set_arguments(tuple(arguments.values()), {})
+        if planned.scheme.cast is not None:
+            users = list(node.users)
+            with self.graph.inserting_after(node):
+                back = self._cast(node, node, layer.weight.dtype)
+            for user in users:
+                user.replace_input_with(node, back)
+        self._drop(path, old)
+
+    def _as_function(self, node: Node, layer: Layer, weight_is_new: bool) -> tuple[Any, dict[str, Any]]:
+        if layer.module is None:
+            names = layer_arguments(node)
+            given = bound(node, names)
+            count = max(3, *[names.index(name) + 1 for name in given])
+            return node.target, {name: given.get(name, _DEFAULTS.get(name)) for name in names[:count]}
+        module: Any = layer.module
+        target = (_TRANSPOSED if layer.transposed else _CONVOLUTIONS)[layer.dimensions]
+        names = ("weight", "bias")
+        if layer.dimensions:
+            last = ("output_padding", "groups", "dilation") if layer.transposed else ("dilation", "groups")
+            names = (*names, "stride", "padding", *last)
+        arguments: dict[str, Any] = {"input": None}
+        for name in names:
+            value = getattr(module, name)
+            if isinstance(value, torch.nn.Parameter) and not (name == "weight" and weight_is_new):
+                value = self._fetch(self._place(f"{node.target.replace('.', '_')}_{name}", value), node)
+            arguments[name] = value
+        return target, arguments
+
+    def _cast(self, node: Node, value: Node, dtype: torch.dtype) -> Node:
+        result = self.graph.call_method("to", (value, dtype))
+        inherit(result, node)
+        return result
+
+    # ---- attributes ----
+
+    def _buffer(self, wish: str, value: torch.Tensor) -> str:
+        name = self._free(wish)
+        self.program.register_buffer(name, value.detach())
+        return name
+
+    def _place(self, wish: str, value: torch.nn.Parameter) -> str:
+        name = self._free(wish)
+        self.program.register_parameter(name, value)
+        return name
+
+    def _free(self, wish: str) -> str:
+        return wish if not hasattr(self.program, wish) else self.references.free_name(wish)
+
+    def _fetch(self, path: str, like: Node) -> Node:
+        node = self.graph.get_attr(path)
+        inherit(node, like)
+        self.references.change(path, 1)
+        return node
+
+    def _drop(self, path: str | None, weight: Any) -> None:
+        """Take float weights that nothing needs any more out of the program."""
+        if path is not None:
+            self.references.change(path, -1)
+            self.references.drop_unused(path)
+        elif isinstance(weight, Node) and not weight.users:
+            self.graph.erase_node(weight)
+            self.references.change(weight.target, -1)
+            self.references.drop_unused(weight.target)
+
+
+_DEFAULTS: dict[str, Any] = {
+    "bias": None, "stride": 1, "padding": 0, "dilation": 1, "groups": 1, "output_padding": 0,
+}  # fmt: skip

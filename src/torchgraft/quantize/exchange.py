@@ -1,0 +1,101 @@
+"""The reference form as other runtimes read it: each pair of quantize and dequantize as one `torch.fake_quantize_…` call on
+floats, which the exporters of torch.onnx and the converter of OpenVINO turn into their own. What they make of it is theirs.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+
+from torchgraft.codegen.graph_module import GraphModule
+from torchgraft.ir.node import Node
+from torchgraft.ir.verify import find_attribute
+from torchgraft.passes.attributes import References
+from torchgraft.passes.remove_dead_code import RemoveDeadCode
+from torchgraft.quantize.operators import dequantize_tensor, quantize_tensor
+from torchgraft.quantize.preparing import inherit
+
+
+def to_fake_quantize(program: GraphModule) -> GraphModule:
+    """A program that computes with floats what the reference form computes with integers, and still says where they are.
+
+    Hand it to `torch.onnx.export` or `openvino.convert_model`: both know the calls and run integers in their place.
+
+    >>> import torchgraft
+    >>> model = torchgraft.zoo.create("mlp").eval()
+    >>> program = torchgraft.quantize.quantize(model, [torch.randn(8, 16)], backend="reference")
+    >>> x = torch.randn(2, 16)
+    >>> torch.allclose(to_fake_quantize(program)(x), program(x), atol=1e-6)
+    True
+    """
+    result = GraphModule(program, copy.deepcopy(program.graph), type(program).__name__)
+    result.meta = dict(program.meta)
+    with torch.no_grad():
+        for node in list(result.graph.nodes):
+            if node.op == "call_function" and node.target is dequantize_tensor:
+                _replace(result, node)
+    RemoveDeadCode().run(result)
+    used = {node.target for node in result.graph.nodes if node.op in ("get_attr", "call_module")}
+    for name in [name for name in result._buffers if name not in used]:
+        del result._buffers[name]
+    result.graph.lint()
+    return result
+
+
+def _replace(program: GraphModule, node: Node) -> None:
+    steps, scale, zero_point = [_constant(program, item) for item in node.args[:3]]
+    if scale is None or (zero_point is None and node.args[2] is not None) or node.kwargs.get("group") is not None:
+        return
+    source: Any = node.args[0]
+    if steps is not None:
+        _replace_weight(program, node, steps, scale, zero_point)
+    elif source.target is quantize_tensor and scale.dim() == 0 and len(node.args) == 3:
+        value, low, high = source.args[0], source.args[3], source.args[4]
+        zero = 0 if zero_point is None else int(zero_point.item())
+        node.target = torch.fake_quantize_per_tensor_affine
+        node._set_arguments((value, float(scale.item()), zero, low, high), {})
+
+
+def _replace_weight(
+    program: GraphModule, node: Node, steps: torch.Tensor, scale: torch.Tensor, zero_point: torch.Tensor | None
+) -> None:
+    if steps.dtype not in (torch.int8, torch.uint8):
+        return
+    options: dict[str, Any] = {key: value for key, value in node.kwargs.items() if key in ("dtype", "axis")}
+    limits = torch.iinfo(steps.dtype)
+    graph, references = program.graph, References(program)
+    stem = node.args[0].target
+    with graph.inserting_before(node):
+        path = references.put_new(f"{stem}_floats", dequantize_tensor(steps, scale, zero_point, **options))
+        floats = graph.get_attr(path)
+        if scale.dim():
+            zeros = torch.zeros_like(scale, dtype=torch.int32) if zero_point is None else zero_point
+            kept = graph.get_attr(references.put_new(f"{stem}_zeros", zeros))
+            inherit(kept, node)
+            arguments: tuple[Any, ...] = (
+                floats,
+                node.args[1],
+                kept,
+                node.kwargs.get("axis", 0),
+                limits.min,
+                limits.max,
+            )
+        else:
+            arguments = (
+                floats,
+                float(scale.item()),
+                0 if zero_point is None else int(zero_point),
+                limits.min,
+                limits.max,
+            )
+    inherit(floats, node)
+    node.target = torch.fake_quantize_per_channel_affine if scale.dim() else torch.fake_quantize_per_tensor_affine
+    node._set_arguments(arguments, {})
+
+
+def _constant(program: GraphModule, value: Any) -> torch.Tensor | None:
+    if not isinstance(value, Node) or value.op != "get_attr":
+        return None
+    return find_attribute(program, value.target)[0]

@@ -1,0 +1,135 @@
+"""Functions that a native program calls between its layers: the same as the reference form's, in one pass over memory.
+Layers are in `layers.py`; which calls these take the place of is decided in `lowering.py`.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from torchgraft.analysis.effects import pure
+
+_QUANTIZED_TYPES = {torch.uint8: torch.quint8, torch.int8: torch.qint8}
+
+
+def _find_kernel() -> Callable[..., torch.Tensor] | None:
+    """torch's kernel for quantizing: deprecated with its quantized tensors, and the only one in a single pass."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            torch.quantize_per_tensor(torch.zeros(1), 1.0, 0, torch.quint8)
+    except (AttributeError, RuntimeError):
+        return None
+    return torch.quantize_per_tensor
+
+
+_kernel = _find_kernel()
+
+
+@pure
+def quantize_fast(
+    values: torch.Tensor, scale: float, zero_point: int, low: int = 0, high: int = 255, dtype: torch.dtype = torch.uint8
+) -> torch.Tensor:
+    """What `quantize_tensor` does with one scale.
+
+    >>> quantize_fast(torch.tensor([-1.0, 0.26, 99.0]), 0.1, 10)
+    tensor([  0,  13, 255], dtype=torch.uint8)
+    """
+    limits = torch.iinfo(dtype)
+    if _kernel is not None and not values.requires_grad and (low, high) == (limits.min, limits.max):
+        steps = _kernel(values.float(), scale, zero_point, _QUANTIZED_TYPES[dtype])
+        # The bytes are what is wanted: taking them over costs nothing, `int_repr` copies them one by one.
+        return torch.empty(0, dtype=dtype).set_(steps.untyped_storage(), 0, steps.shape, steps.stride())
+    steps = torch.round(values.float() * (1.0 / scale)).add_(zero_point).clamp_(low, high)
+    return steps.to(dtype)
+
+
+@pure
+def dequantize_fast(
+    steps: torch.Tensor, scale: float, zero_point: int, dtype: torch.dtype = torch.float32
+) -> torch.Tensor:
+    """What `dequantize_tensor` does with one scale.
+
+    >>> dequantize_fast(torch.tensor([0, 13], dtype=torch.uint8), 0.5, 10)
+    tensor([-5.0000,  1.5000])
+    """
+    values = steps.float()
+    if zero_point:
+        values.sub_(zero_point)
+    return values.mul_(scale).to(dtype)
+
+
+@pure
+def look_up(steps: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+    """What a table says of each byte: any function of one number between integers is one.
+
+    >>> look_up(torch.tensor([[0, 3]], dtype=torch.uint8), torch.arange(256) ** 2)
+    tensor([[0, 9]])
+    """
+    flat = torch.index_select(table, 0, steps.reshape(-1).to(torch.int32))
+    return flat.reshape(steps.shape)
+
+
+@pure
+def activate_and_quantize(
+    values: torch.Tensor,
+    activation: Callable[..., torch.Tensor],
+    options: tuple[Any, ...],
+    scale: float,
+    zero_point: int,
+) -> torch.Tensor:
+    """An activation that writes into its input, which nobody else sees, and its result in bytes.
+
+    >>> activate_and_quantize(torch.tensor([-1.0, 1.0]), torch.relu_, (), 0.5, 3)
+    tensor([3, 5], dtype=torch.uint8)
+    """
+    return quantize_fast(activation(values, *options), scale, zero_point)
+
+
+@pure
+def activate(values: torch.Tensor, activation: Callable[..., torch.Tensor], options: tuple[Any, ...]) -> torch.Tensor:
+    """An activation that writes into its input, which nobody else sees.
+
+    >>> activate(torch.tensor([-1.0, 1.0]), torch.relu_, ())
+    tensor([0., 1.])
+    """
+    return activation(values, *options)
+
+
+def table_of(function: Callable[[torch.Tensor], torch.Tensor], scale: float, zero_point: int) -> torch.Tensor:
+    """The 256 results of a function of bytes."""
+    return function((torch.arange(256, dtype=torch.float32) - zero_point) * scale)
+
+
+@pure
+def max_pool_bytes(
+    steps: torch.Tensor,
+    kernel: tuple[int, int],
+    stride: tuple[int, int],
+    padding: tuple[int, int],
+    dilation: tuple[int, int],
+) -> torch.Tensor:
+    """What `max_pool2d` does, on bytes: torch's own kernel takes only small images of them.
+
+    >>> max_pool_bytes(torch.arange(16, dtype=torch.uint8).reshape(1, 1, 4, 4), (2, 2), (2, 2), (0, 0), (1, 1))
+    tensor([[[[ 5,  7],
+              [13, 15]]]], dtype=torch.uint8)
+    """
+    if any(padding):
+        # Zero is the smallest byte, so it never wins over one that is there.
+        steps = torch.nn.functional.pad(steps, (padding[1], padding[1], padding[0], padding[0]))
+    for axis, place in ((2, 0), (3, 1)):
+        reach = dilation[place] * (kernel[place] - 1)
+        count = (steps.shape[axis] - reach - 1) // stride[place] + 1
+        length = (count - 1) * stride[place] + 1
+        result = None
+        for step in range(0, reach + 1, dilation[place]):
+            part = steps.narrow(axis, step, length)
+            part = part[:, :, :: stride[place]] if axis == 2 else part[:, :, :, :: stride[place]]
+            result = part if result is None else torch.maximum(result, part)
+        assert result is not None
+        steps = result
+    return steps

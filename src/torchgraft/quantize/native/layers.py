@@ -1,0 +1,307 @@
+"""Layers that compute with integers by torch's own kernels (oneDNN), each with the activation or sum after it in the same call.
+They keep their weights as plain integers and pack them for the kernel when they are first run, so that they can be copied and
+saved. Which layers become these is decided in `lowering.py`.
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from torchgraft.quantize.native.functions import dequantize_fast, quantize_fast
+from torchgraft.quantize.operators import scale_of_values
+
+_onednn: Any = torch.ops.onednn
+_aten: Any = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class PostOperation:
+    """What a kernel does with its results before it writes them."""
+
+    name: str = "none"
+    options: tuple[Any, ...] = ()
+    algorithm: str = ""
+
+
+@dataclass(frozen=True)
+class Convolution:
+    """Where a kernel goes over its input."""
+
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    groups: int
+
+
+_PACKED = ("_packed", "_packed_few")
+_MOST_SIZES = 4
+
+
+class _Packing(torch.nn.Module):
+    """Weights as plain tensors, and what a kernel wants of them, made when it is first needed and never copied or saved."""
+
+    weight: torch.Tensor
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {key: value for key, value in self.__dict__.items() if key not in _PACKED}
+
+    def _apply(self, *args: Any, **kwargs: Any) -> Any:
+        self._forget()
+        return super()._apply(*args, **kwargs)
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        self._forget()
+        super()._load_from_state_dict(*args, **kwargs)
+
+    def _forget(self) -> None:
+        for name in _PACKED:
+            self.__dict__.pop(name, None)
+
+    def packed(self, steps: torch.Tensor) -> Any:
+        """The weights in the kernel's own order, which for images goes by their size: another order would be changed back and
+        forth in every call."""
+        kept: dict[Any, Any] = self.__dict__.setdefault("_packed", {})
+        size = tuple(steps.shape[2:]) if self.weight.dim() > 2 else ()
+        found = kept.get(size)
+        if found is None:
+            if len(kept) >= _MOST_SIZES:
+                kept.pop(next(iter(kept)), None)
+            found = kept[size] = self._pack(steps)
+        return found
+
+    def _pack(self, steps: torch.Tensor) -> Any:
+        raise NotImplementedError
+
+
+class IntegerLayer(_Packing):
+    """A linear layer or convolution on bytes. With `output` it returns bytes of that scale and zero point, otherwise floats."""
+
+    def __init__(
+        self,
+        weight: torch.Tensor,
+        weight_scale: torch.Tensor,
+        bias: torch.Tensor | None,
+        input_scale: tuple[float, int] | None,
+        convolution: Convolution | None = None,
+        post: PostOperation | None = None,
+        output: tuple[float, int] | None = None,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        super().__init__()
+        self.dtype = dtype
+        self.register_buffer("weight", weight)
+        scale = weight_scale.expand(weight.shape[0]) if weight_scale.dim() == 0 else weight_scale
+        self.register_buffer("weight_scale", scale.float().contiguous())
+        self.register_buffer("weight_zero_point", torch.zeros(weight.shape[0], dtype=torch.int64), persistent=False)
+        self.register_buffer("bias", None if bias is None else bias.detach().float())
+        self.weight_scale: torch.Tensor
+        self.weight_zero_point: torch.Tensor
+        self.bias: torch.Tensor | None
+        self.input_scale, self.convolution, self.output = input_scale, convolution, output
+        self.post = post or PostOperation()
+
+    def _pack(self, steps: torch.Tensor) -> Any:
+        if self.convolution is None:
+            return _onednn.qlinear_prepack(self.weight, None)
+        where = self.convolution
+        scale, zero_point = self.input_scale or (1.0, 0)
+        return _onednn.qconv_prepack(
+            self.weight, self.weight_scale, scale, zero_point,
+            where.stride, where.padding, where.dilation, where.groups, list(steps.shape),
+        )  # fmt: skip
+
+    def forward(self, steps: torch.Tensor) -> torch.Tensor:
+        """The layer on bytes."""
+        assert self.input_scale is not None
+        return self._run(steps, *self.input_scale)
+
+    def _run(self, steps: torch.Tensor, scale: float, zero_point: int) -> torch.Tensor:
+        common = (steps, scale, zero_point, self.packed(steps), self.weight_scale, self.weight_zero_point)
+        out_scale, out_zero = self.output or (1.0, 0)
+        out_type = self.dtype if self.output is None else torch.uint8
+        post = self.post
+        if self.convolution is None:
+            last = (out_scale, out_zero, out_type, post.name, post.options, post.algorithm)
+            return _onednn.qlinear_pointwise.default(*common, self.bias, *last)
+        where = (self.convolution.stride, self.convolution.padding, self.convolution.dilation, self.convolution.groups)
+        last = (out_scale, out_zero, out_type, post.name, post.options, post.algorithm)
+        return _onednn.qconv_pointwise.default(*common, self.bias, *where, *last)
+
+    def extra_repr(self) -> str:
+        """What is printed of it."""
+        parts = [f"{tuple(self.weight.shape)}", f"input_scale={self.input_scale}"]
+        parts += [f"post={self.post.name}"] if self.post.name != "none" else []
+        parts += [f"output={self.output}"] if self.output is not None else []
+        return ", ".join(parts)
+
+
+class IntegerLinear(IntegerLayer):
+    """A linear layer from floats to floats, by way of bytes of a known scale.
+
+    Few rows are bound by reading the weights, and FBGEMM reads them faster; it rounds the input, too. Many go to oneDNN.
+    """
+
+    few_rows = 32
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        """The layer on floats."""
+        assert self.input_scale is not None
+        if self.dtype == torch.float32 and values.numel() <= self.few_rows * values.shape[-1]:
+            packed = self._packed_for_few()
+            if packed is not None:
+                kernel = _few_rows_relu if self.post.name == "relu" else _few_rows
+                return kernel(values.float(), *self.input_scale, packed)
+        return self._run(quantize_fast(values, *self.input_scale), *self.input_scale)
+
+    def _packed_for_few(self) -> Any:
+        if "_packed_few" not in self.__dict__:
+            self.__dict__["_packed_few"] = _pack_for_few(self.weight, self.weight_scale, self.bias)
+        return self.__dict__["_packed_few"]
+
+
+_quantized: Any = torch.ops.quantized
+_few_rows: Any = getattr(_quantized, "linear_with_input_q_dq_qweight_dq_output_fp32", None)
+_few_rows_relu: Any = getattr(_quantized, "linear_with_input_q_dq_qweight_dq_relu_output_fp32", None)
+
+
+def _pack_for_few(weight: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None) -> Any:
+    """Weights as FBGEMM takes them; None where this torch or this machine has it not."""
+    if _few_rows is None or _few_rows_relu is None or torch.backends.quantized.engine not in ("x86", "fbgemm"):
+        return None
+    zeros = torch.zeros(weight.shape[0], dtype=torch.int64)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # quantized tensors are deprecated, and the only way into this kernel
+            quantized = torch._make_per_channel_quantized_tensor(weight, scale.double(), zeros, 0)
+            packed = _quantized.linear_prepack(quantized, bias)
+            _few_rows(torch.zeros(1, weight.shape[1]), 1.0, 0, packed)
+    except (RuntimeError, AttributeError, NotImplementedError):
+        return None
+    return packed
+
+
+class IntegerLayerWithSum(IntegerLayer):
+    """The same, which adds bytes of another scale to its results, and may write into those bytes."""
+
+    def __init__(self, *args: Any, other_scale: tuple[float, int], may_write: bool, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.other_scale, self.may_write = other_scale, may_write
+
+    def forward(self, steps: torch.Tensor, other: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        """The layer on bytes, plus other bytes, in bytes."""
+        assert self.input_scale is not None and self.output is not None
+        common = (steps, *self.input_scale, self.packed(steps), self.weight_scale, self.weight_zero_point)
+        post = self.post
+        shape = self._result_shape(steps)
+        if tuple(other.shape) != shape:
+            return self._spread(steps, other)
+        total = other if self.may_write else other.clone()
+        if self.convolution is None:
+            return _onednn.qlinear_pointwise.binary(
+                *common, total.contiguous(), self.bias, *self.output, torch.uint8,
+                *self.other_scale, "sum", 1.0, post.name, post.options, post.algorithm,
+            )  # fmt: skip
+        total = total.contiguous(memory_format=torch.channels_last)
+        where = (self.convolution.stride, self.convolution.padding, self.convolution.dilation, self.convolution.groups)
+        return _onednn.qconv2d_pointwise.binary(
+            *common, total, self.bias, *where, *self.output, torch.uint8,
+            *self.other_scale, "sum", 1.0, post.name, post.options, post.algorithm,
+        )  # fmt: skip
+
+    def _result_shape(self, steps: torch.Tensor) -> tuple[int, ...]:
+        if self.convolution is None:
+            return (*steps.shape[:-1], self.weight.shape[0])
+        where = self.convolution
+        sizes = [
+            (size + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1
+            for size, padding, dilation, kernel, stride in zip(
+                steps.shape[2:], where.padding, where.dilation, self.weight.shape[2:], where.stride, strict=True
+            )
+        ]
+        return (steps.shape[0], self.weight.shape[0], *sizes)
+
+    def _spread(self, steps: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        """A sum with something smaller, which the kernel does not do."""
+        output, post = self.output, self.post
+        assert self.input_scale is not None and output is not None
+        self.output, self.post = None, PostOperation()
+        try:
+            total = self._run(steps, *self.input_scale).float() + dequantize_fast(other, *self.other_scale)
+        finally:
+            self.output, self.post = output, post
+        return quantize_fast(torch.relu(total) if post.name == "relu" else total, *output)
+
+
+class DynamicLayer(IntegerLayer):
+    """A layer on floats that chooses the scale of its input anew for each."""
+
+    def __init__(self, *args: Any, limits: tuple[int, int], **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.limits = limits
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        """The layer on floats, by way of bytes."""
+        scales = scale_of_values(values, *self.limits, symmetric=False)
+        scale, zero_point = scales[0].item(), int(scales[1].item())
+        steps = quantize_fast(values, scale, zero_point, *self.limits)
+        return self._run(steps, scale, zero_point).to(values.dtype)
+
+
+class WeightOnlyLayer(torch.nn.Module):
+    """A linear layer on 16-bit floats whose weights are integers of 8 bits, or of 4 in groups, until they are multiplied."""
+
+    # Few rows are bound by reading the weights, which these kernels do in integers; for many, floats are faster.
+    few_rows = 4
+
+    def __init__(
+        self,
+        weight: torch.Tensor,
+        scale: torch.Tensor,
+        zero_point: torch.Tensor | None,
+        bias: torch.Tensor | None,
+        group: int | None,
+        dtype: torch.dtype = torch.bfloat16,
+    ) -> None:
+        super().__init__()
+        self.group, self.dtype, self.outputs = group, dtype, weight.shape[0]
+        self.register_buffer("weight", None)
+        self.register_buffer("scale", None)
+        self.register_buffer("bias", bias)
+        self.weight: torch.Tensor
+        self.scale: torch.Tensor
+        self.bias: torch.Tensor | None
+        self.fill(weight, scale, zero_point)
+
+    def fill(self, weight: torch.Tensor, scale: torch.Tensor, zero_point: torch.Tensor | None) -> None:
+        """Take weights as the reference form has them."""
+        if self.group is not None:
+            # The kernel takes steps from 0 to 15 and means (step - 8) * scale + shift.
+            shift = torch.zeros_like(scale) if zero_point is None else (8 - zero_point.float()) * scale
+            scale = torch.stack([scale, shift], -1).transpose(0, 1).contiguous()
+            steps = weight.to(torch.int32) + (8 if weight.dtype == torch.int8 else 0)
+            if weight.is_meta:
+                weight = torch.empty(weight.shape[0], weight.shape[1] // 2, dtype=torch.uint8, device="meta")
+            else:
+                weight = _aten._convert_weight_to_int4pack_for_cpu(steps, 1)
+        self.weight, self.scale = weight, scale.to(self.dtype)
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        """The layer on floats."""
+        rows = values.reshape(-1, values.shape[-1]).contiguous()
+        if self.group is not None:
+            result = _aten._weight_int4pack_mm_for_cpu(rows, self.weight, self.group, self.scale)
+        elif rows.shape[0] <= self.few_rows:
+            result = _aten._weight_int8pack_mm(rows, self.weight, self.scale)
+        else:
+            result = torch.nn.functional.linear(rows, self.weight.to(self.dtype).mul_(self.scale.unsqueeze(1)))
+        if self.bias is not None:
+            result = result + self.bias
+        return result.reshape(*values.shape[:-1], self.outputs)
+
+    def extra_repr(self) -> str:
+        """What is printed of it."""
+        return f"outputs={self.outputs}, {'int8' if self.group is None else f'int4 in groups of {self.group}'}"

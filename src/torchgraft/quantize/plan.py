@@ -1,0 +1,285 @@
+"""The plan of a quantization: which layers become what, which values are turned into integers, which of them share a scale, and
+why the rest stays as it is. Plans are made here from a program and a configuration; nothing is edited.
+
+A value is turned into integers where a layer that computes with integers takes it. From there the plan goes back: through calls
+that move or select elements, which share the scale of what they are given, as joins do with their parts; and to the other side
+of a sum that a layer can do on the fly.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from torchgraft.errors import QuantizeError
+from torchgraft.ir.node import Node
+from torchgraft.ir.origin import source_of
+from torchgraft.ir.verify import find_attribute
+from torchgraft.passes.layer_calls import Layer, bound, is_layer, layer_arguments, read_layer
+from torchgraft.quantize.config import Config
+from torchgraft.quantize.operations import (
+    ACTIVATIONS,
+    AVERAGES,
+    MOVES,
+    PRODUCTS,
+    SELECTS,
+    first_input,
+    is_sum,
+    operation,
+    parts_of_join,
+    real_users,
+)
+from torchgraft.quantize.schemes import Numbers, Scheme
+
+if TYPE_CHECKING:
+    from torchgraft.codegen.graph_module import GraphModule
+
+KEY = "quantize"
+
+
+@dataclass
+class PlannedLayer:
+    """A layer and what becomes of it; `reason` says why it stays as it is."""
+
+    name: str
+    path: str
+    kind: str
+    scheme_name: str
+    scheme: Scheme
+    source: str = ""
+    reason: str | None = None
+    dtype: str = ""
+    shape: tuple[int, ...] = ()
+
+
+@dataclass
+class Plan:
+    """What is done with a program: layers by the names of their nodes, values by theirs, and the group of each value."""
+
+    config: Config
+    backend: str
+    layers: dict[str, PlannedLayer] = field(default_factory=dict)
+    # The observer of each value; values with the same one share their scale.
+    groups: dict[str, str] = field(default_factory=dict)
+    numbers: dict[str, Numbers] = field(default_factory=dict)
+    observers: dict[str, str] = field(default_factory=dict)
+    consumers: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    others: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def needs_data(self) -> bool:
+        """Whether a scale has to be found by watching data."""
+        return bool(self.groups)
+
+
+def plan_of(program: GraphModule) -> Plan:
+    """The plan that a prepared or quantized program carries."""
+    plan = getattr(program, "meta", {}).get(KEY)
+    if not isinstance(plan, Plan):
+        raise QuantizeError(
+            f"{type(program).__name__} has not been prepared for quantization\n"
+            "call torchgraft.quantize.prepare() first, or quantize(), which does everything"
+        )
+    return plan
+
+
+def make_plan(program: GraphModule, config: Config, backend: str) -> Plan:
+    """The plan for a program."""
+    return _Planner(program, Plan(config, backend)).run()
+
+
+def weight_axis(layer: Layer) -> int | None:
+    """The dimension of the weights that counts the channels that come out; None where no single one does."""
+    if not layer.transposed:
+        return 0
+    return 1 if layer.groups == 1 else None
+
+
+def weight_axis_of(module: torch.nn.Module) -> int | None:
+    """The same of a module."""
+    if not isinstance(module, torch.nn.modules.conv._ConvTransposeNd):
+        return 0
+    return 1 if module.groups == 1 else None
+
+
+class _Planner:
+    def __init__(self, program: GraphModule, plan: Plan) -> None:
+        self.program, self.plan = program, plan
+        self.static: dict[Node, PlannedLayer] = {}
+        self.layers: dict[Node, Layer] = {}
+        self.values: dict[Node, PlannedLayer] = {}  # a value and the first layer that wants it
+        self.leader: dict[Node, Node] = {}
+        self.users: dict[Node, set[Node]] = {}
+
+    def run(self) -> Plan:
+        nodes = list(self.program.graph.nodes)
+        for node in nodes:
+            self._look_at(node)
+        for node, planned in self.static.items():
+            self._need(self.layers[node].source, node, planned)
+        self._name_groups(nodes)
+        self._check_config()
+        return self.plan
+
+    def _look_at(self, node: Node) -> None:
+        if not is_layer(node, self.program):
+            name = operation(node, self.program)
+            if name in PRODUCTS:
+                self.plan.others[node.name] = f"no integer form of {name} is chosen"
+            elif node.op == "call_module" and _has_layers(find_attribute(self.program, node.target)[0]):
+                self.plan.others[node.name] = (
+                    "it is one call in this program; capture with level='function' to see inside"
+                )
+            return
+        path, kind = place_of(node, self.program)
+        function = node.target if node.op == "call_function" else None
+        name = self.plan.config.name_of(path, kind, function)
+        scheme = self.plan.config.scheme_of(path, kind, function)
+        source = source_of(node)
+        kind_name = kind.__name__ if kind is not None else getattr(node.target, "__name__", str(node.target))
+        planned = PlannedLayer(node.name, path, kind_name, name, scheme, str(source) if source else "")
+        self.plan.layers[node.name] = planned
+        layer = read_layer(node, self.program)
+        if isinstance(layer, str):
+            planned.reason = layer
+        elif scheme.is_float:
+            planned.reason = "the configuration keeps it in floats"
+        else:
+            planned.reason = _unsuited(layer, scheme)
+        if planned.reason is None and isinstance(layer, Layer):
+            self.layers[node] = layer
+            planned.dtype, planned.shape = str(layer.weight.dtype), tuple(layer.weight.shape)
+            if scheme.is_static:
+                self.static[node] = planned
+
+    # ---- values ----
+
+    def _need(self, value: Node, user: Node, planned: PlannedLayer) -> None:
+        """Note that `user` takes this value as integers."""
+        if value.op == "get_attr":
+            return
+        self.users.setdefault(value, set()).add(user)
+        if value in self.values:
+            return
+        self.values[value] = planned
+        self.leader[value] = value
+        name = operation(value, self.program)
+        source = first_input(value)
+        if (name in MOVES or name in SELECTS) and source is not None and source.op != "get_attr":
+            self._need(source, value, planned)
+            self._join(value, source)
+        elif name in AVERAGES and source is not None and self._is_of_integers(source):
+            self._need(source, value, planned)
+        elif name == "cat":
+            for part in parts_of_join(value):
+                self._need(part, value, planned)
+                self._join(value, part)
+        else:
+            self._need_other_side(value, planned)
+
+    def _need_other_side(self, value: Node, planned: PlannedLayer) -> None:
+        """Where a value is a sum with the result of a layer, that layer can add the other side while it computes."""
+        total = value
+        while not is_sum(total, self.program):
+            source = first_input(total)
+            if operation(total, self.program) not in ACTIVATIONS | {"type_as"} or source is None:
+                return
+            total = source
+        mine = [item for item in total.args if item in self.static and len(real_users(item)) == 1]
+        if not mine:
+            return
+        fused = max(mine, key=lambda item: item._order)
+        for other in total.args:
+            if other is not fused and isinstance(other, Node):
+                self._need(other, total, planned)
+
+    def _join(self, first: Node, second: Node) -> None:
+        if second in self.leader:
+            old, new = self._leader(second), self._leader(first)
+            self.leader[old] = new
+
+    def _leader(self, value: Node) -> Node:
+        while self.leader[value] is not value:
+            value = self.leader[value]
+        return value
+
+    def _is_of_integers(self, value: Node) -> bool:
+        """Whether the layer behind a value can write it as integers at once."""
+        while value not in self.static:
+            source = first_input(value)
+            if source is None or operation(value, self.program) not in ACTIVATIONS | MOVES | SELECTS | {"add"}:
+                return False
+            if is_sum(value, self.program):
+                return any(item in self.static for item in value.args)
+            value = source
+        return True
+
+    def _name_groups(self, nodes: list[Node]) -> None:
+        plan = self.plan
+        for node in nodes:
+            if node not in self.values:
+                continue
+            leader = self._leader(node)
+            group = f"observer_{leader.name}"
+            scheme = self.values[leader].scheme
+            assert scheme.inputs is not None
+            plan.groups[node.name] = group
+            plan.numbers.setdefault(group, scheme.inputs)
+            plan.observers.setdefault(group, scheme.observer)
+            wanted = self.users[node]
+            if self._is_of_integers(node):
+                wanted = wanted | set(real_users(node))
+            plan.consumers[node.name] = tuple([user.name for user in node.users if user in wanted])
+
+    def _check_config(self) -> None:
+        """Refuse names that nothing goes by: most likely they are misspelled."""
+        import fnmatch
+
+        around = {part for _, module in self.plan.layers.items() for part in _prefixes(module.path)}
+        for name in self.plan.config.modules:
+            if name not in around and not any(fnmatch.fnmatchcase(path, name) for path in around):
+                paths = sorted({layer.path for layer in self.plan.layers.values()})
+                raise QuantizeError(
+                    f"the configuration names {name!r}, and no layer goes by that\n"
+                    f"layers are: {', '.join(paths[:8])}{', …' if len(paths) > 8 else ''}"
+                )
+
+
+def _prefixes(path: str) -> list[str]:
+    parts = path.split(".")
+    return [".".join(parts[: length + 1]) for length in range(len(parts))]
+
+
+def place_of(node: Node, program: Any) -> tuple[str, type | None]:
+    """The path and the class of the module that a layer belongs to."""
+    if node.op == "call_module":
+        return node.target, type(find_attribute(program, node.target)[0])
+    weight = bound(node, layer_arguments(node)).get("weight")
+    path = weight.target.rpartition(".")[0] if isinstance(weight, Node) and weight.op == "get_attr" else ""
+    stack = list((node.meta.get("nn_module_stack") or {}).values())
+    kind = stack[-1][1] if stack and isinstance(stack[-1][1], type) else None
+    return path or (stack[-1][0] if stack else node.name), kind
+
+
+def _has_layers(module: Any) -> bool:
+    if not isinstance(module, torch.nn.Module):
+        return False
+    return any(isinstance(inner, (torch.nn.Linear, torch.nn.modules.conv._ConvNd)) for inner in module.modules())
+
+
+def _unsuited(layer: Layer, scheme: Scheme) -> str | None:
+    """Why a layer cannot have a scheme."""
+    weights = scheme.weights
+    if weights is None:
+        return None
+    if weights.per == "group":
+        if layer.dimensions:
+            return "groups of weights are for linear layers"
+        if layer.weight.shape[1] % weights.group:
+            return f"its {layer.weight.shape[1]} inputs are no multiple of the group of {weights.group}"
+    if weights.per == "channel" and weight_axis(layer) is None:
+        return "a transposed convolution in groups has no one dimension of channels"
+    return None

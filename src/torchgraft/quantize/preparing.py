@@ -1,0 +1,146 @@
+"""`prepare`: a program of its own with observers at the values that shall become integers, and batch norms folded away.
+What goes where is decided in `plan.py`; what becomes of it then, in `converting.py`.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from os import PathLike
+from typing import Any, NamedTuple
+
+import torch
+
+from torchgraft.capturing.program import capture
+from torchgraft.codegen.calling import example_inputs
+from torchgraft.codegen.graph_module import GraphModule
+from torchgraft.errors import QuantizeError
+from torchgraft.ir.node import Node
+from torchgraft.ir.origin import source_of
+from torchgraft.passes.functionalize import Functionalize
+from torchgraft.passes.fuse_conv_norm import FuseConvNorm
+from torchgraft.passes.remove_dead_code import RemoveDeadCode
+from torchgraft.passes.remove_no_ops import RemoveNoOps
+from torchgraft.quantize.config import Config, as_config
+from torchgraft.quantize.observers import observer
+from torchgraft.quantize.plan import KEY, Plan, make_plan
+from torchgraft.quantize.schemes import Numbers
+
+# Where a converted program keeps the weights it rounded, by the paths of the floats.
+STORED = "quantize_stored"
+# Where other tensors of the model went, by the paths they had.
+MOVED = "quantize_moved"
+Model = torch.nn.Module | Callable[..., Any]
+ConfigLike = Config | str | PathLike[str] | None
+
+
+class Stored(NamedTuple):
+    """Where a program keeps a rounded weight: in buffers, or in a layer with a kernel of its own."""
+
+    numbers: Numbers
+    axis: int | None
+    steps: str
+    scale: str
+    zero_point: str | None
+    layer: str | None = None
+
+
+def prepare(
+    model: Model,
+    args: Any = (),
+    kwargs: dict[str, Any] | None = None,
+    *,
+    config: ConfigLike = None,
+    backend: str = "native",
+) -> GraphModule:
+    """A program that computes what the model does and watches the values that shall become integers.
+
+    A model is captured with the example inputs; a program, at whatever level, is taken as it is and needs none. Neither is
+    changed.
+
+    >>> import torchgraft
+    >>> prepared = prepare(torchgraft.symbolic_trace(torchgraft.zoo.create("mlp").eval()))
+    >>> [node.name for node in prepared.graph.nodes]
+    ['x', 'observer_x', 'fc1', 'relu', 'observer_relu', 'fc2', 'output']
+    """
+    settings = as_config(config, backend)
+    program = own_program(model, args, kwargs)
+    _check_mode(model)
+    clean(program)
+    if settings.equalize:
+        from torchgraft.quantize.equalizing import EqualizeLayers
+
+        EqualizeLayers()(program)
+    plan = make_plan(program, settings, backend)
+    check_anything(plan, program)
+    insert_observers(program, plan)
+    program.meta[KEY] = plan
+    return program
+
+
+def own_program(model: Model, args: Any, kwargs: dict[str, Any] | None) -> GraphModule:
+    """A program that may be edited, over the parameters of the model."""
+    if not isinstance(model, GraphModule):
+        values, keywords = example_inputs(args, kwargs)
+        return capture(model, values, keywords, level="function")
+    program = GraphModule(model, copy.deepcopy(model.graph), type(model).__name__)
+    program.meta = {key: value for key, value in model.meta.items() if key != KEY}
+    return program
+
+
+def clean(program: GraphModule) -> None:
+    """Have a program write nothing in place, fold its batch norms and drop what does nothing in evaluation mode."""
+    Functionalize().run(program)
+    FuseConvNorm().run(program)
+    RemoveNoOps(inference=True).run(program)
+    RemoveDeadCode().run(program)
+    program.graph.lint()
+
+
+def _check_mode(model: Any) -> None:
+    if getattr(model, "training", False) is True:
+        raise QuantizeError(
+            f"{type(model).__name__} is in training mode, and is quantized for evaluation\n"
+            "call .eval() on the model and capture it again, or use prepare_qat() to train it"
+        )
+
+
+def check_anything(plan: Plan, program: GraphModule) -> None:
+    """Refuse a program in which no layer changes."""
+    if any(layer.reason is None for layer in plan.layers.values()):
+        return
+    if plan.layers:
+        first = next(iter(plan.layers.values()))
+        more = f"'{first.name}' stays: {first.reason}"
+    else:
+        more = "it has no convolution or linear layer with weights of its own"
+        whole = program.meta.get("kept_whole", {}).get("")
+        more += f"; it is one call, because {whole}" if whole else ""
+    raise QuantizeError(f"nothing in {type(program).__name__} can be quantized\n{more}")
+
+
+def insert_observers(program: GraphModule, plan: Plan) -> None:
+    """Put an observer after each value of the plan, in the way of those who take it as integers."""
+    graph = program.graph
+    nodes = {node.name: node for node in graph.nodes}
+    for name, group in plan.groups.items():
+        value = nodes[name]
+        if not hasattr(program, group):
+            line = source_of(value)
+            where = f"'{name}'" + (f", {line}" if line else "")
+            program.add_module(group, observer(plan.observers[group], plan.numbers[group], where))
+        # Inputs are checked before they are used, and before they are quantized, too.
+        users = [nodes[user] for user in plan.consumers[name]]
+        is_input = value.op == "placeholder"
+        with graph.inserting_before(min(users)) if is_input else graph.inserting_after(value):
+            watching = graph.call_module(group, (value,))
+        inherit(watching, value)
+        for user in users:
+            user.replace_input_with(value, watching)
+
+
+def inherit(node: Node, source: Node) -> None:
+    """Give a node that a rewrite made the source line and module of the one it was made for."""
+    node._origin = source._origin
+    if source._meta is not None:
+        node._meta = {key: value for key, value in source._meta.items() if key in ("stack_trace", "nn_module_stack")}

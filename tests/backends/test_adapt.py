@@ -1,0 +1,221 @@
+"""`adapt`: a module that follows every path of its model, and what becomes of paths that cannot be tried."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import logging
+import pickle
+import threading
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+import torchgraft
+from torchgraft.backends.adapt import adapt
+
+
+class Branching(nn.Module):
+    """Goes one of three ways, has an optional argument and a number that somebody may set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.scale = 2.0
+        self.register_buffer("shift", torch.ones(4))
+
+    def forward(self, x, mask=None, *, twice=False):
+        x = self.layer(x) * self.scale + self.shift
+        if mask is not None:
+            x = x * mask
+        if x.sum() > 0:
+            x = x.relu()
+        return x + x if twice else x
+
+
+def _calls():
+    x = torch.randn(3, 4)
+    return [
+        ((x,), {}),
+        ((-x,), {}),
+        ((x, torch.ones(4)), {}),
+        ((x,), {"twice": True}),
+        ((x, torch.zeros(3, 1)), {"twice": True}),
+        ((torch.randn(7, 4),), {}),
+        ((torch.randn(4),), {}),
+    ]
+
+
+def test_follows_every_path():
+    torch.manual_seed(0)
+    model = Branching()
+    module = adapt(model, max_variants=16)
+    for _ in range(2):
+        for args, kwargs in _calls():
+            assert torch.equal(module(*args, **kwargs), model(*args, **kwargs))
+
+
+def test_other_sizes_need_no_new_variant():
+    module = adapt(nn.Sequential(nn.Linear(4, 4), nn.ReLU()))
+    for batch in (1, 2, 9):
+        assert module(torch.ones(batch, 4)).shape == (batch, 4)
+    assert len(module.variants()) == 1
+
+
+@given(signs=st.lists(st.booleans(), min_size=1, max_size=12), most=st.integers(1, 3))
+def test_any_order_of_branches_is_right(signs, most):
+    def model(x):
+        return x + 1 if x.sum() > 0 else x - 1
+
+    module = adapt(model, max_variants=most)
+    for positive in signs:
+        x = torch.ones(2) if positive else -torch.ones(2)
+        assert torch.equal(module(x), model(x))
+    assert len(module.variants()) <= most
+
+
+def test_the_least_recently_used_goes(caplog):
+    module = adapt(lambda x, n: x * n, max_variants=2)
+    with caplog.at_level(logging.INFO, "torchgraft.backends"):
+        for n in ("a", "b"):
+            module(2, n)
+        module(2, "a")
+        module(2, "c")
+    assert [row["inputs"] for row in module.variants().rows()] == ["2, 'a'", "2, 'c'"]
+    lines = [record.getMessage() for record in caplog.records]
+    assert len(lines) == 4
+    assert "variant 2 goes, it was used least recently" in lines[2]
+
+
+def test_raise_and_eager():
+    model = Branching()
+    module = adapt(model, on_guard="raise")
+    module(torch.ones(2, 4))
+    with pytest.raises(torchgraft.GuardError, match="expected None for 'mask', got a tensor"):
+        module(torch.ones(2, 4), torch.ones(4))
+    module = adapt(model, on_guard="eager")
+    module(torch.ones(2, 4))
+    assert torch.equal(module(torch.ones(2, 4), torch.ones(4)), model(torch.ones(2, 4), torch.ones(4)))
+    assert len(module.variants()) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "text"), [({"on_guard": "retry"}, "on_guard"), ({"max_variants": 0}, "max_variants")]
+)
+def test_wrong_options(options, text):
+    with pytest.raises(ValueError, match=text):
+        adapt(nn.ReLU(), **options)
+    with pytest.raises(TypeError, match="cannot adapt"):
+        adapt(5)
+
+
+def test_attributes_and_buffers_that_change_are_seen():
+    model = Branching()
+    module, x = adapt(model), torch.randn(3, 4)
+    assert torch.equal(module(x), model(x))
+    model.scale = 3.0
+    assert torch.equal(module(x), model(x))
+    model.shift = torch.zeros(4)
+    assert torch.equal(module(x), model(x))
+    with torch.no_grad():
+        model.layer.weight.mul_(2)
+    assert torch.equal(module(x), model(x))
+    module.double()
+    assert torch.equal(module(x.double()), model(x.double()))
+    model.layer = nn.Linear(4, 4)
+    assert torch.equal(module(x), model.float()(x))
+
+
+def test_is_the_model_for_everybody_else():
+    model = Branching()
+    module = adapt(model)
+    assert inspect.signature(module) == inspect.signature(model.forward)
+    assert list(module.state_dict()) == list(model.state_dict())
+    assert [*map(id, module.parameters())] == [*map(id, model.parameters())]
+    module.eval()
+    assert not model.training and not model.layer.training
+    model.train()
+    assert module.training and module.scale == 2.0
+    x = torch.randn(2, 4, requires_grad=True)
+    module(x).sum().backward()
+    assert x.grad is not None and model.layer.weight.grad is not None
+    for other in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
+        assert torch.equal(other(x), model(x))
+        assert other.layer.weight is not model.layer.weight
+
+
+def test_modes_are_followed():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.BatchNorm1d(4))
+    module, x = adapt(model), torch.randn(6, 4)
+    expected = copy.deepcopy(model)
+    for mode in (True, False, True):
+        torch.manual_seed(3)
+        found = module.train(mode)(x)
+        torch.manual_seed(3)
+        assert torch.equal(found, expected.train(mode)(x))
+    assert torch.equal(model[2].running_mean, expected[2].running_mean)
+
+
+class Late(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(4)
+
+    def forward(self, x):
+        x = self.norm(x)
+        return x + 1 if x[0, 0] > 0 else x - 1
+
+
+def test_a_check_after_an_effect_runs_the_model():
+    model = Late()
+    expected, module = copy.deepcopy(model), adapt(model)
+    for seed in range(6):
+        x = torch.randn(5, 4, generator=torch.Generator().manual_seed(seed))
+        assert torch.equal(module(x), expected(x))
+    assert torch.equal(model.norm.running_mean, expected.norm.running_mean)
+    assert "effect cannot be undone" in module.variants().rows()[0]["runs"]
+    assert len(adapt(model.eval()).variants()) == 0
+
+
+def test_threads():
+    torch.manual_seed(0)
+    model = Branching().eval()
+    module, calls = adapt(model, max_variants=3), _calls()
+    expected = [model(*args, **kwargs) for args, kwargs in calls]
+    wrong: list[object] = []
+
+    def work(start: int) -> None:
+        for step in range(40):
+            number = (start + step) % len(calls)
+            args, kwargs = calls[number]
+            try:
+                if not torch.equal(module(*args, **kwargs), expected[number]):
+                    wrong.append(number)
+            except Exception as error:
+                wrong.append(error)
+
+    threads = [threading.Thread(target=work, args=(start,)) for start in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    assert len(module.variants()) <= 3
+
+
+def test_who_traces_sees_the_model():
+    model = Branching().eval()
+    module, x = adapt(model), torch.ones(2, 4)
+    program = torchgraft.capture(module, x)
+    assert torch.equal(program(x), model(x))
+    assert len(module.variants()) == 0
+
+
+def test_errors_of_the_model_are_the_models():
+    module = adapt(nn.Linear(4, 4))
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        module(torch.ones(2, 5))
+    assert len(module.variants()) == 0

@@ -1,0 +1,79 @@
+"""Configurations: who wins, TOML in and out, and what is said about mistakes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from torchgraft import QuantizeError
+from torchgraft.quantize import Config, Numbers, Scheme, default_config
+from torchgraft.quantize.config import BACKENDS, as_config
+from torchgraft.quantize.schemes import NAMED
+
+names = st.sampled_from(sorted(NAMED))
+keys = st.text(st.characters(codec="utf-8", exclude_categories=("Cs", "Cc")), min_size=1, max_size=12)
+
+
+def test_a_name_wins_over_a_pattern_a_type_and_a_function():
+    config = Config(
+        "float",
+        modules={"a.b": "weight-int8", "a.*": "dynamic-int8"},
+        types={torch.nn.Linear: "static-int8"},
+        functions={torch.nn.functional.conv2d: "bf16"},
+    )
+    assert config.name_of("a.b", torch.nn.Linear) == "weight-int8"
+    assert config.name_of("a.b.inner", torch.nn.Linear) == "weight-int8"
+    assert config.name_of("a.c", torch.nn.Linear) == "dynamic-int8"
+    assert config.name_of("x", torch.nn.Linear, torch.nn.functional.conv2d) == "static-int8"
+    assert config.name_of("x", torch.nn.Conv2d, torch.nn.functional.conv2d) == "bf16"
+    assert config.name_of("x", None) == "float"
+
+
+def test_subclasses_of_a_type_count():
+    class Mine(torch.nn.Linear):
+        pass
+
+    assert Config("float", types={"torch.nn.Linear": "bf16"}).name_of("x", Mine) == "bf16"
+
+
+@given(names, st.dictionaries(keys, names, max_size=3), st.dictionaries(keys, names, max_size=2), st.booleans())
+def test_toml_reads_back(scheme, modules, types, switch):
+    config = Config(scheme, modules, types, equalize=switch)
+    assert Config.from_text(str(config)) == config
+
+
+def test_schemes_of_ones_own_read_back(tmp_path):
+    own = Scheme(Numbers(4, True, True, "group", 64), Numbers(7), observer="entropy")
+    config = Config("mine", schemes={"mine": own}, correct_bias=True)
+    (tmp_path / "int.toml").write_text(str(config))
+    assert Config.load(tmp_path / "int.toml") == config == as_config(tmp_path / "int.toml", "native")
+    assert config.scheme_of("x", None) == own
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_every_backend_has_a_default(backend):
+    assert str(Config.from_text(str(default_config(backend)))) == str(default_config(backend))
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda: Config("static-int9"), "no scheme is called 'static-int9'\ndid you mean"),
+        (lambda: Config.from_text("scheme = 3 ="), "the configuration is no TOML"),
+        (
+            lambda: Config.from_text('scheem = "float"'),
+            "the configuration has no entry 'scheem'\ndid you mean 'scheme'?",
+        ),
+        (lambda: default_config("openvno"), "no backend is called 'openvno'\ndid you mean 'openvino'?"),
+        (lambda: as_config(3, "native"), "expected a Config for config, got int"),
+        (lambda: Numbers(9), "cannot use integers of 9 bits\nuse 2 to 8"),
+        (lambda: Numbers(4, per="group"), "groups need a size"),
+        (lambda: Numbers(per="chanel"), "unknown spread of scales 'chanel'"),
+    ],
+)
+def test_mistakes_are_said_in_a_line(make, text):
+    with pytest.raises(QuantizeError) as error:
+        make()
+    assert str(error.value).startswith(text)

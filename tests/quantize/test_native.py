@@ -1,0 +1,298 @@
+"""Torch's integer kernels: equal to the reference form within one step, fused where they can be, and copied and saved."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import threading
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn import functional as F
+
+import torchgraft
+from tests.quantize.test_flow import Residual, decibels, images
+from torchgraft.quantize import Config, calibrate, convert, prepare, quantize
+from torchgraft.quantize.native import to_native
+from torchgraft.quantize.native.functions import dequantize_fast, look_up, max_pool_bytes, quantize_fast
+from torchgraft.quantize.native.layers import (
+    DynamicLayer,
+    IntegerLayer,
+    IntegerLayerWithSum,
+    IntegerLinear,
+    WeightOnlyLayer,
+)
+from torchgraft.quantize.operators import dequantize_tensor, quantize_tensor
+
+pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this torch has no oneDNN")
+
+
+def both(model, data, config=None):
+    prepared = prepare(model, data[0], config=config)
+    calibrate(prepared, data)
+    reference = convert(prepared)
+    return reference, to_native(reference)
+
+
+def kinds(program):
+    return [type(module).__name__ for module in program.children() if type(module) is not nn.Module]
+
+
+def steps_apart(reference, native, x):
+    """How far the results are apart, in steps of the scale that the reference rounds them to in the end."""
+    with torch.no_grad():
+        expected, found = reference(x), native(x)
+    scale = [value for name, value in reference.named_buffers() if name.endswith("_scale") and value.dim() == 0]
+    return float((expected - found).abs().max() / max(scale))
+
+
+ACTIVATIONS = [
+    *(
+        nn.ReLU,
+        nn.ReLU6,
+        nn.Hardtanh,
+        nn.Hardswish,
+        nn.SiLU,
+        nn.GELU,
+        lambda: nn.GELU("tanh"),
+        nn.SELU,
+        nn.ELU,
+        nn.Sigmoid,
+    ),
+    *(nn.Tanh, lambda: nn.LeakyReLU(0.1), nn.Mish, nn.Hardsigmoid, nn.Softplus, nn.Identity),
+]
+
+
+@pytest.mark.parametrize("level", ["module", "function", "aten"])
+@pytest.mark.parametrize("make", ACTIVATIONS)
+@pytest.mark.parametrize("layer", ["linear", "conv"])
+def test_layers_with_any_activation_are_within_one_step(make, layer, level):
+    torch.manual_seed(0)
+    if layer == "linear":
+        model = nn.Sequential(nn.Linear(16, 24), make(), nn.Linear(24, 8), make()).eval()
+        data = [torch.randn(40, 16, generator=torch.Generator().manual_seed(seed)) for seed in range(3)]
+    else:
+        model = nn.Sequential(nn.Conv2d(3, 8, 3, stride=2), make(), nn.Conv2d(8, 8, 3, padding=1), make()).eval()
+        data = [images(4, seed) for seed in range(3)]
+    reference, native = both(torchgraft.capture(model, data[0], level=level), data)
+    names = {node.target for node in native.graph.nodes}
+    assert quantize_tensor not in names and dequantize_tensor not in names
+    for rows in (1, 4):
+        assert steps_apart(reference, native, data[0][:rows]) <= 1.001
+
+
+def test_a_residual_network_is_integers_from_end_to_end():
+    torch.manual_seed(0)
+    model = Residual().eval()
+    reference, native = both(model, [images(4, seed) for seed in range(3)])
+    assert kinds(native) == ["IntegerLayer", "IntegerLayerWithSum", "IntegerLayer", "IntegerLayer"]
+    x = images(3, 9)
+    with torch.no_grad():
+        assert decibels(reference(x), native(x)) > 38
+        assert decibels(model(x), native(x)) > 30
+    functions = [node.target for node in native.graph.nodes if node.op == "call_function"]
+    # Beside the input, only the mean goes by way of floats: it has no integer kernel.
+    assert functions.count(quantize_fast) == 2 and functions.count(dequantize_fast) == 1
+    assert functions.count(max_pool_bytes) == 1
+
+
+def test_a_sum_never_destroys_what_is_used_again():
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.one, self.two, self.three = (nn.Conv2d(4, 4, 3, padding=1) for _ in range(3))
+
+        def forward(self, x):
+            x = F.relu(self.one(x))
+            y = F.relu(self.two(x) + x)
+            return self.three(F.relu(self.three(y) + x))
+
+    torch.manual_seed(0)
+    data = [torch.randn(2, 4, 6, 6) for _ in range(3)]
+    reference, native = both(Twice().eval(), data)
+    assert kinds(native).count("IntegerLayerWithSum") == 2
+    with torch.no_grad():
+        first, second = native(data[0]), native(data[0])
+        assert torch.equal(first, second) and decibels(reference(data[0]), first) > 38
+
+
+def test_a_sum_with_something_smaller_is_spread():
+    class Spread(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.one, self.two = nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, x, y):
+            return self.two(F.relu(self.two(F.relu(self.one(x))) + F.relu(self.one(y))))
+
+    data = [(torch.randn(5, 4), torch.randn(1, 4)) for _ in range(3)]
+    prepared = prepare(Spread().eval(), data[0])
+    calibrate(prepared, data)
+    reference = convert(prepared)
+    native = to_native(reference)
+    with torch.no_grad():
+        assert decibels(reference(*data[0]), native(*data[0])) > 35
+
+
+def test_dynamic_layers_choose_their_scale():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 4)).eval()
+    reference, native = both(model, [torch.randn(4, 16)], "dynamic-int8")
+    assert kinds(native) == ["DynamicLayer", "DynamicLayer"]
+    for factor in (1e-3, 1.0, 1e3):
+        x = torch.randn(5, 16) * factor
+        with torch.no_grad():
+            assert decibels(reference(x), native(x)) > 40 and decibels(model(x), native(x)) > 30
+
+
+@pytest.mark.parametrize("scheme", ["weight-int8", "weight-int4"])
+@pytest.mark.parametrize("bias", [True, False])
+def test_weights_alone(scheme, bias):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 96, bias=bias), nn.GELU(), nn.Linear(96, 32, bias=bias)).eval().bfloat16()
+    data = [torch.randn(4, 64).bfloat16()]
+    reference, native = both(model, data, scheme)
+    assert kinds(native) == ["WeightOnlyLayer", "WeightOnlyLayer"]
+    for rows in (1, 3, 40):
+        x = torch.randn(2, rows, 64).bfloat16()
+        with torch.no_grad():
+            found = native(x)
+            assert found.dtype == torch.bfloat16
+            assert decibels(reference(x).float(), found.float()) > 35
+    size = sum(value.numel() * value.element_size() for value in native.buffers())
+    assert size < sum(value.numel() * 2 for value in model.parameters()) * (0.6 if scheme == "weight-int8" else 0.4)
+
+
+def test_weights_alone_of_32_bit_floats_stay_in_the_reference_form():
+    reference, native = both(nn.Sequential(nn.Linear(64, 32)).eval(), [torch.randn(2, 64)], "weight-int8")
+    assert kinds(native) == [] and torch.equal(native(torch.ones(1, 64)), reference(torch.ones(1, 64)))
+
+
+def test_copies_pickles_and_other_images():
+    torch.manual_seed(0)
+    native = quantize(Residual().eval(), [images()])
+    expected = native(images(2, 3))
+    for again in (copy.deepcopy(native), pickle.loads(pickle.dumps(native))):
+        assert torch.equal(again(images(2, 3)), expected)
+    other = quantize(Residual().eval(), [images()])
+    other.load_state_dict(native.state_dict())
+    for size in (8, 12, 16, 20, 24, 28, 8):
+        assert native(torch.randn(1, 3, size, size)).shape == (1, 5)
+    assert torch.equal(native(images(2, 3)), expected)
+
+
+def test_loading_weights_packs_them_anew():
+    torch.manual_seed(0)
+    one, two = nn.Linear(8, 8).eval(), nn.Linear(8, 8).eval()
+    data = [torch.randn(64, 8)]
+    first, second = quantize(nn.Sequential(one).eval(), data), quantize(nn.Sequential(two).eval(), data)
+    before, wanted = first(data[0]), second(data[0])
+    first.load_state_dict(second.state_dict())
+    assert not torch.equal(before, first(data[0])) and torch.allclose(first(data[0]), wanted)
+    assert torch.allclose(first(data[0][:3]), wanted[:3], atol=1e-5)
+
+
+def test_threads_may_run_one_program():
+    native = quantize(Residual().eval(), [images()])
+    inputs = [images(2, seed) for seed in range(8)]
+    expected = [native(x) for x in inputs]
+    found = [None] * 8
+
+    def run(place):
+        for _ in range(5):
+            found[place] = native(inputs[place])
+
+    threads = [threading.Thread(target=run, args=(place,)) for place in range(8)]
+    [thread.start() for thread in threads]
+    [thread.join() for thread in threads]
+    assert all(torch.equal(one, two) for one, two in zip(expected, found, strict=True))
+
+
+def test_images_laid_out_otherwise_and_views_of_them():
+    class Viewing(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv, self.head = nn.Conv2d(3, 4, 3), nn.Linear(4 * 36, 2)
+
+        def forward(self, x):
+            x = F.relu(self.conv(x))
+            return self.head(x.view(x.size(0), -1))
+
+    torch.manual_seed(0)
+    model = Viewing().eval()
+    native = quantize(model, [images(4)])
+    with torch.no_grad():
+        plain = native(images(2, 1))
+        assert torch.allclose(native(images(2, 1).to(memory_format=torch.channels_last)), plain, atol=1e-6)
+        assert decibels(model(images(2, 1)), plain) > 25
+
+
+@given(
+    st.integers(1, 3), st.integers(1, 3), st.integers(1, 3), st.integers(0, 1), st.integers(1, 2), st.integers(7, 12),
+)  # fmt: skip
+def test_pooling_of_bytes_is_pooling(count, kernel, stride, padding, dilation, size):
+    padding = min(padding, kernel // 2)
+    steps = torch.randint(
+        0, 256, (count, 3, size, size), dtype=torch.uint8, generator=torch.Generator().manual_seed(size)
+    )
+    pairs = [(item, item) for item in (kernel, stride, padding, dilation)]
+    expected = F.max_pool2d(steps.float(), kernel, stride, padding, dilation)
+    assert torch.equal(max_pool_bytes(steps, *pairs).float(), expected)
+
+
+@settings(max_examples=40)
+@given(
+    st.integers(1, 70), st.integers(1, 40), st.integers(1, 40), st.floats(1e-4, 1e4), st.floats(-3, 3),
+    st.sampled_from(["static-int8", "static-int7", "static-int8-per-tensor", "dynamic-int8"]),
+)  # fmt: skip
+def test_any_shape_and_range_of_a_linear_layer(rows, inputs, outputs, size, shift, scheme):
+    generator = torch.Generator().manual_seed(rows * inputs)
+    model = nn.Sequential(nn.Linear(inputs, outputs)).eval()
+    x = (torch.randn(rows, inputs, generator=generator) + shift) * size
+    if not bool(x.any()):
+        return
+    reference, native = both(model, [x], scheme)
+    with torch.no_grad():
+        expected, found = reference(x), native(x)
+    assert torch.allclose(expected, found, rtol=1e-3, atol=1e-3 * float(expected.abs().max()) + 1e-6)
+
+
+def test_fast_functions_are_the_reference():
+    x = torch.randn(7, 5) * 3
+    scale, zero = torch.tensor(0.021), torch.tensor(120)
+    steps = quantize_tensor(x, scale, zero, 0, 255, torch.uint8)
+    assert (quantize_fast(x, 0.021, 120).int() - steps.int()).abs().max() <= 1
+    assert torch.allclose(dequantize_fast(steps, 0.021, 120), dequantize_tensor(steps, scale, zero), atol=1e-6)
+    assert (quantize_fast(x, 0.05, 60, 0, 127) <= 127).all()
+    table = torch.arange(256, dtype=torch.uint8).flip(0)
+    assert torch.equal(look_up(steps, table), 255 - steps)
+
+
+def test_an_activation_between_integers_is_a_table():
+    class Pooled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.one, self.two = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 1)
+
+        def forward(self, x):
+            x = F.max_pool2d(F.relu(self.one(x)), 2)
+            return self.two(torch.cat([F.selu(x)], 1)) + self.two(x).sum()
+
+    torch.manual_seed(0)
+    reference, native = both(Pooled().eval(), [images(2)])
+    assert look_up in {node.target for node in native.graph.nodes}
+    with torch.no_grad():
+        assert decibels(reference(images(1, 4)), native(images(1, 4))) > 35
+
+
+def test_all_layers_say_what_they_are():
+    layer = IntegerLayer(torch.zeros(2, 3, dtype=torch.int8), torch.ones(2), None, (0.5, 3))
+    assert str(layer) == "IntegerLayer((2, 3), input_scale=(0.5, 3))"
+    assert issubclass(IntegerLinear, IntegerLayer) and issubclass(DynamicLayer, IntegerLayer)
+    assert issubclass(IntegerLayerWithSum, IntegerLayer)
+    only = WeightOnlyLayer(torch.zeros(2, 3, dtype=torch.int8), torch.ones(2), None, None, None)
+    assert str(only) == "WeightOnlyLayer(outputs=2, int8)"
+    assert Config().scheme == "static-int8"
