@@ -227,7 +227,7 @@ class _Conversion:
         node.op, node.target = "call_function", target
         node._set_arguments(tuple(arguments.values()), {})
         if planned.scheme.cast is not None:
-            users = list(node.users)
+            users = list(node._users)
             with self.graph.inserting_after(node):
                 back = self._cast(node, node, layer.weight.dtype)
             for user in users:
@@ -285,7 +285,7 @@ class _Conversion:
         if path is not None:
             self.references.change(path, -1)
             self.references.drop_unused(path)
-        elif isinstance(weight, Node) and not weight.users:
+        elif isinstance(weight, Node) and not weight._users:
             self.graph.erase_node(weight)
             self.references.change(weight.target, -1)
             self.references.drop_unused(weight.target)

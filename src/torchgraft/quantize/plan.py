@@ -232,7 +232,7 @@ class _Planner:
             wanted = self.users[node]
             if self._is_of_integers(node):
                 wanted = wanted | set(real_users(node))
-            plan.consumers[node.name] = tuple([user.name for user in node.users if user in wanted])
+            plan.consumers[node.name] = tuple([user.name for user in node._users if user in wanted])
 
     def _check_config(self) -> None:
         """Refuse names that nothing goes by: most likely they are misspelled."""

@@ -223,8 +223,8 @@ class _Lowering:
             not _is_call(steps.node, quantize_tensor) and steps.node.op != "call_module"
         ):
             return False
-        later = [user for user in steps.node.users if user is not floats and not user < node]
-        return not later and len(floats.users) == 1
+        later = [user for user in steps.node._users if user is not floats and not user < node]
+        return not later and len(floats._users) == 1
 
     def _leaving(self, node: Node) -> _Steps | None:
         """The one call that turns a result into bytes."""
@@ -350,7 +350,7 @@ class _Lowering:
         layer, source = find_attribute(self.program, node.target)[0], node.args[0]
         if type(layer) is not IntegerLayer or layer.convolution is not None or layer.output is not None:
             return
-        if layer.post.name not in ("none", "relu") or not isinstance(source, Node) or len(source.users) != 1:
+        if layer.post.name not in ("none", "relu") or not isinstance(source, Node) or len(source._users) != 1:
             return
         if _is_call(source, quantize_fast) and len(source.args) == 3:
             value = source.args[0]
@@ -372,10 +372,10 @@ class _Lowering:
         name = operation(node, self.program) if isinstance(node, Node) else ""
         function = PLAIN.get(name)
         writing = getattr(torch.ops.aten, f"{name}_", None)
-        if function is None or writing is None or (users is not None and len(node.users) != users):
+        if function is None or writing is None or (users is not None and len(node._users) != users):
             return None
         source, options = first_input(node), options_of(node, self.program)
-        if source is None or options is None or source.op != "call_module" or len(source.users) != 1:
+        if source is None or options is None or source.op != "call_module" or len(source._users) != 1:
             return None
         if not isinstance(find_attribute(self.program, source.target)[0], IntegerLayer):
             return None
@@ -420,7 +420,7 @@ class _Lowering:
             call = self.graph.call_module(path, inputs)
         inherit(call, first)
         for node in between:
-            for user in list(node.users):
+            for user in list(node._users):
                 if is_shape_read(user):
                     user.replace_input_with(node, call)
         end.replace_all_uses_with(call)
@@ -436,7 +436,7 @@ class _Lowering:
         inputs = node.all_input_nodes
         self.graph.erase_node(node)
         for source in inputs:
-            if not source.users and source.op not in ("placeholder", "output") and not source._erased:
+            if not source._users and source.op not in ("placeholder", "output") and not source._erased:
                 self._erase(source)
 
 
@@ -446,7 +446,7 @@ def _is_call(node: Any, function: Any) -> bool:
 
 def _only_user(node: Node) -> Node | None:
     """The one call that takes a value; None if there are more, or if others look at more than its sizes."""
-    users = [user for user in node.users if not is_shape_read(user)]
+    users = [user for user in node._users if not is_shape_read(user)]
     return users[0] if len(users) == 1 and users[0].op != "output" else None
 
 
