@@ -397,7 +397,7 @@ class Node:
 
         `delete_user_cb` may keep a user as it is by answering False. `propagate_meta` copies this node's metadata, for
         which `replace_with` must have none of its own. Guards go along, and are not returned; one that stands before
-        `replace_with` goes on checking this node.
+        `replace_with` is moved behind it.
         """
         self._changing()
         if propagate_meta:
@@ -408,8 +408,6 @@ class Node:
                 )
             replace_with.meta.update(self.meta)
         changed = list(self._users)
-        if self._guarded:
-            changed = [user for user in changed if not user._is_guard() or replace_with < user]
         if delete_user_cb is not None:
             changed = [user for user in changed if delete_user_cb(user)]
         hooks = self.graph._hooks
@@ -417,7 +415,12 @@ class Node:
             if hooks is not None and hooks.replace:
                 self.graph._notify_replace(self, replace_with, user)
             user._substitute(self, replace_with)
-        return [user for user in changed if not user._is_guard()] if self._guarded else changed
+        if not self._guarded:
+            return changed
+        for user in changed:
+            if user._is_guard() and not replace_with < user:
+                replace_with.append(user)
+        return [user for user in changed if not user._is_guard()]
 
     # ---- questions answered in other rooms ----
 
