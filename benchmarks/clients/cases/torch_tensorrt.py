@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from benchmarks.clients.case import each, same
+from benchmarks.clients.case import each, nodes, same
 from benchmarks.coverage.torchvision_models import import_torchvision
 
 torchvision = import_torchvision()
@@ -85,29 +85,23 @@ def made(name):
     return SMALL[name]().eval() if name in SMALL else torchvision.models.get_model(name, weights=None).eval()
 
 
-def lines(graph):
-    return [
-        f"{node.name} {node.op} {getattr(node.target, '__name__', node.target)} {sorted(node.kwargs)}"
-        for node in graph.nodes
-    ]
-
-
 @each(*SMALL, *NETWORKS)
 def case_traced(name):
     model, x = made(name), torch.randn(1, 3, 64, 64)
     traced = acc_tracer.trace(model, [x])
     same(traced(x), model(x), rtol=1e-3, atol=1e-4)
-    return lines(traced.graph)
+    return nodes(traced.graph)
 
 
 @each(*SMALL)
 def case_users_and_shapes(name):
     traced = acc_tracer.trace(made(name), [torch.randn(1, 3, 64, 64)])
-    return [[node.name, len(node.users), str(node.meta.get("tensor_meta"))[:200]] for node in traced.graph.nodes]
+    found = {node.name: [len(node.users), str(node.meta.get("tensor_meta"))[:200]] for node in traced.graph.nodes}
+    return {name: about for name, about in found.items() if "training" not in name and "guard" not in name}
 
 
 @each("Functional", "Attention")
 def case_rewritten(name):
     tracer = acc_tracer.AccRewritingTracer()
     graph, _ = tracer.trace(made(name))
-    return [node.name for node in graph.nodes]
+    return nodes(graph)
