@@ -108,12 +108,21 @@ def test_replacing_takes_guards_along_and_does_not_return_them() -> None:
     assert len(find_guards(graph)) == 1
 
 
-def test_a_guard_before_the_replacement_goes_on_checking_the_old_value() -> None:
+def test_a_guard_before_the_replacement_is_moved_behind_it() -> None:
     graph, _, relu, guard = guarded_graph()
     with graph.inserting_before(graph.output_node()):
         new = graph.call_function(torch.abs, (relu,))
     relu.replace_all_uses_with(new, delete_user_cb=lambda user: user is not new)
-    assert guard.args[0] is relu and graph.output_node().args == (new,)
+    assert guard.args[0] is new and new.next is guard and graph.output_node().args == (new,)
+    graph.lint()
+
+
+def test_a_callback_keeps_a_guard_where_it_is() -> None:
+    graph, _, relu, guard = guarded_graph()
+    with graph.inserting_before(graph.output_node()):
+        new = graph.call_function(torch.abs, (relu,))
+    relu.replace_all_uses_with(new, delete_user_cb=lambda user: user.op == "output")
+    assert guard.args[0] is relu and guard.next is new
     graph.lint()
 
 
@@ -179,7 +188,7 @@ def test_any_edits_keep_both_sides_right(edits: list[tuple[int, int, int]]) -> N
 def test_the_library_goes_by_everything_that_reads_a_value() -> None:
     """`users` is for people; a pass that asks it takes what only a guard reads for dead."""
     source = Path(torchgraft.__file__).parent
-    other_things = {"patch", "known[0]", "scene", "self.scene", "translation", "theirs"}
+    other_things = {"patch", "known[0]", "scene", "self.scene", "translation", "theirs", "self"}
     for_people = {"printing.py", "active.py", "node.py"}
     found = [
         f"{file.relative_to(source)}: {match.group(0)}"

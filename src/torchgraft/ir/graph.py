@@ -11,6 +11,7 @@ The rules kept here:
 
 from __future__ import annotations
 
+import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
@@ -426,6 +427,9 @@ class Graph:
             raise GraphError(
                 f"Attempting to remove {to_erase._name} from wrong graph!\n  erase it with its own: node.graph.erase_node(node)"
             )
+        if to_erase._erased:
+            warnings.warn(f"erase_node({to_erase._name}) on an already erased node", stacklevel=2)
+            return
         to_erase._changing()
         if to_erase._users:
             names = ", ".join(f"'{user._name}'" for user in to_erase._users)
@@ -455,8 +459,6 @@ class Graph:
         return wish_of(target)
 
     def _warn_unless_present(self, owner: torch.nn.Module, op: str, path: str) -> None:
-        import warnings
-
         from torchgraft.ir.verify import find_attribute
 
         problem = find_attribute(owner, path)[1]

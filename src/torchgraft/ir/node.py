@@ -2,7 +2,7 @@
 The order of nodes and the making of new ones belong to `graph.py`; how a node prints belongs to `printing.py`.
 
 The rules kept here:
-1. A node is made by its graph, belongs to it for life, and is dead after `erase_node`; using a dead node raises.
+1. A node is made by its graph, belongs to it for life, and is dead after `erase_node`; using a dead node raises (erasing it again warns).
 2. `args` and `kwargs` are immutable; assigning them is the one way to edit, and keeps `users` right on both sides.
 3. `users` is ordered, so every walk is deterministic.
 6. Every edit marks the graph changed, and with it the module that runs it.
@@ -398,8 +398,10 @@ class Node:
 
         `delete_user_cb` may keep a user as it is by answering False. `propagate_meta` copies this node's metadata, for
         which `replace_with` must have none of its own. Guards go along, and are not returned; one that stands before
-        `replace_with` goes on checking this node.
+        `replace_with` is moved behind it.
         """
+        if self._erased:  # by whoever replaced it before: nothing uses it any more
+            return []
         self._changing()
         if propagate_meta:
             if replace_with.meta:
@@ -409,8 +411,6 @@ class Node:
                 )
             replace_with.meta.update(self.meta)
         changed = list(self._users)
-        if self._guarded:
-            changed = [user for user in changed if not user._is_guard() or replace_with < user]
         if delete_user_cb is not None:
             changed = [user for user in changed if delete_user_cb(user)]
         hooks = self.graph._hooks
@@ -418,7 +418,12 @@ class Node:
             if hooks is not None and hooks.replace:
                 self.graph._notify_replace(self, replace_with, user)
             user._substitute(self, replace_with)
-        return [user for user in changed if not user._is_guard()] if self._guarded else changed
+        if not self._guarded:
+            return changed
+        for user in changed:
+            if user._is_guard() and not replace_with < user:
+                replace_with.append(user)
+        return [user for user in changed if not user._is_guard()]
 
     # ---- questions answered in other rooms ----
 
