@@ -13,7 +13,7 @@ import torchgraft
 
 FOLDER = Path(__file__).parents[2] / "docs" / "reference"
 # Rooms, of which the reference shows what is inside, and what is no object of ours.
-ROOMS = {"passes", "subgraph_rewriter", "zoo", "__version__"}
+ROOMS = {"passes", "quantize", "subgraph_rewriter", "zoo", "__version__"}
 
 
 def shown() -> list[str]:
@@ -22,7 +22,7 @@ def shown() -> list[str]:
 
 
 def public() -> set[str]:
-    passes = {f"passes.{name}" for name in torchgraft.passes.__all__}
+    passes = {f"{room}.{name}" for room in ("passes", "quantize") for name in getattr(torchgraft, room).__all__}
     models = {f"zoo.{name}" for name in ("create", "names", "example_inputs")}
     return (set(torchgraft.__all__) - ROOMS) | passes | models
 

@@ -62,7 +62,10 @@ def test_every_backend_has_a_default(backend):
     [
         (lambda: Config("static-int9"), "no scheme is called 'static-int9'\ndid you mean"),
         (lambda: Config.from_text("scheme = 3 ="), "the configuration is no TOML"),
-        (lambda: Config.from_text('scheem = "float"'), "the configuration has no entry 'scheem'\ndid you mean 'scheme'?"),
+        (
+            lambda: Config.from_text('scheem = "float"'),
+            "the configuration has no entry 'scheem'\ndid you mean 'scheme'?",
+        ),
         (lambda: default_config("openvno"), "no backend is called 'openvno'\ndid you mean 'openvino'?"),
         (lambda: as_config(3, "native"), "expected a Config for config, got int"),
         (lambda: Numbers(9), "cannot use integers of 9 bits\nuse 2 to 8"),

@@ -108,7 +108,9 @@ def test_every_scheme_runs(name):
     config = Config(name) if name != "weight-int4" else Config(name, modules={"2": "float"})
     data = [torch.randn(8, 64, generator=torch.Generator().manual_seed(seed)) for seed in range(3)]
     if name == "float":
-        with pytest.raises(QuantizeError, match="nothing in Sequential can be quantized\n'linear' stays: the configuration"):
+        with pytest.raises(
+            QuantizeError, match="nothing in Sequential can be quantized\n'linear' stays: the configuration"
+        ):
             quantize(model, data, config=config)
         return
     quantized = quantize(model, data, config=config, backend="reference")
@@ -282,6 +284,12 @@ def test_what_stays_has_a_reason_and_a_line(model):
 
 def test_groups_that_do_not_fit_stay_floats():
     model = nn.Sequential(nn.Linear(40, 8), nn.Linear(8, 64)).eval()
-    plan = plan_of(prepare(torchgraft.symbolic_trace(nn.Sequential(model, nn.Linear(64, 2)).eval()), config="weight-int4"))
+    plan = plan_of(
+        prepare(torchgraft.symbolic_trace(nn.Sequential(model, nn.Linear(64, 2)).eval()), config="weight-int4")
+    )
     reasons = [layer.reason for layer in plan.layers.values()]
-    assert reasons == ["its 40 inputs are no multiple of the group of 32", "its 8 inputs are no multiple of the group of 32", None]
+    assert reasons == [
+        "its 40 inputs are no multiple of the group of 32",
+        "its 8 inputs are no multiple of the group of 32",
+        None,
+    ]

@@ -13,7 +13,11 @@ from torchgraft.quantize.operators import scale_of_range
 ranges = st.floats(-1e4, 1e4, allow_nan=False, width=32)
 
 
-@given(st.lists(ranges, min_size=1, max_size=40), st.booleans(), st.sampled_from([(0, 255), (0, 127), (-127, 127), (-8, 7)]))
+@given(
+    st.lists(ranges, min_size=1, max_size=40),
+    st.booleans(),
+    st.sampled_from([(0, 255), (0, 127), (-127, 127), (-8, 7)]),
+)
 def test_every_value_of_a_range_is_within_half_a_step(values, symmetric, limits):
     x = torch.tensor(values)
     low, high = limits

@@ -46,7 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
     counts = counts_of(program)
     guards = [f"{finding.what} at {finding.where}" for finding in specialised(program)]
     kept = program.meta.get("kept_whole", {})
-    written = None if arguments.output is None else _keep(program, arguments.output)
+    written = None if arguments.output is None else keep(program, arguments.output)
     if arguments.json:
         found = {
             "nodes": counts.nodes,
@@ -86,7 +86,7 @@ def refuse_place(place: str) -> None:
         raise WriteError(f"cannot write '{place}': it is a file\ngive a .pt file or the name of a new folder")
 
 
-def _keep(program: GraphModule, place: str) -> str:
+def keep(program: GraphModule, place: str) -> str:
     """Write the program; says what was written and how it is read again."""
     if place.endswith(".pt"):
         import torch

@@ -22,6 +22,7 @@ from torchgraft.cli import (
     graph,
     list_models,
     lower,
+    quantize,
     record,
     report,
     run_passes,
@@ -51,6 +52,7 @@ COMMANDS = (
     run_passes,
     lower,
     bench,
+    quantize,
     list_models,
     demo,
 )

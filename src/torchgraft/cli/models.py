@@ -159,13 +159,21 @@ def load_model(text: str, full: bool = False, computes: bool = True) -> LoadedMo
         return LoadedModel(
             found.model, (([*args],) if found.as_list else args, kwargs) if found.inputs else None, found.note
         )
+    return LoadedModel(_module_of(load_object(text), text), None)
+
+
+def load_object(text: str) -> Any:
+    """What a text of the form PATH/FILE.py:NAME or PACKAGE.MODULE:NAME names."""
+    place, colon, name = text.rpartition(":")
+    if not colon or not place or not name:
+        raise GraftError(f"cannot read {text!r}: it does not say where it is from\nwrite PATH/FILE.py:NAME")
     holder = _module_from_file(place) if place.endswith(".py") else _module_by_name(place)
     value: Any = holder
     for part in name.split("."):
         if not hasattr(value, part):
             raise GraftError(f"no {name!r} in {place}; it has {_public_names(holder)}")
         value = getattr(value, part)
-    return LoadedModel(_module_of(value, text), None)
+    return value
 
 
 def _no_place(text: str) -> NoReturn:

@@ -180,15 +180,19 @@ def _fuse(references: References, layer: Layer, norm: Norm, after: bool) -> None
     scale, shift = norm.scale_and_shift()
     weight, bias = _after(layer, scale, shift) if after else _before(layer, scale, shift)
     _guard_dimensions(layer, norm)
-    weight = nn.Parameter(weight.to(layer.weight.dtype), layer.weight.requires_grad)
-    bias = nn.Parameter(bias.to(layer.weight.dtype), layer.weight.requires_grad)
-    if layer.module is not None:
-        _replace_module(references, layer, weight, bias)
-    else:
-        _replace_tensors(references, layer, weight, bias)
+    replace_weights(references, layer, weight, bias)
     _settle_mode(references, norm.node)
     norm.node.replace_all_uses_with(layer.node if after else norm.source)
     _erase(references, norm.node)
+
+
+def replace_weights(references: References, layer: Layer, weight: torch.Tensor, bias: torch.Tensor) -> None:
+    """Give a layer of a program other weights; the model that the program was captured from keeps its own."""
+    new = [nn.Parameter(item.to(layer.weight.dtype), layer.weight.requires_grad) for item in (weight, bias)]
+    if layer.module is not None:
+        _replace_module(references, layer, *new)
+    else:
+        _replace_tensors(references, layer, *new)
 
 
 def _after(layer: Layer, scale: torch.Tensor, shift: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

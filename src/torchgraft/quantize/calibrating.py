@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from torchgraft.codegen.calling import example_inputs
+from torchgraft.codegen.calling import example_inputs, placeholder_values
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import InputError, QuantizeError, StructureError
 from torchgraft.quantize.observers import Observer
@@ -29,13 +29,16 @@ def calibrate(program: GraphModule, data: Iterable[Any], progress: Progress | No
     2
     """
     plan = plan_of(program)
+    run: Callable[..., Any] = program
+    if plan.config.correct_bias or plan.config.learn_rounding:
+        run = _collecting(program)
     done = 0
     total = number_of(data)
     with torch.no_grad():
         for batch in batches(data):
             args, kwargs = inputs_of(batch)
             try:
-                program(*args, **kwargs)
+                run(*args, **kwargs)
             except (TypeError, StructureError, InputError) as error:
                 raise QuantizeError(
                     f"batch {done} of the calibration data does not fit the program: {str(error).splitlines()[0]}\n"
@@ -49,6 +52,17 @@ def calibrate(program: GraphModule, data: Iterable[Any], progress: Progress | No
             "there is no calibration data\ngive an iterable of batches such as [x1, x2] or a DataLoader"
         )
     return done
+
+
+def _collecting(program: GraphModule) -> Callable[..., Any]:
+    """The program, keeping what goes into its layers."""
+    from torchgraft.quantize.corrections import Collector
+
+    def run(*args: Any, **kwargs: Any) -> None:
+        values = placeholder_values(program, args, kwargs)
+        Collector(program, plan_of(program)).run(initial_env=dict(values))
+
+    return run
 
 
 def batches(data: Any) -> Iterable[Any]:

@@ -83,7 +83,7 @@ class Config:
 
     def with_float(self, paths: Any) -> Config:
         """The same, with these modules kept as they are."""
-        return dataclasses.replace(self, modules={**dict.fromkeys(paths, "float"), **self.modules})
+        return dataclasses.replace(self, modules={**self.modules, **dict.fromkeys(paths, "float")})
 
     # ---- TOML ----
 

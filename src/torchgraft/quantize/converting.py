@@ -12,16 +12,20 @@ import torch
 from torch.nn import functional
 
 from torchgraft.codegen.graph_module import GraphModule
+from torchgraft.errors import QuantizeError
 from torchgraft.ir.node import Node
 from torchgraft.passes.attributes import References
 from torchgraft.passes.layer_calls import Layer, bound, layer_arguments, read_layer
+from torchgraft.passes.remove_no_ops import RemoveNoOps
 from torchgraft.quantize.calibrating import check_observed
+from torchgraft.quantize.corrections import INPUTS, ROUNDED, corrected_bias, learn_rounding
 from torchgraft.quantize.observers import Observer
 from torchgraft.quantize.operations import is_sum
 from torchgraft.quantize.operators import dequantize_tensor, quantize_tensor, scale_of_values
 from torchgraft.quantize.plan import KEY, PlannedLayer, plan_of, weight_axis
-from torchgraft.quantize.preparing import inherit
+from torchgraft.quantize.preparing import STORED, Stored, inherit
 from torchgraft.quantize.schemes import Numbers
+from torchgraft.quantize.training import TrainedLayer, settle
 from torchgraft.quantize.weights import QuantizedWeight, quantize_weight
 
 _CONVOLUTIONS = (functional.linear, functional.conv1d, functional.conv2d, functional.conv3d)
@@ -38,11 +42,19 @@ def convert(program: GraphModule) -> GraphModule:
     ['quantize_tensor', 'dequantize_tensor', 'dequantize_tensor_1', 'fc1']
     """
     plan = plan_of(program)
+    if program.training and any(isinstance(module, TrainedLayer) for module in program.children()):
+        raise QuantizeError("the program is being trained\ncall .eval() on it first")
     check_observed(program)
     result = GraphModule(program, copy.deepcopy(program.graph), type(program).__name__)
     result.meta = {**program.meta, KEY: plan}
     with torch.no_grad():
+        settle(result)
+        RemoveNoOps(inference=True).run(result)
+        if plan.config.learn_rounding and ROUNDED not in result.meta:
+            learn_rounding(result, plan)
         _Conversion(result).run()
+    for key in (INPUTS, ROUNDED):
+        result.meta.pop(key, None)
     result.graph.lint()
     return result
 
@@ -53,6 +65,7 @@ class _Conversion:
         self.references = References(program)
         self.weights: dict[Any, tuple[QuantizedWeight, list[str | None]]] = {}
         self.dynamic: dict[tuple[Node, Numbers], Node] = {}
+        self.bias: Node | None = None
         self.scales: dict[str, tuple[str, str]] = {}
 
     def run(self) -> None:
@@ -65,7 +78,7 @@ class _Conversion:
                 self._replace_layer(node, planned)
         for group in dict.fromkeys(self.plan.groups.values()):
             if hasattr(self.program, group):
-                delattr(self.program, group)
+                del self.program._modules[group]
         for node in list(self.graph.nodes):
             self._drop_cast(node)
 
@@ -126,6 +139,7 @@ class _Conversion:
         scheme = planned.scheme
         with self.graph.inserting_before(node):
             source = layer.source
+            self.bias = self._corrected(node, layer, planned)
             if scheme.inputs is not None and scheme.dynamic:
                 source = self._dynamic(node, source, scheme.inputs, layer.weight.dtype)
             weight = self._weight(node, layer, planned) if scheme.weights is not None else None
@@ -165,6 +179,8 @@ class _Conversion:
                 zero,
             ]
             self.weights[key] = found, paths
+            stored = self.program.meta.setdefault(STORED, {})
+            stored[f"{planned.path}.weight"] = Stored(numbers, weight_axis(layer), paths[0] or "", paths[1] or "", zero)
         found, names = self.weights[key]
         nodes = [None if path is None else self._fetch(path, node) for path in names]
         options: dict[str, Any] = {}
@@ -178,9 +194,19 @@ class _Conversion:
         inherit(result, node)
         return result
 
+    def _corrected(self, node: Node, layer: Layer, planned: PlannedLayer) -> Node | None:
+        """A bias that makes up for what rounding does to the mean."""
+        inputs = self.program.meta.get(INPUTS, {}).get(planned.name)
+        if not self.plan.config.correct_bias or inputs is None or planned.scheme.weights is None:
+            return None
+        numbers, axis = planned.scheme.weights, weight_axis(layer)
+        found = self._given_weight(layer, planned) or quantize_weight(layer.weight, numbers, axis, planned.path)
+        stem = planned.path.replace(".", "_") or node.name
+        return self._fetch(self._buffer(f"{stem}_bias_corrected", corrected_bias(layer, found, inputs)), node)
+
     def _given_weight(self, layer: Layer, planned: PlannedLayer) -> QuantizedWeight | None:
         """Weights that a correction or training has rounded already."""
-        rounded: dict[str, QuantizedWeight] = self.program.meta.get("quantize_rounded", {})
+        rounded: dict[str, QuantizedWeight] = self.program.meta.get(ROUNDED, {})
         return rounded.get(planned.name)
 
     def _rebuild(self, node: Node, layer: Layer, source: Node, weight: Node | None, planned: PlannedLayer) -> None:
@@ -188,6 +214,8 @@ class _Conversion:
         target, arguments = self._as_function(node, layer, weight is not None)
         old = arguments["weight"]
         arguments["input"] = source
+        if self.bias is not None:
+            arguments["bias"] = self.bias
         if weight is not None:
             arguments["weight"] = weight
         if planned.scheme.cast is not None:

@@ -66,7 +66,7 @@ def _replace_weight(
     options: dict[str, Any] = {key: value for key, value in node.kwargs.items() if key in ("dtype", "axis")}
     limits = torch.iinfo(steps.dtype)
     graph, references = program.graph, References(program)
-    stem = node.args[0].target  # type: ignore[union-attr]
+    stem = node.args[0].target
     with graph.inserting_before(node):
         path = references.put_new(f"{stem}_floats", dequantize_tensor(steps, scale, zero_point, **options))
         floats = graph.get_attr(path)

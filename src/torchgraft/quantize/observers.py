@@ -27,8 +27,8 @@ class Observer(torch.nn.Module):
         super().__init__()
         self.numbers, self.where = numbers, where
         self.dtype: torch.dtype | None = None
-        self.register_buffer("lowest", torch.tensor(float("inf")), persistent=False)
-        self.register_buffer("highest", torch.tensor(float("-inf")), persistent=False)
+        self.register_buffer("lowest", torch.tensor(float("inf")))
+        self.register_buffer("highest", torch.tensor(float("-inf")))
         self.lowest: torch.Tensor
         self.highest: torch.Tensor
 
@@ -96,8 +96,8 @@ class _Counting(Observer):
 
     def __init__(self, numbers: Numbers, where: str = "a value") -> None:
         super().__init__(numbers, where)
-        self.register_buffer("counts", torch.zeros(self.bins, dtype=torch.float64), persistent=False)
-        self.register_buffer("sums", torch.zeros(self.bins, dtype=torch.float64), persistent=False)
+        self.register_buffer("counts", torch.zeros(self.bins, dtype=torch.float64))
+        self.register_buffer("sums", torch.zeros(self.bins, dtype=torch.float64))
         self.counts: torch.Tensor
         self.sums: torch.Tensor
 

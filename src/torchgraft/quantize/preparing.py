@@ -7,7 +7,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from os import PathLike
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -24,9 +24,25 @@ from torchgraft.passes.remove_no_ops import RemoveNoOps
 from torchgraft.quantize.config import Config, as_config
 from torchgraft.quantize.observers import observer
 from torchgraft.quantize.plan import KEY, Plan, make_plan
+from torchgraft.quantize.schemes import Numbers
 
+# Where a converted program keeps the weights it rounded, by the paths of the floats.
+STORED = "quantize_stored"
+# Where other tensors of the model went, by the paths they had.
+MOVED = "quantize_moved"
 Model = torch.nn.Module | Callable[..., Any]
 ConfigLike = Config | str | PathLike[str] | None
+
+
+class Stored(NamedTuple):
+    """Where a program keeps a rounded weight: in buffers, or in a layer with a kernel of its own."""
+
+    numbers: Numbers
+    axis: int | None
+    steps: str
+    scale: str
+    zero_point: str | None
+    layer: str | None = None
 
 
 def prepare(
@@ -56,7 +72,7 @@ def prepare(
 
         EqualizeLayers()(program)
     plan = make_plan(program, settings, backend)
-    _check_anything(plan, program)
+    check_anything(plan, program)
     insert_observers(program, plan)
     program.meta[KEY] = plan
     return program
@@ -89,7 +105,8 @@ def _check_mode(model: Any) -> None:
         )
 
 
-def _check_anything(plan: Plan, program: GraphModule) -> None:
+def check_anything(plan: Plan, program: GraphModule) -> None:
+    """Refuse a program in which no layer changes."""
     if any(layer.reason is None for layer in plan.layers.values()):
         return
     if plan.layers:

@@ -11,7 +11,7 @@ from torchgraft.quantize.operators import dequantize_tensor, quantize_tensor, sc
 from torchgraft.quantize.schemes import Numbers
 
 # Where few steps have to do, it pays to look for a range narrower than the extremes.
-_NARROWER = [1.0 - 0.025 * step for step in range(21)]
+_NARROWER = [1.0 - 0.04 * step for step in range(11)]
 
 
 class QuantizedWeight(NamedTuple):
@@ -36,7 +36,7 @@ def quantize_weight(weight: torch.Tensor, numbers: Numbers, axis: int | None, wh
     >>> found.steps.tolist(), [round(item, 4) for item in found.scale.tolist()]
     ([[50, -127], [127, 0]], [0.02, 0.0008])
     """
-    if not bool(torch.isfinite(weight).all()):
+    if not weight.is_meta and not bool(torch.isfinite(weight).all()):
         raise QuantizeError(f"the weights of {where or 'a layer'} hold infinite values or no numbers\ncheck the model")
     scale, zero_point = weight_scale(weight, numbers, axis)
     axis, group = spread(numbers, axis)
@@ -63,7 +63,7 @@ def weight_scale(weight: torch.Tensor, numbers: Numbers, axis: int | None) -> tu
     lowest, highest = torch.aminmax(rows, dim=-1)
     low, high = numbers.range
     scale, zero_point = scale_of_range(lowest, highest, low, high, numbers.symmetric)
-    if numbers.bits <= 4 and numbers.kind == "int":
+    if numbers.bits <= 4 and numbers.kind == "int" and not weight.is_meta:
         scale, zero_point = _least_error(rows, lowest, highest, numbers)
     if numbers.per in ("tensor", "row"):
         scale, zero_point = scale.reshape(()), zero_point.reshape(())
@@ -77,8 +77,9 @@ def _least_error(
     best: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
     for part in _NARROWER:
         scale, zero = scale_of_range(lowest * part, highest * part, low, high, numbers.symmetric)
-        steps = torch.clamp(torch.round(rows / scale.unsqueeze(-1)) + zero.unsqueeze(-1), low, high)
-        error = (((steps - zero.unsqueeze(-1)) * scale.unsqueeze(-1) - rows) ** 2).sum(-1)
+        unit, middle = scale.unsqueeze(-1), zero.unsqueeze(-1)
+        steps = (rows / unit).round_().add_(middle).clamp_(low, high)
+        error = steps.sub_(middle).mul_(unit).sub_(rows).square_().sum(-1)
         if best is None:
             best = error, scale, zero
         else:

@@ -89,8 +89,10 @@ class IntegerLayer(_Packing):
         convolution: Convolution | None = None,
         post: PostOperation | None = None,
         output: tuple[float, int] | None = None,
+        dtype: torch.dtype = torch.float32,
     ) -> None:
         super().__init__()
+        self.dtype = dtype
         self.register_buffer("weight", weight)
         scale = weight_scale.expand(weight.shape[0]) if weight_scale.dim() == 0 else weight_scale
         self.register_buffer("weight_scale", scale.float().contiguous())
@@ -120,7 +122,7 @@ class IntegerLayer(_Packing):
     def _run(self, steps: torch.Tensor, scale: float, zero_point: int) -> torch.Tensor:
         common = (steps, scale, zero_point, self.packed(steps), self.weight_scale, self.weight_zero_point)
         out_scale, out_zero = self.output or (1.0, 0)
-        out_type = torch.float32 if self.output is None else torch.uint8
+        out_type = self.dtype if self.output is None else torch.uint8
         post = self.post
         if self.convolution is None:
             last = (out_scale, out_zero, out_type, post.name, post.options, post.algorithm)
@@ -148,7 +150,7 @@ class IntegerLinear(IntegerLayer):
     def forward(self, values: torch.Tensor) -> torch.Tensor:
         """The layer on floats."""
         assert self.input_scale is not None
-        if values.numel() <= self.few_rows * values.shape[-1]:
+        if self.dtype == torch.float32 and values.numel() <= self.few_rows * values.shape[-1]:
             packed = self._packed_for_few()
             if packed is not None:
                 kernel = _few_rows_relu if self.post.name == "relu" else _few_rows
@@ -162,8 +164,8 @@ class IntegerLinear(IntegerLayer):
 
 
 _quantized: Any = torch.ops.quantized
-_few_rows = getattr(_quantized, "linear_with_input_q_dq_qweight_dq_output_fp32", None)
-_few_rows_relu = getattr(_quantized, "linear_with_input_q_dq_qweight_dq_relu_output_fp32", None)
+_few_rows: Any = getattr(_quantized, "linear_with_input_q_dq_qweight_dq_output_fp32", None)
+_few_rows_relu: Any = getattr(_quantized, "linear_with_input_q_dq_qweight_dq_relu_output_fp32", None)
 
 
 def _pack_for_few(weight: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None) -> Any:
@@ -228,7 +230,7 @@ class IntegerLayerWithSum(IntegerLayer):
         assert self.input_scale is not None and output is not None
         self.output, self.post = None, PostOperation()
         try:
-            total = self._run(steps, *self.input_scale) + dequantize_fast(other, *self.other_scale)
+            total = self._run(steps, *self.input_scale).float() + dequantize_fast(other, *self.other_scale)
         finally:
             self.output, self.post = output, post
         return quantize_fast(torch.relu(total) if post.name == "relu" else total, *output)
@@ -266,18 +268,26 @@ class WeightOnlyLayer(torch.nn.Module):
     ) -> None:
         super().__init__()
         self.group, self.dtype, self.outputs = group, dtype, weight.shape[0]
-        if group is not None:
-            # The kernel takes steps from 0 to 15 and means (step - 8) * scale + shift.
-            steps = weight.to(torch.int32) + (8 if weight.dtype == torch.int8 else 0)
-            weight = _aten._convert_weight_to_int4pack_for_cpu(steps, 1)
-            shift = torch.zeros_like(scale) if zero_point is None else (8 - zero_point.float()) * scale
-            scale = torch.stack([scale, shift], -1).transpose(0, 1).contiguous()
-        self.register_buffer("weight", weight)
-        self.register_buffer("scale", scale.to(dtype))
+        self.register_buffer("weight", None)
+        self.register_buffer("scale", None)
         self.register_buffer("bias", bias)
         self.weight: torch.Tensor
         self.scale: torch.Tensor
         self.bias: torch.Tensor | None
+        self.fill(weight, scale, zero_point)
+
+    def fill(self, weight: torch.Tensor, scale: torch.Tensor, zero_point: torch.Tensor | None) -> None:
+        """Take weights as the reference form has them."""
+        if self.group is not None:
+            # The kernel takes steps from 0 to 15 and means (step - 8) * scale + shift.
+            shift = torch.zeros_like(scale) if zero_point is None else (8 - zero_point.float()) * scale
+            scale = torch.stack([scale, shift], -1).transpose(0, 1).contiguous()
+            steps = weight.to(torch.int32) + (8 if weight.dtype == torch.int8 else 0)
+            if weight.is_meta:
+                weight = torch.empty(weight.shape[0], weight.shape[1] // 2, dtype=torch.uint8, device="meta")
+            else:
+                weight = _aten._convert_weight_to_int4pack_for_cpu(steps, 1)
+        self.weight, self.scale = weight, scale.to(self.dtype)
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
         """The layer on floats."""

@@ -40,7 +40,7 @@ from torchgraft.quantize.native.layers import (
 )
 from torchgraft.quantize.operations import ACTIVATIONS, MOVES, SELECTS, first_input, is_shape_read, is_sum, operation
 from torchgraft.quantize.operators import dequantize_tensor, quantize_tensor, scale_of_values
-from torchgraft.quantize.preparing import inherit
+from torchgraft.quantize.preparing import MOVED, STORED, inherit
 
 
 class _Steps(NamedTuple):
@@ -119,23 +119,35 @@ class _Lowering:
                 layer = self._weight_only(steps, scale, zero_point, bias, group)
                 if layer is not None:
                     self._put(node, layer, (source,))
+                    self._note_layer(weight.args[0].target, arguments.get("bias"), layer)
             return
         convolution = None if is_linear else self._convolution(node, arguments, steps)
         if self._put_rows(node, source, (steps, scale, zero_point, bias), is_linear and axis == 0, dtype):
             return
         is_fit = axis in (0, None) and group is None and zero_point is None and steps.dtype == torch.int8
-        if not is_fit or dtype != torch.float32 or (convolution is None and not is_linear):
+        is_plain = dtype in (torch.float32, torch.bfloat16)
+        if not is_fit or not is_plain or (convolution is None and not is_linear):
             return
         if _is_call(source.args[0], quantize_tensor) and self._is_dynamic(source):
             chosen = source.args[1].args[0]
             low, high = source.args[0].args[3:5]
             if source.args[0].args[5] == torch.uint8 and not chosen.kwargs:
-                layer = DynamicLayer(steps, scale, bias, None, convolution, limits=(low, high))
+                layer = DynamicLayer(steps, scale, bias, None, convolution, dtype=dtype, limits=(low, high))
                 self._put(node, layer, (source.args[0].args[0],))
             return
         entering = self._steps(source)
         if entering is not None:
-            self._fuse(node, entering, (steps, scale, bias), convolution)
+            self._fuse(node, entering, (steps, scale, bias), convolution, dtype)
+
+    def _note_layer(self, steps: str, bias: Any, layer: torch.nn.Module) -> None:
+        """Have weights that arrive later go straight into the layer."""
+        stored = self.program.meta.get(STORED, {})
+        path = next(path for path, module in self.program.named_modules() if module is layer)
+        self.program.meta[STORED] = {
+            name: place._replace(layer=path) if place.steps == steps else place for name, place in stored.items()
+        }
+        if isinstance(bias, Node):
+            self.program.meta[MOVED] = {**self.program.meta.get(MOVED, {}), bias.target: f"{path}.bias"}
 
     def _put_rows(self, node: Node, source: Node, weights: tuple[Any, ...], is_fit: bool, dtype: torch.dtype) -> bool:
         """A linear layer whose inputs get a scale for each row."""
@@ -151,7 +163,12 @@ class _Lowering:
         return True
 
     def _fuse(
-        self, node: Node, entering: _Steps, weights: tuple[Any, Any, Any], convolution: Convolution | None
+        self,
+        node: Node,
+        entering: _Steps,
+        weights: tuple[Any, Any, Any],
+        convolution: Convolution | None,
+        dtype: torch.dtype,
     ) -> None:
         """Put a layer in the place of a call and of as much after it as the kernel does, too."""
         last, other, post = self._after(node, 0 if convolution is None else len(convolution.stride))
@@ -161,7 +178,7 @@ class _Lowering:
             last, other, post = node, None, PostOperation()
             leaving = self._leaving(last)
         output = None if leaving is None else (leaving.scale, leaving.zero_point)
-        options: dict[str, Any] = {"convolution": convolution, "post": post, "output": output}
+        options: dict[str, Any] = {"convolution": convolution, "post": post, "output": output, "dtype": dtype}
         inputs: tuple[Node, ...] = (entering.node,)
         if other is not None:
             may_write = self._is_last_use(other, node)
@@ -343,7 +360,9 @@ class _Lowering:
             inherit(value, source)
         else:
             return
-        taking = IntegerLinear(layer.weight, layer.weight_scale, layer.bias, layer.input_scale, None, layer.post)
+        taking = IntegerLinear(
+            layer.weight, layer.weight_scale, layer.bias, layer.input_scale, None, layer.post, None, layer.dtype
+        )
         self.program.add_module(node.target, taking)
         node.args = (value,)
         self.graph.erase_node(source)

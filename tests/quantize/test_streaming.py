@@ -1,0 +1,93 @@
+"""Programs without data, filled from shards: the same as quantizing the model, and never more than one tensor in floats."""
+
+from __future__ import annotations
+
+import pytest
+import safetensors.torch
+import torch
+from torch import nn
+
+from torchgraft import QuantizeError
+from torchgraft.quantize import load_weights, quantize
+from torchgraft.quantize import streaming as room
+
+
+class Block(nn.Module):
+    def __init__(self, width=64):
+        super().__init__()
+        self.embedding = nn.Embedding(40, width)
+        self.one, self.two = nn.Linear(width, 2 * width), nn.Linear(2 * width, width, bias=False)
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, 40, bias=False)
+        self.register_buffer("shift", torch.ones(width), persistent=False)
+
+    def forward(self, ids):
+        x = self.embedding(ids)
+        return self.head(self.norm(x + self.two(torch.relu(self.one(x)))) + self.shift)
+
+
+def written(model, folder):
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    names = list(state)
+    for number, part in enumerate((names[:2], names[2:5], names[5:])):
+        safetensors.torch.save_file({name: state[name] for name in part}, folder / f"model-{number}.safetensors")
+
+
+def empty(dtype):
+    with torch.device("meta"):
+        return Block().eval().to(dtype)
+
+
+@pytest.mark.parametrize("scheme", ["weight-int8", "weight-int4"])
+@pytest.mark.parametrize("backend", ["native", "reference"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_a_program_filled_from_shards_is_the_quantized_model(tmp_path, scheme, backend, dtype):
+    torch.manual_seed(0)
+    model = Block().eval().to(dtype)
+    written(model, tmp_path)
+    ids = torch.randint(0, 40, (2, 5))
+    program = quantize(empty(dtype), [ids.to("meta")], config=scheme, backend=backend)
+    assert all(value.is_meta for value in [*program.parameters(), *program.buffers()])
+    seen = []
+    taken = load_weights(program, tmp_path, others={"shift": torch.ones(64, dtype=dtype)}, progress=seen.append)
+    assert taken == len(seen) + 1 == 8
+    direct = quantize(model, [ids], config=scheme, backend=backend)
+    with torch.no_grad():
+        assert torch.equal(program(ids), direct(ids))
+
+
+def test_there_is_never_more_than_one_tensor_in_floats(tmp_path, monkeypatch):
+    model = Block().eval().bfloat16()
+    written(model, tmp_path)
+    ids = torch.zeros(1, 4, dtype=torch.long)
+    program = quantize(empty(torch.bfloat16), [ids.to("meta")], config="weight-int8")
+    sizes = []
+
+    def watched(weight, *rest):
+        floats = [
+            value for value in [*program.parameters(), *program.buffers()] if not value.is_meta and value.dim() > 1
+        ]
+        sizes.append(sum(value.numel() for value in floats if value.is_floating_point()))
+        return original(weight, *rest)
+
+    original = room.quantize_weight
+    monkeypatch.setattr(room, "quantize_weight", watched)
+    load_weights(program, tmp_path, others={"shift": torch.ones(64)})
+    assert len(sizes) == 3 and max(sizes) <= model.embedding.weight.numel()
+
+
+def test_what_is_missing_or_does_not_fit_is_said(tmp_path):
+    model = Block().eval()
+    written(model, tmp_path)
+    ids = torch.zeros(1, 4, dtype=torch.long)
+    program = quantize(empty(torch.float32), [ids.to("meta")], config="weight-int8")
+    with pytest.raises(
+        QuantizeError, match="the checkpoint has no values for shift\ngive tensors that are not in the files"
+    ):
+        load_weights(program, tmp_path)
+    with pytest.raises(QuantizeError, match="there are no safetensors files in"):
+        (tmp_path / "other").mkdir()
+        load_weights(program, tmp_path / "other")
+    safetensors.torch.save_file({"norm.weight": torch.ones(3)}, tmp_path / "wrong.safetensors")
+    with pytest.raises(QuantizeError, match=r"'norm.weight' is \(3,\) in the checkpoint and \(64,\) in the program"):
+        load_weights(program, [tmp_path / "wrong.safetensors"])
