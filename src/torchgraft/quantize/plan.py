@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from torchgraft.analysis.aliases import Aliases
 from torchgraft.errors import QuantizeError
 from torchgraft.ir.node import Node
 from torchgraft.ir.origin import source_of
@@ -113,6 +114,7 @@ class _Planner:
         self.values: dict[Node, PlannedLayer] = {}  # a value and the first layer that wants it
         self.leader: dict[Node, Node] = {}
         self.users: dict[Node, set[Node]] = {}
+        self.memory: Aliases | None = None
 
     def run(self) -> Plan:
         nodes = list(self.program.graph.nodes)
@@ -148,12 +150,20 @@ class _Planner:
         elif scheme.is_float:
             planned.reason = "the configuration keeps it in floats"
         else:
-            planned.reason = _unsuited(layer, scheme)
+            planned.reason = _unsuited(layer, scheme) or self._written(layer)
         if planned.reason is None and isinstance(layer, Layer):
             self.layers[node] = layer
             planned.dtype, planned.shape = str(layer.weight.dtype), tuple(layer.weight.shape)
             if scheme.is_static:
                 self.static[node] = planned
+
+    def _written(self, layer: Layer) -> str | None:
+        """Why the weights of a layer cannot be rounded once and for all."""
+        if self.memory is None:
+            self.memory = Aliases(self.program.graph)
+        tensors = [tensor for tensor in (layer.weight, layer.bias) if tensor is not None]
+        is_written = any(self.memory.is_known_to_be_written(tensor) for tensor in tensors)
+        return "the program writes its weights" if is_written else None
 
     # ---- values ----
 
