@@ -3,6 +3,7 @@ torch and the other dependencies are lent by the environment this runs in, so th
 """
 
 import os
+import re
 import subprocess
 import sys
 import sysconfig
@@ -35,9 +36,13 @@ def require(expected: set[str], found: set[str], archive: Path) -> None:
 def main() -> None:
     [wheel], [sources] = (ROOT / "dist").glob("*.whl"), (ROOT / "dist").glob("*.tar.gz")
     require(files_below(ROOT / "src" / "torchgraft"), set(zipfile.ZipFile(wheel).namelist()), wheel)
+    metadata = next(name for name in zipfile.ZipFile(wheel).namelist() if name.endswith("METADATA"))
+    described = zipfile.ZipFile(wheel).read(metadata).decode()
+    if broken := re.findall(r"\]\((?!https?:|#)[^)]*\)", described):
+        sys.exit(f"links that lead nowhere on PyPI: {broken[:5]}; see setup.py")
     with tarfile.open(sources) as archive:
         packed = {name.partition("/")[2] for name in archive.getnames()}
-    expected = {"CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "Makefile", "README.md", "constraints.txt", "mkdocs.yml"}
+    expected = {"CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "Makefile", "README.md", "constraints.txt", "mkdocs.yml", "setup.py"}
     require(expected.union(*(files_below(ROOT / folder) for folder in ("docs", "tests"))), packed, sources)
 
     venv.create(ENVIRONMENT, clear=True, with_pip=False)

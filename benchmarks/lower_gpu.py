@@ -1,4 +1,4 @@
-"""Lowered modules on a GPU beside eager and torch.compile: `PYTHONPATH=src python benchmarks/lower_gpu.py`, from the root of the project.
+"""Lowered modules on a GPU beside eager and torch.compile: `PYTHONPATH=src python benchmarks/lower_gpu.py`.
 It needs torch (2.11 or newer) with CUDA and this project, nothing else; torchvision is not needed. A few minutes.
 
 Times are the least of several rounds of calls, interleaved; ratios are to eager in the precision of the table's first row.
@@ -156,16 +156,16 @@ class Rows:
         self.functions: dict[str, Callable[[], Any]] = {}
         self.made: dict[str, float] = {}
 
-    def add(self, name: str, make: Callable[[], Callable[[], Any]]) -> None:
+    def add(self, name: str, make: Callable[..., Callable[[], Any]], *given: Any, **options: Any) -> None:
         begin = time.perf_counter()
         try:
             with torch.no_grad():
-                function = make()
+                function = make(*given, **options)
                 function()
                 torch.cuda.synchronize()
         except Exception as error:
             print(f"  {name}: {type(error).__name__}: {str(error)[:600]}", flush=True)
-            traceback.print_exc(limit=-6)
+            traceback.print_exc(limit=-3)
             return
         self.functions[name], self.made[name] = function, time.perf_counter() - begin
 
@@ -186,6 +186,10 @@ def lowered(model: Any, inputs: tuple[Any, ...], backend: str, **options: Any) -
     return lambda: module(*inputs)
 
 
+def eager(model: Any, *inputs: Any) -> Callable[[], Any]:
+    return lambda: model(*inputs)
+
+
 def images(batches: list[int], backends: list[str]) -> None:
     """ResNet-50 in TF32 and in 16 bits."""
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = True
@@ -193,20 +197,13 @@ def images(batches: list[int], backends: list[str]) -> None:
     for batch in batches:
         x = torch.randn(batch, 3, 224, 224, device=DEVICE)
         rows = Rows()
-        rows.add("eager, TF32", lambda: lambda: model(x))
-        rows.add("torch.compile reduce-overhead, TF32", lambda: compiled(model, x))
+        rows.add("eager, TF32", eager, model, x)
+        rows.add("torch.compile reduce-overhead, TF32", compiled, model, x)
         for backend in backends:
-            rows.add(
-                f"lower(backend={backend!r}, precision='tf32')",
-                lambda b=backend: lowered(model, (x,), b, precision="tf32"),
-            )
-        rows.add("fused, channels last, reduce-overhead, fp16", lambda: half_compiled(model, x))
-        half = x.half()
+            rows.add(f"lower(backend={backend!r}, precision='tf32')", lowered, model, (x,), backend, precision="tf32")
+        rows.add("fused, channels last, reduce-overhead, fp16", half_compiled, model, x)
         for backend in backends:
-            rows.add(
-                f"lower(backend={backend!r}, precision='fp16')",
-                lambda b=backend: lowered_half(model, half, b),
-            )
+            rows.add(f"lower(backend={backend!r}), fp16", lowered_half, model, x.half(), backend)
         rows.done(f"ResNet-50, batch {batch}")
 
 
@@ -230,10 +227,10 @@ def painting(batches: list[int], backends: list[str]) -> None:
     for batch in batches:
         inputs = tuple(item.to(DEVICE) for item in zoo.example_inputs("learning_to_paint", batch=batch))
         rows = Rows()
-        rows.add("eager", lambda: lambda: model(*inputs))
-        rows.add("torch.compile reduce-overhead", lambda: compiled(model, *inputs))
+        rows.add("eager", eager, model, *inputs)
+        rows.add("torch.compile reduce-overhead", compiled, model, *inputs)
         for backend in backends:
-            rows.add(f"lower(backend={backend!r})", lambda b=backend: lowered(model, inputs, b, precision="tf32"))
+            rows.add(f"lower(backend={backend!r})", lowered, model, inputs, backend, precision="tf32")
         rows.done(f"Learning to Paint actor, batch {batch}")
 
 
@@ -241,7 +238,7 @@ def decoding(backends: list[str]) -> None:
     """One token of a language model."""
     model, inputs = llama()
     rows = Rows()
-    rows.add("eager, bf16", lambda: lambda: model(*inputs))
+    rows.add("eager, bf16", eager, model, *inputs)
 
     def with_fixed_caches() -> Callable[[], Any]:
         for tensor in [*inputs[2], *inputs[3]]:
@@ -250,7 +247,7 @@ def decoding(backends: list[str]) -> None:
 
     rows.add("torch.compile reduce-overhead, bf16", with_fixed_caches)
     for backend in backends:
-        rows.add(f"lower(backend={backend!r}), bf16", lambda b=backend: lowered(model, inputs, b))
+        rows.add(f"lower(backend={backend!r}), bf16", lowered, model, inputs, backend)
     rows.done("Llama of 1.2 billion parameters, one token, cache of 1024")
 
 

@@ -159,11 +159,6 @@ def trace_dictionary_key():
 
 
 @case
-def trace_concrete_args_by_name():
-    symbolic_trace(lambda x, flag: x, concrete_args={"flags": True})
-
-
-@case
 def trace_concrete_args_by_position():
     symbolic_trace(lambda x, flag: x, concrete_args=(True, False, True))
 
@@ -524,7 +519,7 @@ def test_every_text_has_its_case():
 
 # Their place is the call itself, which the traceback shows: there is no line of a traced function to name.
 _WITHOUT_PLACE = {
-    "trace_concrete_args_by_name", "trace_concrete_args_by_position", "trace_root_hooks", "trace_not_a_function",
+    "trace_concrete_args_by_position", "trace_root_hooks", "trace_not_a_function",
     "trace_class", "trace_concrete_args_as_inputs", "trace_built_in_function", "trace_no_such_method",
     "trace_wrap_inside_a_function", "trace_wrap_not_a_function",
 }  # fmt: skip

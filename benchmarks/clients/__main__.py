@@ -56,6 +56,9 @@ class Client:
 # A part of torch cannot have a second copy under its own name. Its layers stay torch's: torch.fx keeps them whole by their name.
 AO = {f"torch.ao.{name}": f"torch_ao.{name}" for name in ("ns", "pruning", "quantization")}
 
+# The rest of TVM is compiled, and knows nothing of torch.fx.
+TVM = {"tvm.relax.frontend.torch": "tvm_torch_frontend"}
+
 CLIENTS = (
     Client(
         "symbolic", "torch", ("torchvision", "timm"), "symbolic_trace of torchvision, timm and zoo models: every node"
@@ -72,6 +75,9 @@ CLIENTS = (
     Client("nirtorch", "nirtorch", ("nirtorch",), "neuromorphic graphs"),
     Client("torch_ao", "torch", tuple(AO), "torch.ao.quantization: prepare_fx, convert_fx", AO),
     Client("mct", "model-compression-toolkit", ("model_compression_toolkit",), "graph reading"),
+    Client("aimet", "aimet-torch", ("aimet_torch",), "model preparer"),
+    Client("optimum", "optimum", ("transformers", "optimum.fx"), "transformations of graphs"),
+    Client("tvm", "apache-tvm", tuple(TVM), "Relax importer", TVM),
     Client("modelopt", "nvidia-modelopt", ("modelopt",), "pruning and quantization"),
 )
 

@@ -60,9 +60,11 @@ class Step:
 def examine_joint(
     model: nn.Module, owner: nn.Module, program: Any, case: Case, example: Inputs, rounds: int
 ) -> Attempt | None:
-    """Forward and backward as one program beside eager's; None where the model cannot be trained."""
+    """Forward and backward as one program beside eager's; None where the model cannot be trained: the second step of those that
+    cache what requires a gradient fails in evaluation mode."""
     steps = {name: _tried(model, seeded(make, name)) for name, make in {"example": case.example, **case.others}.items()}
-    if not isinstance(steps["example"], Step) or not steps["example"].tangents:
+    again = _tried(model, seeded(case.example, "example"))
+    if not isinstance(steps["example"], Step) or not isinstance(again, Step) or not again.tangents:
         return None
 
     def make() -> Any:

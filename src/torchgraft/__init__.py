@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from torchgraft.backends.backend import Backend as Backend
     from torchgraft.backends.backend import register_backend as register_backend
     from torchgraft.backends.lower import lower as lower
+    from torchgraft.backends.saving import load_lowered as load_lowered
     from torchgraft.bridge import from_export as from_export
     from torchgraft.bridge import from_fx as from_fx
     from torchgraft.bridge import to_fx as to_fx

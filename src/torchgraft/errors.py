@@ -51,6 +51,10 @@ class GraphAttributeError(GraphError, AttributeError):
     """A node refers to a module or attribute that the owning module does not have."""
 
 
+class TargetError(GraphError, ValueError):
+    """The target of a node is of the wrong kind for its opcode."""
+
+
 class UnknownArgumentError(GraphError, IndexError):
     """A node has no argument at that index (torch.fx raises IndexError)."""
 
@@ -65,6 +69,10 @@ class BridgeError(GraftError):
     ...     print(str(error).splitlines()[0])
     cannot write the backward of ReLU: no result depends on a parameter or input that requires a gradient
     """
+
+
+class UnknownMethodError(TraceError, AssertionError):
+    """The model does not have the method that is to be traced."""
 
 
 class UnknownModuleError(TraceError, NameError):

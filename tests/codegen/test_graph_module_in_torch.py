@@ -468,7 +468,6 @@ def test_pickle_in_a_fresh_process(tmp_path):
     assert result.stdout.strip() == module.code.strip()
 
 
-@not_right_yet("one warning for each node inside the class")
 def test_user_classes_that_cannot_be_pickled_say_so_once():
     class Local(nn.Module):
         def forward(self, x):

@@ -220,3 +220,13 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[int], Given]]] = {
     "own backward": (OwnBackward, lambda n: Given((torch.randn(n, 4),))),
     "kept whole": (KeptWhole, lambda n: Given((torch.randn(n, 4),))),
 }
+
+
+def asserting() -> Callable[[Any], Any]:
+    """A function with an assertion; not in a file of tests, where pytest writes assertions anew."""
+
+    def positive(x: Any) -> Any:
+        assert x.sum() > 0, "positive"
+        return x
+
+    return positive

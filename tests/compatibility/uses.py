@@ -8,7 +8,6 @@ import contextlib
 import copy
 import io
 import pickle
-import socket
 import threading
 import warnings
 from collections.abc import Callable
@@ -202,10 +201,8 @@ def distributed(module: nn.Module, inputs: Callable[[int], Given]) -> Any:
 def _process_group() -> Any:
     import torch.distributed
 
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port = found.getsockname()[1]
-    torch.distributed.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=0, world_size=1)
+    # In this process alone: a port that was free a moment ago may be somebody else's, and then nobody answers.
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     try:
         yield
     finally:

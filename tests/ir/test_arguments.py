@@ -47,7 +47,7 @@ DICT_EDITS = {
 @pytest.mark.parametrize("edit", LIST_EDITS.values(), ids=LIST_EDITS)
 def test_a_list_refuses_every_edit_and_stays_as_it_was(edit) -> None:
     value = immutable_list([1, 2])
-    with pytest.raises(TypeError, match="'immutable_list' object is immutable.*assign it to node.args"):
+    with pytest.raises(TypeError, match="'immutable_list' object does not support mutation.*assign it to node.args"):
         edit(value)
     assert value == [1, 2]
 
@@ -55,7 +55,7 @@ def test_a_list_refuses_every_edit_and_stays_as_it_was(edit) -> None:
 @pytest.mark.parametrize("edit", DICT_EDITS.values(), ids=DICT_EDITS)
 def test_a_dict_refuses_every_edit_and_stays_as_it_was(edit) -> None:
     value = immutable_dict({"a": 1})
-    with pytest.raises(TypeError, match="'immutable_dict' object is immutable.*node.kwargs"):
+    with pytest.raises(TypeError, match="'immutable_dict' object does not support mutation.*node.kwargs"):
         edit(value)
     assert value == {"a": 1}
 

@@ -121,7 +121,7 @@ class TestRule1DeadNodes:
     @pytest.mark.parametrize("use", FOREIGN.values(), ids=FOREIGN)
     def test_a_node_of_another_graph_is_refused(self, diamond: Diamond, use) -> None:
         other = fx.Graph().placeholder("elsewhere")
-        with pytest.raises(fx.GraphError, match=r"'elsewhere'.*(another graph|not in this graph)"):
+        with pytest.raises(fx.GraphError, match=r"(?s)elsewhere.*(this Graph|another graph|wrong graph|another one)"):
             use(diamond, other)
         assert_users_are_right(diamond.graph)
         assert not other.users
@@ -230,7 +230,7 @@ class TestRule2Arguments:
         diamond.a.meta["k"] = 1
         diamond.a.replace_all_uses_with(diamond.y, propagate_meta=True)
         assert diamond.y.meta == {"k": 1}
-        with pytest.raises(fx.GraphError, match=r"from node 'neg' to 'y'.*metadata of its own \(k\)"):
+        with pytest.raises(fx.GraphError, match=r"(?s)from node 'neg' to 'y'.*already has .meta keys.*: k"):
             diamond.b.replace_all_uses_with(diamond.y, propagate_meta=True)
 
 
@@ -380,7 +380,7 @@ class TestTrees:
         assert substitute(tree, diamond.x, 3) == expected
 
     def test_map_arg_needs_a_function(self) -> None:
-        with pytest.raises(TypeError, match="not int"):
+        with pytest.raises(fx.GraphError, match="not int"):
             map_arg((1,), 3)
 
 

@@ -135,6 +135,38 @@ def test_other_levels(model, x, level) -> None:
     assert different.first == "fc2" and different.second in ("linear_1", "addmm_1")
 
 
+class Attends(torch.nn.Module):
+    """A norm, whose operator gives three tensors, and sizes that operator programs read at other places."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = torch.nn.LayerNorm(8)
+        self.query, self.key = torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.norm(x)
+        query, key = [
+            layer(x).view(x.shape[0], x.shape[1], 2, x.shape[2] // 2).transpose(1, 2)
+            for layer in (self.query, self.key)
+        ]
+        return query @ key.transpose(2, 3)
+
+
+@pytest.mark.parametrize("level", ["module", "function"])
+def test_norms_and_sizes_at_other_levels_are_no_difference(level) -> None:
+    torch.manual_seed(0)
+    model, x = Attends().eval(), torch.randn(2, 5, 8)
+    first = torchgraft.capture(model, x, level=level)
+    comparison = compare(first, torchgraft.capture(model, x, level="core_aten"), x)
+    assert comparison.ok, comparison
+    pairs = {pair.second: pair for pair in comparison.pairs}
+    assert pairs["native_layer_norm"].note == "the first of 3 tensors"
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        other.norm.weight[0] += 1
+    assert not compare(first, torchgraft.capture(other, x, level="core_aten"), x).ok
+
+
 def test_nodes_that_changed_places(x) -> None:
     one = symbolic_trace(lambda x: torch.exp(x) + torch.tanh(x))
 

@@ -289,7 +289,7 @@ def test_a_replacement_that_is_a_bound_literal_or_list() -> None:
         (relu, lambda a, b: a, r"the pattern has 1 \(a\), the replacement 2 \(a, b\)"),
         (relu, lambda a: (a, a), "the pattern returns 1 values, the replacement 2"),
         (relu, lambda a: None, "cannot replace 'relu' by None"),
-        (relu, None, "neither a replacement nor a replacement_callback was given"),
+        (relu, None, "either a replacement GraphModule or a replacement callback"),
         (lambda a: (a, torch.relu(a)), lambda a: (a + 1, a), "cannot replace the input 'a' that the pattern returns"),
         (relu, "neg", "cannot use 'neg' as a replacement: it is str"),
     ],

@@ -256,3 +256,9 @@ def test_layers_inside_equal_layers_are_folded_as_well() -> None:
 def test_programs_are_folded_too() -> None:
     model = nn.Sequential(*[Block(8) for _ in range(4)])
     assert "0 to 3: 4 × Block, each" in str(summary(torchgraft.capture(model, torch.ones(2, 4)), torch.ones(2, 4)))
+
+
+def test_inputs_of_the_wrong_size_raise_the_error_of_the_model_and_log_nothing(caplog, capfd) -> None:
+    with pytest.raises(RuntimeError, match="mat1 and mat2 shapes cannot be multiplied"):
+        summary(nn.Linear(16, 4), torch.ones(2, 3))
+    assert caplog.records == [] and capfd.readouterr() == ("", "")

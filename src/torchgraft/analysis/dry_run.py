@@ -20,6 +20,7 @@ from torchgraft.analysis.fake import (
     fake_mode_of,
     fake_module,
     is_fake,
+    without_log,
 )
 from torchgraft.analysis.fake_calls import FakeCalls, FakeInterpreter
 from torchgraft.capturing.program import capture
@@ -90,7 +91,7 @@ class DryRun(FakeInterpreter):
         for node, value in self.inputs.items():
             if self.node_done is not None:
                 self.node_done(node, value)
-        with torch.random.fork_rng(devices=[]), self.mode, self.operators:
+        with torch.random.fork_rng(devices=[]), without_log(), self.mode, self.operators:
             result = self.run(initial_env=dict(self.inputs), enable_io_processing=False)
             self.result = self.graph.process_outputs(result)
         self.place.node = None
@@ -240,7 +241,7 @@ def program_of(
     mode = fake_mode_of(args, kwargs, *([model] if isinstance(model, torch.nn.Module) else []))
     try:
         subject = fake_module(model, mode) if isinstance(model, torch.nn.Module) else model
-        with mode:
+        with mode, without_log():
             program = capture(subject, fake_inputs(args, model, mode), fake_inputs(kwargs, model, mode), level=level)
         # What was kept whole because it cannot be watched on fakes hides its parts; a real run may show them.
         if not program.meta.get("kept_whole") or has_bare_inputs:

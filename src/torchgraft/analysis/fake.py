@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import importlib
+import logging
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -31,6 +32,21 @@ _TABLES = frozenset({dict, OrderedDict, set})
 
 # What torch raises when a result depends on values that a fake tensor has not.
 NeedsValues = (DataDependentOutputException, DynamicOutputShapeException)
+
+
+@contextlib.contextmanager
+def without_log() -> Iterator[None]:
+    """Have torch log nothing where an operator refuses fake tensors: it raises too, and that is enough."""
+
+    def is_wanted(record: logging.LogRecord) -> bool:
+        return not record.getMessage().startswith("failed while attempting to run meta")
+
+    log = logging.getLogger(FakeTensorMode.__module__)
+    log.addFilter(is_wanted)
+    try:
+        yield
+    finally:
+        log.removeFilter(is_wanted)
 
 
 def active_fake_mode() -> FakeTensorMode | None:

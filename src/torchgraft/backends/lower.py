@@ -6,16 +6,19 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Mapping
+from os import PathLike
 from typing import Any
 
 import torch
 
-from torchgraft.analysis.comparison import compare, frozen_leaves
+from torchgraft.analysis.comparison import frozen_leaves, tensors_in
+from torchgraft.backends.auto import candidates, key_of, measure, saved_choice
 from torchgraft.backends.backend import PRECISIONS, Backend, Options, find_backend
 from torchgraft.backends.freezing import frozen
-from torchgraft.backends.parts import Compiled, compile_parts, tolerance_of, within
+from torchgraft.backends.parts import Compiled, compile_parts, differences, within
 from torchgraft.backends.sizes import OneForEachSize, for_one_size
 from torchgraft.backends.variants import Variant, VariantModule, call_text, late_guard, program_or_error
 from torchgraft.backends.watch import ModelWatch
@@ -44,6 +47,7 @@ class Lowered(VariantModule):
     ) -> None:
         super().__init__(model, on_guard, max_variants)
         self.backend, self.options, self.verifies = backend, options, verify
+        self.example: tuple[Any, dict[str, Any]] = ((), {})
         self._is_program = isinstance(model, GraphModule) and not _has_modes(model)
         self.__dict__["_subject"] = None  # not by assigning: a submodule would be one of the model's
         self.choice: Any = None
@@ -93,6 +97,12 @@ class Lowered(VariantModule):
         ]
         eager = [f"{self._name} for {item.inputs}: {item.runs_as}" for item in self._variants if item.program is None]
         return "\n".join([*texts, *eager]) or f"{self._name} is not compiled yet: call it"
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write the program of the example, the weights and the options to a file for `load_lowered`, which compiles again."""
+        from torchgraft.backends.saving import save_lowered
+
+        save_lowered(self, path)
 
     # ---- making variants ----
 
@@ -176,22 +186,19 @@ class Lowered(VariantModule):
 
     def _verify(self, variant: Variant, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Compare with the model on the example and on other values; raise with the first node that differs."""
-        tolerance = tolerance_of(self.options.precision)
-        for situation in situations(args, kwargs, 0, True, False, False):
-            run = functools.partial(within, self.options.time_limit)
+        for planned in situations(args, kwargs, 0, True, False, False):
+            situation = planned.make()
             try:
                 expected = _leaves_after(self._model, self._model, situation)
-                found = _leaves_after(
-                    lambda *a, **k: run(functools.partial(variant.run, *a, **k)), self._model, situation
-                )
+                found = _leaves_after(_limited(variant.run, self.options.time_limit), self._model, situation)
             except GuardError:  # other values may go another way
                 continue
-            result = compare(expected, found, tolerance)
-            if result.differences:
+            wrong = differences(expected, found, self.options.precision, "lowered module")
+            if wrong:
                 where = self._first_difference(variant, situation.args, situation.kwargs)
                 raise BackendError(
                     f"the backend '{self.backend.name}' does not compute what {self._name} computes\n"
-                    f"  on {situation.name}: {result.differences[0]}{where}\n"
+                    f"  on {situation.name}: {wrong[0]}{where}\n"
                     "  use another backend or precision; verify=False skips this check"
                 )
 
@@ -260,6 +267,10 @@ def _mapped(value: Any, dtype: torch.dtype, only: torch.dtype | None) -> Any:
     return value
 
 
+def _limited(run: Callable[..., Any], seconds: float | None) -> Callable[..., Any]:
+    return lambda *args, **kwargs: within(seconds, functools.partial(run, *args, **kwargs))
+
+
 def _leaves_after(function: Callable[..., Any], model: Any, situation: Situation) -> dict[str, Any]:
     """What a call returns and leaves in its inputs; what it does to the model and to random states is put back."""
     values, keywords = situation.copied()
@@ -285,13 +296,14 @@ def lower(
     args: Any = (),
     kwargs: Mapping[str, Any] | None = None,
     *,
-    backend: str | Backend = "native",
+    backend: str | Backend = "auto",
     precision: str | None = None,
     layout: str = "auto",
     on_guard: str | None = None,
     max_variants: int = 8,
     verify: bool = True,
     time_limit: float | None = None,
+    choice: str | PathLike[str] | None = None,
     level: str | None = None,
 ) -> Any:
     """A module with the signature of a model or program that runs it compiled by a backend, without gradients.
@@ -300,7 +312,10 @@ def lower(
     backend of your own, or "auto", which measures those that are installed. What a backend does not take stays in Python:
     `.explain()` says what and why. `precision` is "fp32", "tf32", "bf16" or "fp16" (where it is not given, that of the model),
     `layout` is "auto", "channels_last" or "contiguous". Results are compared with the model's on the example and on other values,
-    unless `verify` is False; `time_limit` is how many seconds compiling a part may take.
+    unless `verify` is False; `time_limit` is how many seconds compiling a part may take, and with "auto" all candidates together.
+
+    What "auto" has measured is in `.choice`; with a file in `choice` it is kept there, and used again for the same inputs on the
+    same machine. `follow_progress` tells how far it is.
 
     Other sizes just run. Where a guard says no, `on_guard` decides as in `adapt`: "recapture" (for a model), "raise" (for a
     captured program), or "eager". If weights of the model change, a call raises BackendError until `.refresh()`.
@@ -308,7 +323,7 @@ def lower(
     With `level` ("aten" or "core_aten") it is a captured program in torch's operators instead, that runs in Python.
 
     >>> model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU()).eval()
-    >>> fast = lower(model, torch.ones(2, 4))
+    >>> fast = lower(model, torch.ones(2, 4), backend="native")
     >>> fast(torch.ones(5, 4)).shape, fast.variants()
     (torch.Size([5, 4]), <Variants: Sequential has 1 variant>)
     """
@@ -323,15 +338,64 @@ def lower(
         raise ValueError(f'layout must be "auto", "channels_last" or "contiguous", not {layout!r}')
     if on_guard is None:
         on_guard = "raise" if isinstance(model, GraphModule) else "recapture"
-    chosen = find_backend(backend)
+    chosen = None if backend == "auto" else find_backend(backend)
     if getattr(model, "training", False) and not (isinstance(model, GraphModule) and not _has_modes(model)):
         raise BackendError(
             "cannot lower a model in training mode: lowered modules are for inference\n  call model.eval() first"
         )
     options = Options(precision or _precision_of(model), layout, time_limit, precision is not None)
-    module = Lowered(model, chosen, options, on_guard, max_variants, verify)
-    with torch.no_grad():
-        module(*copied_inputs(values, keywords)[0], **copied_inputs(values, keywords)[1])
+
+    def lowered(by: Backend, options: Options = options) -> Lowered:
+        module = Lowered(model, by, options, on_guard or "", max_variants, verify)
+        module.example = given, named = copied_inputs(values, keywords)
+        with torch.no_grad():
+            module(*given, **named)
+        return module
+
+    if chosen is not None:
+        return lowered(chosen)
+    return _quickest(model, values, keywords, options, lowered, choice)
+
+
+def _quickest(
+    model: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    options: Options,
+    lowered: Callable[..., Lowered],
+    path: str | PathLike[str] | None,
+) -> Lowered:
+    """The module of the backend that is quickest on these inputs, or of the one that a file says was."""
+    name = type(model).__name__ if isinstance(model, torch.nn.Module) else getattr(model, "__name__", "model")
+    key = key_of(name, args, kwargs, options.precision)
+    known = saved_choice(path, key)
+    if known is not None:
+        module = lowered(find_backend(known.backend))
+        module.choice = known
+        return module
+    made: dict[str, Lowered] = {}
+
+    def make(backend: Backend, seconds: float) -> Callable[[], Any]:
+        made[backend.name] = module = lowered(backend, dataclasses.replace(options, time_limit=seconds))
+        if any(item.program is None for item in module._variants):
+            raise BackendError(f"it runs the model's own Python: {module._variants[0].runs_as}")
+        return lambda: module(*args, **kwargs)
+
+    devices = {tensor.device.type for tensor in tensors_in((args, kwargs))} or {"cpu"}
+    found = candidates("cuda" if "cuda" in devices else "cpu")
+    eager = functools.partial(model, *args, **kwargs)
+    try:
+        choice = measure(key, found, make, eager, options.time_limit)
+    except BackendError:
+        if not made:
+            raise
+        return (
+            made["native"] if "native" in made else next(iter(made.values()))
+        )  # the model's own Python, for all of them
+    module = made[choice.backend]
+    module.options, module.choice = options, choice
+    if path is not None:
+        choice.save(path)
     return module
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from torchgraft.backends.backend import Backend, Options, missing
-from torchgraft.bridge.exporting import exported
+from torchgraft.bridge.exporting import Exported, exported
 from torchgraft.codegen.graph_module import GraphModule
 
 
@@ -31,18 +31,22 @@ class OnnxRuntime(Backend):
 
     def compile(self, part: GraphModule, inputs: tuple[Any, ...], options: Options) -> Callable[..., Any]:
         """Convert and make a session."""
-        import onnxruntime
+        return run_with_onnxruntime(exported(part, inputs), options)
 
-        program = exported(part, inputs)
-        with _silence():
-            converted: Any = torch.onnx.export(program.program, dynamo=True, optimize=True, verbose=False)
-        content = io.BytesIO()
-        converted.save(content)
-        settings = onnxruntime.SessionOptions()
-        settings.intra_op_num_threads = torch.get_num_threads()
-        settings.log_severity_level = 3
-        session = onnxruntime.InferenceSession(content.getvalue(), settings, providers=["CPUExecutionProvider"])
-        return _Run(session, program.is_one)
+
+def run_with_onnxruntime(program: Exported, options: Options) -> Callable[..., Any]:
+    """A function of tensors that runs an exported program."""
+    import onnxruntime
+
+    with _silence():
+        converted: Any = torch.onnx.export(program.program, dynamo=True, optimize=True, verbose=False)
+    content = io.BytesIO()
+    converted.save(content)
+    settings = onnxruntime.SessionOptions()
+    settings.intra_op_num_threads = torch.get_num_threads()
+    settings.log_severity_level = 3
+    session = onnxruntime.InferenceSession(content.getvalue(), settings, providers=["CPUExecutionProvider"])
+    return _Run(session, program.is_one)
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from torchgraft.backends.backend import Backend, Options, missing
-from torchgraft.bridge.exporting import exported
+from torchgraft.bridge.exporting import Exported, exported
 from torchgraft.codegen.graph_module import GraphModule
 
 _PRECISIONS = {"fp32": "f32", "tf32": "f32", "bf16": "bf16", "fp16": "f16"}
@@ -29,17 +29,19 @@ class OpenVino(Backend):
 
     def compile(self, part: GraphModule, inputs: tuple[Any, ...], options: Options) -> Callable[..., Any]:
         """Convert and compile for the sizes of the example."""
-        import openvino
+        return run_with_openvino(exported(part, inputs), options)
 
-        program = exported(part, inputs)
-        converted = openvino.convert_model(program.program)
-        converted.reshape(
-            {port: list(tensor.shape) for port, tensor in zip(converted.inputs, _tensors(inputs), strict=True)}
-        )
-        hints = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_PRECISION_HINT": _PRECISIONS[options.precision]}
-        hints["INFERENCE_NUM_THREADS"] = str(torch.get_num_threads())
-        compiled = openvino.compile_model(converted, "CPU", hints)
-        return _Run(compiled, program.is_one)
+
+def run_with_openvino(program: Exported, options: Options) -> Callable[..., Any]:
+    """A function of tensors that runs an exported program."""
+    import openvino
+
+    converted = openvino.convert_model(program.program)
+    shapes = [list(tensor.shape) for tensor in _tensors(program.inputs)]
+    converted.reshape(dict(zip(converted.inputs, shapes, strict=True)))
+    hints = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_PRECISION_HINT": _PRECISIONS[options.precision]}
+    hints["INFERENCE_NUM_THREADS"] = str(torch.get_num_threads())
+    return _Run(openvino.compile_model(converted, "CPU", hints), program.is_one)
 
 
 def _tensors(inputs: tuple[Any, ...]) -> list[torch.Tensor]:

@@ -35,8 +35,9 @@ def enter_region(factory: str, *args: Any, **kwargs: Any) -> Any:
 
 def _refuse_tracing(factory: str) -> None:
     """torch.fx records calls that have a traced argument. This one has none, so a trace would lose it without a word."""
-    tracing = getattr(torch.fx._symbolic_trace, "is_fx_symbolic_tracing", None)
-    if tracing is not None and tracing() and get_proxy_mode() is None:
+    # The flag and not the function, which answers for our traces too (capturing/patching/fx_tracing.py).
+    is_tracing = torch.fx._symbolic_trace._is_fx_tracing_flag and not torch.compiler.is_compiling()
+    if is_tracing and get_proxy_mode() is None:
         raise BridgeError(
             f"torch.fx cannot trace a program that enters the region {factory}: it would lose the region; "
             "trace the program with torchgraft. torch.fx traces also when it unpickles a module: pickle the torchgraft "

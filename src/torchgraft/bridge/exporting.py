@@ -9,14 +9,16 @@ from typing import Any, NamedTuple
 
 import torch
 from torch.export import ExportedProgram, export
+from torch.utils import _pytree as pytree
 
 from torchgraft.codegen.graph_module import GraphModule
 
 
 class Exported(NamedTuple):
-    """A program of torch.export, and whether it returns one tensor rather than several."""
+    """A program of torch.export, its inputs, and whether it returns one tensor rather than several."""
 
     program: ExportedProgram
+    inputs: tuple[Any, ...]
     is_one: bool
 
 
@@ -29,7 +31,17 @@ def exported(part: GraphModule, inputs: tuple[Any, ...]) -> Exported:
     True
     """
     output = next(node for node in reversed(part.graph.nodes) if node.op == "output")
+    return Exported(_export(part, inputs, {}), inputs, not isinstance(output.args[0], (tuple, list)))
+
+
+def exported_model(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Exported:
+    """A model as torch.export sees it, without torchgraft; for comparisons."""
+    program = _export(model, args, kwargs)
+    inputs = tuple(pytree.tree_leaves((args, kwargs)))
+    return Exported(program, inputs, program.call_spec.out_spec == pytree.tree_structure(0))
+
+
+def _export(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ExportedProgram:
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # of torch about torch
-        program = export(part, inputs, strict=False).run_decompositions({})
-    return Exported(program, not isinstance(output.args[0], (tuple, list)))
+        return export(model, args, kwargs, strict=False).run_decompositions({})

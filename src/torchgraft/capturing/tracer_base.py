@@ -5,11 +5,9 @@ Running a model with proxies is the business of `tracer.py`.
 from __future__ import annotations
 
 import dataclasses
-import dis
 import enum
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from types import CodeType
 from typing import Any, NoReturn
 
 import torch
@@ -21,6 +19,7 @@ from torchgraft.capturing.scopes import ScopeState
 from torchgraft.capturing.symbolic.proxy import Attribute, Proxy, find_proxy
 from torchgraft.errors import TraceError
 from torchgraft.ir.arguments import EMPTY_DICT, immutable_dict, immutable_list, rebuild_tuple
+from torchgraft.ir.bytecode import is_assertion
 from torchgraft.ir.graph import Graph
 from torchgraft.ir.names import wish_of
 from torchgraft.ir.node import Argument, Node, Target
@@ -125,7 +124,7 @@ class TracerBase(ScopeState):
         if not self._is_overridden and proxy_factory_fn is None and type(args) is tuple:
             return self._record(kind, target, args, kwargs, name, type_expr)
         create = self.create_arg
-        node = self.create_node(kind, target, create(args), create(kwargs) if kwargs else {}, name, type_expr)
+        node = self.create_node(kind, target, create(args), create(kwargs), name, type_expr)
         return self.proxy(node) if proxy_factory_fn is None else proxy_factory_fn(node)
 
     def _record(
@@ -218,11 +217,15 @@ class TracerBase(ScopeState):
 
     # ---- what a traced value cannot do ----
 
+    def _records_assertion(self, value: Proxy) -> bool:
+        """Whether a question was that of an `assert`, and has been recorded."""
+        if not self.trace_asserts or not is_assertion(*user_instruction(2)):
+            return False
+        self.create_proxy("call_function", assert_traced, (value,), {})
+        return True
+
     def to_bool(self, obj: Proxy) -> bool:
         """Called when a traced value decides something (`if`, `and`, `while`). Override to answer from other knowledge."""
-        if self.trace_asserts and _is_assertion(*user_instruction(2)):
-            self.create_proxy("call_function", assert_traced, (obj,), {})
-            return True
         self._refuse(
             obj,
             "branch on",
@@ -231,10 +234,7 @@ class TracerBase(ScopeState):
         )
 
     def iter(self, obj: Proxy) -> Iterator[Any]:
-        """Called when a traced value is iterated over. Unpacking (`a, b = value`) has a known length; a loop has not."""
-        length = _unpacked_length(*user_instruction(2))
-        if length is not None:
-            return iter([obj[index] for index in range(length)])
+        """Called when a traced value is iterated over, other than for unpacking (`a, b = value`), whose length is known."""
         self._refuse(
             obj,
             "iterate over",
@@ -293,33 +293,6 @@ def _refuse_mutation(target: Target, args: tuple[Any, ...], kwargs: Mapping[str,
     if names and any(getattr(packet, name)._schema.is_mutable for name in names) and target.__name__.endswith("_"):  # type: ignore[union-attr]
         what = f"Tried to trace mutable operation {target.__name__}: check_mutable_operations is set"  # type: ignore[union-attr]
         raise TraceError(in_lines(what, current_source_line(), "use the out-of-place form"))
-
-
-def _unpacked_length(code: CodeType | None, instruction: int) -> int | None:
-    """How many names the running instruction unpacks into, or None where it does something else."""
-    if code is None:
-        return None
-    raw = code.co_code
-    if dis.opname[raw[instruction]] != "UNPACK_SEQUENCE":
-        return None
-    length, position, shift = raw[instruction + 1], instruction - 2, 8
-    while position >= 0 and dis.opname[raw[position]] == "EXTENDED_ARG":
-        length |= raw[position + 1] << shift
-        position, shift = position - 2, shift + 8
-    return length
-
-
-def _is_assertion(code: CodeType | None, instruction: int) -> bool:
-    """Whether the running instruction is the test of an `assert`."""
-    if code is None:
-        return False
-    rest = [item for item in dis.get_instructions(code) if item.offset >= instruction and item.opname != "CACHE"][:4]
-    names = [item.opname for item in rest if item.opname not in ("COMPARE_OP", "TO_BOOL", "NOT_TAKEN", "UNARY_NOT")]
-    return (
-        len(names) > 1
-        and "JUMP_IF_TRUE" in names[0].replace("FORWARD_", "")
-        and (names[1] == "LOAD_ASSERTION_ERROR" or "AssertionError" in rest[-1].argrepr)
-    )
 
 
 class GraphAppendingTracer(TracerBase):

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NoReturn
 
 from torchgraft.cli import (
+    bench,
     calls,
     capture,
     compare,
@@ -20,6 +21,7 @@ from torchgraft.cli import (
     draw,
     graph,
     list_models,
+    lower,
     quantize,
     record,
     report,
@@ -48,6 +50,8 @@ COMMANDS = (
     doctor,
     report,
     run_passes,
+    lower,
+    bench,
     quantize,
     list_models,
     demo,

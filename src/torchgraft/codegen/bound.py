@@ -49,7 +49,9 @@ class _BoundFunction(_Function):
         if text is None:
             assert self.graph.owning_module is not None
             module = find_attribute(self.graph.owning_module, path)[0]
-            text = self._paths[path] = self._bound(path.replace(".", "_"), module)
+            # A module that only stands for a function says so, and is left out.
+            function = getattr(module, "__torchgraft_function__", module)
+            text = self._paths[path] = self._bound(path.replace(".", "_"), function)
         return text
 
 

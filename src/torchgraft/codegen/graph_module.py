@@ -486,7 +486,7 @@ _OWN_NAMES = frozenset(dir(GraphModule)) - frozenset(dir(torch.nn.Module)) | {
 
 def _checked_hook(hook: Callable[..., Any]) -> Callable[..., Any]:
     if not callable(hook):
-        raise TypeError(f"a hook must be callable, not {type(hook).__name__}")
+        raise GraphError(f"a hook must be a callable.\n  found {type(hook).__name__}")
     return hook
 
 

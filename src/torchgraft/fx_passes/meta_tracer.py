@@ -34,7 +34,7 @@ class MetaProxy(Proxy):
     def _known(self) -> Any:
         found = self.__dict__.get("_tensor_meta")
         if found is not None:
-            self.tracer._has_answered = True
+            vars(self.tracer)["_has_answered"] = True
         return found
 
     def size(self, dim: int | None = None) -> Any:
@@ -71,7 +71,7 @@ class MetaProxy(Proxy):
         return MetaAttribute(self, k)
 
 
-class MetaAttribute(Attribute, MetaProxy):  # type: ignore[misc]
+class MetaAttribute(Attribute, MetaProxy):
     """An attribute of such a value, which becomes a node when it is not called."""
 
 

@@ -11,16 +11,40 @@ import textwrap
 from types import FunctionType
 from typing import Any
 
+import torch
+
 from torchgraft.capturing.symbolic.tracer import Tracer
+from torchgraft.capturing.tracer_base import assert_traced
 from torchgraft.errors import TraceError
+from torchgraft.ir.graph import Graph
+from torchgraft.ir.node import Node
+from torchgraft.ir.origin import source_of
 
 __all__ = ["AST_Rewriter", "RewritingTracer"]
 
 
 class RewritingTracer(Tracer):
-    """Records `assert` statements as checks of the program."""
+    """Records `assert` statements as calls of `torch._assert`, with their text where it is a plain one."""
 
     trace_asserts = True
+
+    def trace(self, root: Any, concrete_args: Any = None) -> Graph:
+        """The graph of `root`, assertions included."""
+        graph = super().trace(root, concrete_args)
+        for node in graph.find_nodes(op="call_function", target=assert_traced):
+            node.target, node.args = torch._assert, (node.args[0], _message(node))
+            node._rename("_assert")
+        return graph
+
+
+def _message(node: Node) -> str:
+    source = source_of(node)
+    try:
+        [statement] = ast.parse(source.text.strip() if source is not None else "").body
+    except (SyntaxError, ValueError):
+        return ""
+    message = statement.msg if isinstance(statement, ast.Assert) else None
+    return message.value if isinstance(message, ast.Constant) and isinstance(message.value, str) else ""
 
 
 class AST_Rewriter(ast.NodeTransformer):  # noqa: N801 (torch.fx's name)
@@ -45,7 +69,7 @@ class AST_Rewriter(ast.NodeTransformer):  # noqa: N801 (torch.fx's name)
             raise TraceError(
                 f"cannot rewrite {function.__qualname__}: its source cannot be read\n  define it in a file, with def"
             ) from error
-        [definition] = [item for item in tree.body if isinstance(item, ast.FunctionDef)] or [None]
+        definition = next((item for item in tree.body if isinstance(item, ast.FunctionDef)), None)
         if definition is None:
             raise TraceError(f"cannot rewrite {function.__qualname__}: it is no def\n  define it with def")
         definition.decorator_list = []
@@ -55,8 +79,8 @@ class AST_Rewriter(ast.NodeTransformer):  # noqa: N801 (torch.fx's name)
         )
         result.__kwdefaults__ = function.__kwdefaults__
         result.__annotations__ = dict(function.__annotations__)
-        bound: Any = result if function is method else result.__get__(method.__self__)  # type: ignore[attr-defined]
-        return bound  # type: ignore[no-any-return]
+        bound: Any = result if function is method else result.__get__(method.__self__)
+        return bound
 
     def visit_Assert(self, node: ast.Assert) -> ast.AST:
         """`assert test, message` becomes `torch._assert(test, message)`."""

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, TypeVar
 
 import torch
+from torch.utils._pytree import tree_structure, tree_unflatten
 
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.codegen.source import PyTreeCodeGen
@@ -85,12 +86,21 @@ class PyTreeCodeGenOfInfo(PyTreeCodeGen):
     """Our generator for containers, made from such a record as torch.fx's is."""
 
     def __init__(self, pytree_info: PyTreeInfo) -> None:
-        super().__init__(pytree_info.orig_args, pytree_info.in_spec, pytree_info.out_spec)
+        super().__init__(pytree_info.orig_args, _of_parameters(pytree_info.in_spec), pytree_info.out_spec)
 
     @property
     def pytree_info(self) -> PyTreeInfo:
         """The record."""
         return PyTreeInfo(self.parameters, self.in_spec, self.out_spec)
+
+
+def _of_parameters(spec: Any) -> Any:
+    """The structure of one parameter after the other; torch.fx also takes that of a pair of args and kwargs."""
+    parts = spec.children() if callable(spec.children) else spec.children
+    if spec.type is not tuple or [part.type for part in parts] != [tuple, dict]:
+        return spec
+    filled = [tree_unflatten([0] * part.num_leaves, part) for part in parts]
+    return tree_structure((*filled[0], *filled[1].values()))
 
 
 # ---- torch.fx.graph_module ----
@@ -140,6 +150,12 @@ def format_import_statement(name: str, value: Any, importer: Any) -> str:
 
 # ---- torch.fx.node, torch.fx.traceback ----
 
+# What an argument may be besides nodes and containers of them, by which tracers of other libraries decide.
+base_types = (
+    *(str, int, float, bool, complex, torch.dtype, torch.Tensor, torch.device, torch.memory_format, torch.layout),
+    *(torch._ops.OpOverload, torch.SymInt, torch.SymBool, torch.SymFloat),
+)
+
 
 def find_module_of_method(method: Callable[..., Any]) -> str:
     """The module of torch that has a function under its name."""
@@ -168,12 +184,12 @@ def torchscript_type_to_python_type(ts_type: Any) -> Any:
     if kind == "OptionalType":
         return typing.Optional[torchscript_type_to_python_type(ts_type.getElementType())]  # noqa: UP045 (its repr)
     if kind == "ListType":
-        return typing.List[torchscript_type_to_python_type(ts_type.getElementType())]  # noqa: UP006 (its repr)
+        return typing.List[torchscript_type_to_python_type(ts_type.getElementType())]  # type: ignore[misc]  # noqa: UP006
     if kind == "TupleType":
         return typing.Tuple[tuple(map(torchscript_type_to_python_type, ts_type.elements()))]  # noqa: UP006 (its repr)
     if kind == "DictType":
-        key, value = map(torchscript_type_to_python_type, (ts_type.getKeyType(), ts_type.getValueType()))
-        return typing.Dict[key, value]  # type: ignore[valid-type]  # noqa: UP006 (its repr)
+        parts = ts_type.getKeyType(), ts_type.getValueType()
+        return typing.Dict[tuple(map(torchscript_type_to_python_type, parts))]  # type: ignore[misc]  # noqa: UP006
     return _PYTHON_TYPES.get(ts_type.annotation_str, Any)
 
 

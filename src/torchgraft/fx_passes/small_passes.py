@@ -36,10 +36,7 @@ def replace_target_nodes_with(
     """
     for node in fx_module.graph.nodes:
         if node.op == old_op and node.target == old_target:
-            with fx_module.graph.inserting_before(node):
-                made = fx_module.graph.create_node(new_op, new_target, node.args, node.kwargs, node.name, node.type)
-            node.replace_all_uses_with(made, propagate_meta=True)
-            fx_module.graph.erase_node(node)
+            node.op, node.target = new_op, new_target
 
 
 class size_bytes(NamedTuple):  # noqa: N801 (torch.fx's name)

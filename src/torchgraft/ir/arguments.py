@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 def _refuse(self: Any, *args: Any, **kwargs: Any) -> NoReturn:
     raise TypeError(
-        f"'{type(self).__name__}' object is immutable and does not support mutation: "
+        f"'{type(self).__name__}' object does not support mutation, it is immutable: "
         "make a changed copy and assign it to node.args or node.kwargs"
     )
 
@@ -46,7 +46,7 @@ class immutable_dict(dict):  # noqa: N801 (torch.fx's public name)
     ...     arguments["dim"] = 2
     ... except TypeError as error:
     ...     print(str(error).partition(":")[0])
-    'immutable_dict' object is immutable and does not support mutation
+    'immutable_dict' object does not support mutation, it is immutable
     """
 
     __delitem__ = __ior__ = __setitem__ = _refuse

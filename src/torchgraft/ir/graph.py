@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from torchgraft.errors import GraphError
+from torchgraft.errors import GraphError, TargetError
 from torchgraft.ir.arguments import EMPTY_DICT
 from torchgraft.ir.names import Namespace, wish_of
 from torchgraft.ir.node import OPCODES, Argument, Node, Target, map_arg
@@ -116,8 +116,10 @@ class InsertPoint:
 def _refuse_target(op: str, target: Any) -> None:
     if op not in OPCODES:
         raise GraphError(f"cannot create a node with opcode {op!r}: use one of {', '.join(OPCODES)}")
-    wanted = "a function" if op == "call_function" else "a name"
-    raise GraphError(f"cannot create a {op} node with target {target!r}: the target must be {wanted}")
+    wanted = "a Callable" if op == "call_function" else "a str"
+    raise TargetError(
+        f"cannot create a {op} node: its target {target!r} has type {torch.typename(target)} but {wanted} is expected"
+    )
 
 
 class Graph:
@@ -361,19 +363,19 @@ class Graph:
         """Make new nodes just before `n` (without `n`: at the beginning) until the `with` block ends."""
         if n is None:
             return InsertPoint(self, self._root, True)
-        self._check_anchor(n)
+        self._check_anchor(n, "before")
         return InsertPoint(self, n, False)
 
     def inserting_after(self, n: Node | None = None) -> InsertPoint:
         """Make new nodes just after `n` (without `n`: at the end) until the `with` block ends."""
         if n is None:
             return InsertPoint(self, self._root, False)
-        self._check_anchor(n)
+        self._check_anchor(n, "after")
         return InsertPoint(self, n, True)
 
-    def _check_anchor(self, node: Node) -> None:
+    def _check_anchor(self, node: Node, place: str) -> None:
         if node.graph is not self:
-            raise GraphError(f"cannot insert at node '{node._name}': it is not in this graph")
+            raise GraphError(f"Node to insert {place} is not in graph.\n  '{node._name}' belongs to another one")
         if node._erased:
             self._refuse_anchor(node)
 
@@ -421,7 +423,9 @@ class Graph:
     def erase_node(self, to_erase: Node) -> None:
         """Remove a node that nothing uses any more, and with it the guards that check nothing else."""
         if to_erase.graph is not self:
-            raise GraphError(f"cannot erase node '{to_erase._name}': it is not in this graph")
+            raise GraphError(
+                f"Attempting to remove {to_erase._name} from wrong graph!\n  erase it with its own: node.graph.erase_node(node)"
+            )
         to_erase._changing()
         if to_erase._users:
             self._erase_guards(to_erase)

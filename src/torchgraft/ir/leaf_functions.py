@@ -35,7 +35,10 @@ def wrap(fn_or_name: str | Callable[..., Any]) -> str | Callable[..., Any]:
     if isinstance(fn_or_name, str):
         name = fn_or_name
     elif not callable(fn_or_name):
-        raise TraceError(f"wrap takes a callable or the name of one as a string, not {type(fn_or_name).__name__}")
+        raise TraceError(
+            "Unsupported type for global function! Must be either a callable or string name\n"
+            f"  wrap was given {type(fn_or_name).__name__}"
+        )
     elif not hasattr(fn_or_name, "__code__"):
         raise TraceError(f"cannot wrap {fn_or_name!r}: it is no plain function; give its name as a string instead")
     else:

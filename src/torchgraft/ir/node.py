@@ -183,10 +183,13 @@ class Node:
         if not isinstance(value, str):
             raise GraphError(f"cannot rename node '{self._name}' to {value!r}: a name is a string; give one")
         if self.graph._graph_namespace.is_used(value):
-            raise GraphError(
-                f"cannot rename node '{self._name}' to '{value}': the name is taken in this graph; "
-                "take another, or let graph._graph_namespace.create_name() choose"
-            )
+            if any(node._name == value for node in self.graph.nodes):
+                raise GraphError(
+                    f"cannot rename node '{self._name}' to '{value}': the name is taken in this graph; "
+                    "take another, or let graph._graph_namespace.create_name() choose"
+                )
+            self._name = value  # which a node had that was erased or renamed
+            return
         # What Python code cannot use as a name becomes one that it can: `cat-3` is `cat_3`.
         self._name = self.graph._graph_namespace.create_name("self_1" if value == "self" else value)
 
@@ -400,8 +403,8 @@ class Node:
         if propagate_meta:
             if replace_with.meta:
                 raise GraphError(
-                    f"cannot propagate metadata from node '{self._name}' to '{replace_with._name}': the latter has "
-                    f"metadata of its own ({', '.join(replace_with.meta)}); clear it first"
+                    f"cannot propagate metadata from node '{self._name}' to '{replace_with._name}', but replace_with "
+                    f"already has .meta keys\n  clear them first: {', '.join(replace_with.meta)}"
                 )
             replace_with.meta.update(self.meta)
         changed = list(self._users)
@@ -471,7 +474,7 @@ def _refuse_input(user: Node, source: Node) -> None:
     if source._erased:
         reason = "it was erased from its graph; use a live node"
     else:
-        reason = "it belongs to another graph; copy it with graph.node_copy() or graph.graph_copy()"
+        reason = "it does not belong to this Graph; copy it with graph.node_copy() or graph.graph_copy()"
     raise GraphError(f"cannot use node '{source._name}' as an argument of node '{user._name}': {reason}")
 
 
@@ -544,7 +547,7 @@ def map_arg(a: Argument, fn: Callable[[Node], Argument]) -> Argument:
     {'a': ['x', 1]}
     """
     if not callable(fn):
-        raise TypeError(f"map_arg needs a function to apply, not {type(fn).__name__}")
+        raise GraphError(f"map_arg(a, fn): fn must be a callable, not {type(fn).__name__}")
     if type(a) is Node:
         return fn(a)
     if type(a) is tuple:

@@ -109,9 +109,7 @@ def _input_problem(graph: Graph, node: Node, source: Node) -> str:
     if source._erased:
         return f"node '{node._name}' uses '{source._name}', which was erased; give it another argument"
     if source.graph is not graph:
-        return (
-            f"node '{node._name}' uses '{source._name}', which belongs to another graph; copy it with graph.node_copy()"
-        )
+        return f"node '{node._name}' uses '{source._name}', which does not belong to this Graph; copy it with graph.node_copy()"
     if source is node:
         return f"node '{node._name}' uses itself; give it another argument"
     if source._order >= node._order:
@@ -165,11 +163,13 @@ def _check_other(node: Node, attributes: _Attributes, last: Node | None) -> tupl
         value, reason = find_attribute(owner, node._target)
         if reason is not None:
             problems.append(
-                f"node '{node._name}' refers to '{node._target}', but {reason}; add it to the module, or name another target"
+                f"node '{node._name}' references nonexistent attribute '{node._target}': {reason}; add it to the module, or "
+                "name another target"
             )
         elif op == "call_module" and not isinstance(value, torch.nn.Module):
             problems.append(
-                f"node '{node._name}' calls '{node._target}' as a module, but it is a {type(value).__name__}; use get_attr"
+                f"node '{node._name}' calls '{node._target}', which does not reference an nn.Module: it is a "
+                f"{type(value).__name__}; use get_attr"
             )
     return problems
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import operator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -270,13 +271,13 @@ class _JointWalk(Walk):
         if any(id(leaf) in self._objects for leaf in leaves((args, kwargs))):
             return self._hold(self._run(node, args, kwargs))
         if kind is Kind.OPERATORS:
-            return self._operators(node, args, kwargs)
+            return self._unless_fixed(functools.partial(super().call, kind), node, args, kwargs)
         return super().call(kind, node, args, kwargs)
 
-    def _operators(self, node: Node, args: Any, kwargs: Any) -> Any:
-        """The operators of a call, unless torch's code for them takes sizes of this run: then it stays one call, if it can."""
+    def _unless_fixed(self, write: Callable[..., Any], node: Node, args: Any, kwargs: Any) -> Any:
+        """What a call computes, unless torch's code for it takes sizes of this run: then it stays one call, if it can."""
         last, fixed = self.recorder.begin(node), self.recorder.fixed
-        value = super().call(Kind.OPERATORS, node, args, kwargs)
+        value = write(node, args, kwargs)
         if self.recorder.fixed == fixed or node.name in self.kept or self.recorder.has_written():
             return value
         self.recorder.take_back(last)
@@ -284,7 +285,7 @@ class _JointWalk(Walk):
             return self._one_call(node, args, kwargs)
         except Exception:
             self.recorder.take_back(last)
-            return super().call(Kind.OPERATORS, node, args, kwargs)
+            return write(node, args, kwargs)
 
     def _run(self, node: Node, args: Any, kwargs: Any) -> Any:
         """Make a call on traced tensors; what it computes with them is recorded."""
@@ -300,10 +301,10 @@ class _JointWalk(Walk):
         return value
 
     def _foreign(self, node: Node, args: Any, kwargs: Any) -> Any:
-        last = self.recorder.begin(node)
         if node.name not in self.kept:  # it was not tried yet
+            last = self.recorder.begin(node)
             try:
-                return self._run(node, args, kwargs)
+                return self._unless_fixed(self._run, node, args, kwargs)
             except Exception as error:
                 self.recorder.take_back(last)
                 self.kept[node.name] = f"{type(error).__name__}: {error}"

@@ -7,6 +7,7 @@ programs that are only read, whose names and values say nothing, are lined up in
 from __future__ import annotations
 
 import bisect
+import operator
 from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -137,8 +138,10 @@ class _Alignment:
         return (first.shape, first.dtype) == (second.shape, second.dtype) and first.same_values(second)
 
     def _weight(self, mine: Node, theirs: Node) -> int:
-        if self._are_other_numbers(mine, theirs):
-            return 0
+        if self._are_numbers(mine, theirs):
+            return 0  # sizes are read here in one program and there in another; tensors say which way is the order
+        if not self._are_alike(mine, theirs):
+            return 0  # a name with a number at its end is another's in a program of another level
         same_value = self._same_value(mine, theirs)
         # Other weights make another call of it: a convolution that took up the norm after it is what that norm was.
         same_call = _called(mine) == _called(theirs) and (same_value or _same_state(mine, theirs))
@@ -175,22 +178,31 @@ class _Alignment:
 
     def _may_be(self, mine: Node, theirs: Node) -> bool:
         """Whether two nodes make the same call; two numbers that differ are two reads of sizes, of which programs have many."""
-        return _called(mine) == _called(theirs) and not self._are_other_numbers(mine, theirs)
+        return _called(mine) == _called(theirs) and self._are_alike(mine, theirs)
+
+    def _are_alike(self, mine: Node, theirs: Node) -> bool:
+        """Whether two nodes give the same kind of thing, and the same part of it where they take one of several results."""
+        same_kind = (self._prints[mine] is None) == (self._prints[theirs] is None)
+        return same_kind and _part(mine) == _part(theirs) and not self._are_other_numbers(mine, theirs)
+
+    def _are_numbers(self, mine: Node, theirs: Node) -> bool:
+        kind = type(self._values[0][mine])
+        return kind in (int, bool) and kind is type(self._values[1][theirs])
 
     def _are_other_numbers(self, mine: Node, theirs: Node) -> bool:
-        first, second = self._values[0][mine], self._values[1][theirs]
-        return type(first) is type(second) is int and first != second
+        return self._are_numbers(mine, theirs) and bool(self._values[0][mine] != self._values[1][theirs])
 
     def _same_shape(self, mine: Node, theirs: Node) -> bool:
         first, second = self._prints[mine], self._prints[theirs]
-        return first is not None and second is not None and first.shape == second.shape
+        same = first is not None and second is not None and first.shape == second.shape
+        return same and _part(mine) == _part(theirs)
 
     def _pair_moved(self, first: list[Node], second: list[Node]) -> None:
         """What changed its place: the same name and call."""
         free = {(node.name, _called(node)): node for node in first if node not in self._taken}
         for node in second:
             found = free.get((node.name, _called(node)))
-            if node not in self._partner and found is not None and not self._are_other_numbers(found, node):
+            if node not in self._partner and found is not None and self._are_alike(found, node):
                 self._join(found, node, "name")
 
 
@@ -241,6 +253,12 @@ def _called(node: Node) -> str:
     if not _is_call(node):
         return node.op
     return call_key(node.target if isinstance(node.target, str) else getattr(node.target, "__name__", ""))
+
+
+def _part(node: Node) -> int | None:
+    """Which of several results a node takes."""
+    index = node.args[1] if node.target is operator.getitem and len(node.args) == 2 else None
+    return index if isinstance(index, int) else None
 
 
 def _same_state(mine: Node, theirs: Node) -> bool:

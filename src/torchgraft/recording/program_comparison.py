@@ -211,8 +211,13 @@ def _pair(pair: Pair, first: Entry, second: Entry, tolerance: Tolerance) -> Node
 
 def verdict_of(first: Entry, second: Entry, tolerance: Tolerance) -> tuple[str, ErrorMeasures | None, str]:
     """Whether two recorded values agree, how far apart they are, and what is to be said."""
-    if len(first.parts) != len(second.parts):
-        return DIFFERENT, None, f"{count(len(first.parts), 'tensor')} and {count(len(second.parts), 'tensor')}"
+    sizes = len(first.parts), len(second.parts)
+    if sizes[0] != sizes[1] and min(sizes) == 1:
+        # A norm is one tensor; the operator below it gives that first, and statistics for the backward.
+        verdict, measures, note = _tensor_verdict(first.parts[0].tensor, second.parts[0].tensor, tolerance)
+        return verdict, measures, ", ".join(filter(None, [note, f"the first of {max(sizes)} tensors"]))
+    if sizes[0] != sizes[1]:
+        return DIFFERENT, None, f"{count(sizes[0], 'tensor')} and {count(sizes[1], 'tensor')}"
     if not first.parts:
         return _plain_verdict(first.template, second.template)
     found: list[tuple[str, ErrorMeasures | None, str]] = []

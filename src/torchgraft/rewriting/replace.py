@@ -129,8 +129,8 @@ def _rewrite(
         )
     if replacement is None and replacement_callback is None:
         raise GraphError(
-            "cannot replace a pattern by nothing: neither a replacement nor a replacement_callback was given; "
-            "give one of them (a replacement that returns its input removes the pattern)"
+            "Must provide either a replacement GraphModule or a replacement callback\n"
+            "  to remove a pattern, give a replacement that returns its input"
         )
     compiled = Pattern(Program.of(pattern, "pattern"))
     common = None if replacement is None else Replacement(Program.of(replacement, "replacement"), compiled)

@@ -14,7 +14,7 @@ import torch
 from torchgraft.analysis.cost import Cost, cost
 from torchgraft.analysis.cost.count import parameters_of
 from torchgraft.analysis.dry_run import program_of
-from torchgraft.analysis.fake import copied_inputs, copied_module, fake_inputs, fake_mode_of, fake_module
+from torchgraft.analysis.fake import copied_inputs, copied_module, fake_inputs, fake_mode_of, fake_module, without_log
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import GraftError
 from torchgraft.ir.node import Node
@@ -185,7 +185,7 @@ def _observe_model(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[s
         try:
             fakes = fake_inputs(args, model, mode), fake_inputs(kwargs, model, mode)
             copied = fake_module(model, mode)
-            with mode, noted_modules(copied, facts):
+            with mode, without_log(), noted_modules(copied, facts):
                 copied(*fakes[0], **fakes[1])
         except Exception:  # a model may fail on fakes in any way; if it is at fault itself, it fails again here
             copied = copied_module(model)

@@ -186,7 +186,7 @@ class TestConcreteArguments:
             fx.symbolic_trace(lambda x, option: x, concrete_args={"option": object()})
 
     def test_names_are_checked(self) -> None:
-        with pytest.raises(fx.TraceError, match="names 'flg', but the parameters are 'x', 'flag'"):
+        with pytest.warns(UserWarning, match="names 'flg', which is ignored: the parameters are 'x', 'flag'"):
             fx.symbolic_trace(lambda x, flag: x, concrete_args={"flg": True})
 
     def test_a_tuple_must_have_one_for_each(self) -> None:

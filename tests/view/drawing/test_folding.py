@@ -193,3 +193,40 @@ def test_depth_and_fold_together():
 def test_a_depth_that_is_none(depth):
     with pytest.raises(torchgraft.GraftError, match="cannot draw to the depth .*\nuse 0, 1, 2, … or None"):
         torchgraft.draw(torchgraft.symbolic_trace(Tower(1)), depth=depth)
+
+
+class Norm(torch.nn.Module):
+    """As in language models: the dtype is asked for once where layers share the tensor, and anew where they do not."""
+
+    def forward(self, x):
+        return (x.to(torch.float32) * 2).to(x.dtype)
+
+
+class Layer(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.linear = Norm(), torch.nn.Linear(4, 4)
+
+    def forward(self, x):
+        return x + self.linear(self.norm(x))
+
+
+class Language(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.ModuleList([Layer() for _ in range(3)])
+
+    def forward(self, x):
+        x = x * torch.ones(4, dtype=x.dtype, device=x.device)
+        x = x * torch.ones(4, dtype=x.dtype, device=x.device)
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+def test_layers_that_ask_for_a_dtype_are_folded():
+    program = torchgraft.capture(Language(), torch.ones(2, 4))
+    assert "getattr" in program.code and "getattr" not in torchgraft.draw(program, fold=True).svg.replace(
+        "%getattr", ""
+    )
+    assert "layers.0 … layers.2" in torchgraft.draw(program, fold=True).svg

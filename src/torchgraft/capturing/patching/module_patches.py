@@ -37,6 +37,7 @@ class ModuleForward:
     """The `forward` that a tracer's `call_module` receives: runs a module's forward with traced values."""
 
     __slots__ = ("_module", "_tracer")
+    __name__ = "forward"  # which tracers of other libraries read
 
     def __init__(self, module: torch.nn.Module, tracer: Any) -> None:
         self._module = module

@@ -75,7 +75,12 @@ def create_inputs(
         leaves = [_flat_input(tracer, index, value) for index, value in enumerate(concrete_args)]
         return function, [*first, *leaves]
     concrete = _concrete_by_name(concrete_args, parameters)
-    parameters = [p for p in parameters if not _must_stay_empty(function, p) or _plain_name(p) in concrete]
+    empty = [
+        p for p in parameters if _must_stay_empty(function, p) or (_is_variable(p) and not concrete.get(p.name, True))
+    ]
+    parameters = [p for p in parameters if p not in empty]
+    # As in torch.fx, other values for *args and **kwargs fix nothing: these stay inputs, and take what they are given.
+    concrete = {p.name: concrete[p.name] for p in parameters if p.name in concrete and not _is_variable(p)}
     values = [_input_value(tracer, parameter, concrete) for parameter in parameters]
     for parameter, value in zip(parameters, values, strict=True):
         if isinstance(value, Proxy):
@@ -102,15 +107,14 @@ def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
         ) from error
 
 
-def _plain_name(parameter: inspect.Parameter) -> str:
-    return parameter.name
+def _is_variable(parameter: inspect.Parameter) -> bool:
+    return parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
 
 
 def _must_stay_empty(function: Callable[..., Any], parameter: inspect.Parameter) -> bool:
     # A decorated function is entered through its wrapper's own *args, where a traced tuple could not be told apart. Extra
     # arguments are then no inputs of the program, and passing some to it raises.
-    variable = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
-    return variable and not _is_plain_function(function)
+    return _is_variable(parameter) and not _is_plain_function(function)
 
 
 def _is_plain_function(function: Callable[..., Any]) -> bool:
@@ -140,9 +144,10 @@ def _concrete_by_name(concrete_args: Any, parameters: list[inspect.Parameter]) -
         )
     unknown = [name for name in concrete_args if name.lstrip("*") not in {p.name for p in parameters}]
     if unknown:
-        raise TraceError(
-            f"concrete_args names {', '.join(map(repr, unknown))}, but the parameters are {', '.join(map(repr, named))}; "
-            "use these names"
+        warnings.warn(
+            f"concrete_args names {', '.join(map(repr, unknown))}, which is ignored: the parameters are "
+            f"{', '.join(map(repr, named))}; use these names",
+            stacklevel=2,
         )
     # Who takes all defaults for concrete arguments takes this one too, for `**kwargs`, which has none.
     given = {name: value for name, value in concrete_args.items() if value is not inspect.Parameter.empty}

@@ -13,11 +13,14 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from torchgraft.capturing.patching.active import active
 from torchgraft.capturing.user_code.comparisons import asks_nearby, compares_element_types, is_compared_with_none
-from torchgraft.errors import TraceError
+from torchgraft.errors import GraphError, TraceError
+from torchgraft.ir.bytecode import unpacked_length
 from torchgraft.ir.guards import check_given
+from torchgraft.ir.names import wish_of
 from torchgraft.ir.node import Node
 from torchgraft.ir.origin import current_source_line, is_user_code, user_instruction
 
@@ -141,10 +144,13 @@ class Proxy:
         self.tracer.create_proxy("call_function", operator.delitem, (self, index), {})
 
     def __iter__(self) -> Iterator[Any]:
+        length = unpacked_length(*user_instruction(2))
+        if length is not None:
+            return iter([self[index] for index in range(length)])
         return self.tracer.iter(self)
 
     def __bool__(self) -> bool:
-        return self.tracer.to_bool(self)
+        return self.tracer._records_assertion(self) or self.tracer.to_bool(self)
 
     def keys(self) -> Any:
         """Called by Python for `**proxy`."""
@@ -212,7 +218,16 @@ class Proxy:
         proxy = find_proxy((args, kwargs))
         if proxy is None:
             return NotImplemented
-        return record_torch_call(proxy.tracer, orig_method, args, kwargs)
+        try:
+            return record_torch_call(proxy.tracer, orig_method, args, kwargs)
+        except GraphError as error:
+            others = {id(item.tracer) for item in tree_leaves((args, kwargs)) if isinstance(item, Proxy)}
+            if len(others) < 2:
+                raise
+            raise TraceError(
+                f"Found multiple different tracers while trying to trace operations {orig_method}\n"
+                "  the values belong to different traces; use those of one"
+            ) from error
 
 
 _reads = itertools.count()
@@ -375,7 +390,7 @@ def record_torch_call(tracer: TracerBase, function: Any, args: Any, kwargs: Any)
     """Record a call that torch's override protocol reported."""
     known = _opcodes.get(function)
     if known is not None:
-        return tracer.create_proxy(*known, args, kwargs)
+        return _recorded(tracer, *known, args, kwargs)
     if isinstance(function, torch._C.ScriptMethod):
         return tracer.create_proxy("call_method", function.name, (function.owner, *args), kwargs)
     name = getattr(function, "__name__", None)
@@ -388,7 +403,13 @@ def record_torch_call(tracer: TracerBase, function: Any, args: Any, kwargs: Any)
         known = "call_function", function
     if len(_opcodes) < 20_000:
         _opcodes[function] = known
-    return tracer.create_proxy(*known, args, kwargs)
+    return _recorded(tracer, *known, args, kwargs)
+
+
+def _recorded(tracer: TracerBase, kind: str, target: Any, args: Any, kwargs: Any) -> Any:
+    if tracer._sees_calls and kind == "call_function":  # an overridden method is told the name, as in torch.fx
+        return tracer.create_proxy(kind, target, args, kwargs, name=wish_of(target))
+    return tracer.create_proxy(kind, target, args, kwargs)
 
 
 def _add_operator(name: str, reflected: bool = False) -> None:

@@ -47,7 +47,7 @@ from torchgraft.capturing.symbolic.recording import RecordingMode
 from torchgraft.capturing.tracer_base import Scope, overrides
 from torchgraft.capturing.user_code.comparisons import compared_with_none
 from torchgraft.codegen.graph_module import GraphModule
-from torchgraft.errors import GraftError, TraceError, UnknownModuleError
+from torchgraft.errors import GraftError, TraceError, UnknownMethodError, UnknownModuleError
 from torchgraft.ir.contexts import enter_context
 from torchgraft.ir.graph import Graph
 from torchgraft.ir.guards import check_given, check_training
@@ -144,7 +144,7 @@ class Tracer(ModelAttributes):
             path = next((name for name, module in self.root.named_modules() if module is mod), None)
         if path is None:
             line = current_source_line()
-            what = f"module {type(mod).__name__} is not installed as a submodule of the traced model"
+            what = f"module is not installed as a submodule of the traced model: {type(mod).__name__}"
             fix = "assign it to an attribute of the model before tracing"
             raise self._remembered(UnknownModuleError(in_lines(what, line, fix)))
         return path
@@ -438,7 +438,7 @@ class Tracer(ModelAttributes):
         function, model, is_module = root, None, False
         if isinstance(root, torch.nn.Module):
             if not hasattr(type(root), self.traced_func_name):
-                raise TraceError(
+                raise UnknownMethodError(
                     f"traced_func_name={self.traced_func_name} doesn't exist in {type(root).__name__}\n"
                     "  name one of its methods"
                 )

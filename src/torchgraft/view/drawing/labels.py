@@ -204,6 +204,12 @@ _SIZE_OPERATORS = frozenset(
 _SIZE_ATTRIBUTES = frozenset({"shape", "ndim", "dtype", "device", "is_cuda", "requires_grad"})
 
 
+def is_kind(node: Any) -> bool:
+    """Whether a node only asks for the dtype or the device of a tensor."""
+    asked = node.args[1] if node.op == "call_function" and node.target is getattr and len(node.args) > 1 else None
+    return asked in ("dtype", "device")
+
+
 def is_number(node: Any, value: Any, is_scalar: Callable[[Any], bool]) -> bool:
     """Whether the value of a node is a number or sizes, as far as one can tell; `is_scalar` answers for its inputs."""
     if value is not None:

@@ -99,6 +99,7 @@ class SceneBuilder:
         self.is_joint = any(map(labels.is_backward, graph.nodes))
         self.scene = Scene(title, [])
         self.index_of: dict[Any, int] = {}
+        self.kinds: set[int] = set()  # boxes that only ask for the dtype or device of a tensor
         self.copies: set[int] = set()  # boxes of a training program that come from no line of the model
 
     def build(self) -> Scene:
@@ -111,6 +112,7 @@ class SceneBuilder:
             else:
                 self._node(node)
         self._absorb_into_guards()
+        self._absorb_kinds()
         self._lift_sizes()
         self._place_sums_of_gradients()
         self._join_parameters()
@@ -134,6 +136,8 @@ class SceneBuilder:
         box.scalar = labels.is_number(node, labels.known_value(node, self.observed), self._is_scalar)
         box.inputs = [self.index_of[source] for source in node.all_input_nodes]
         self.index_of[node] = len(self.scene.boxes)
+        if labels.is_kind(node):
+            self.kinds.add(len(self.scene.boxes))
         if self.is_joint and node.target is torch.ops.aten.clone.default and "from_node" not in node.meta:
             self.copies.add(len(self.scene.boxes))
         self.scene.boxes.append(box)
@@ -192,6 +196,13 @@ class SceneBuilder:
                 sources = [source for group in reads for source in group]
                 # Of the tensors that the model holds every check speaks, and a line from each would hide what is computed.
                 box.inputs = [source for source in dict.fromkeys(sources) if boxes[source].kind not in labels.SOURCES]
+
+    def _absorb_kinds(self) -> None:
+        """A dtype or device is no value that flows; some layers ask for it and others use what was asked before."""
+        for index in self.kinds:
+            self.scene.boxes[index].removed = True
+        for box in self.scene.boxes:
+            box.inputs = [source for source in box.inputs if source not in self.kinds]
 
     def _lift_sizes(self) -> None:
         """Numbers stand around all of their users, unless what they are read from stands with one: repeated layers share them."""

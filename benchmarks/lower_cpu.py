@@ -1,0 +1,223 @@
+"""Lowered modules on the CPU beside eager, torch.fx's fusion and each runtime used directly: `python -m benchmarks.lower_cpu`.
+Twelve models; those of torchvision and transformers are left out where these are not installed, runtimes likewise.
+
+By default every model at batch 1, ResNet-50 also at batch 16, without torch.compile: a few minutes. `--all` takes both batches
+of all of them, and `--compile` torch.compile, too, which takes most of an hour.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import time
+import timeit
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+import torchgraft
+from benchmarks.coverage.torchvision_models import import_torchvision
+from benchmarks.models import small_mlp
+from torchgraft import zoo
+from torchgraft.backends.auto import in_turns
+from torchgraft.backends.backend import Options, find_backend
+from torchgraft.backends.bench import _ALONE, of_batch
+from torchgraft.bridge.exporting import exported_model
+from torchgraft.errors import BackendError
+
+Call = Callable[[], Any]
+IMAGES = {
+    "ResNet-50": "resnet50", "MobileNetV3": "mobilenet_v3_large", "EfficientNet": "efficientnet_b0", "ViT": "vit_b_16",
+    "Swin": "swin_t", "ConvNeXt": "convnext_tiny",
+}  # fmt: skip
+
+
+class Recurrent(nn.Module):
+    """Two layers of LSTM and a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm, self.head = nn.LSTM(64, 128, num_layers=2, batch_first=True), nn.Linear(128, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.lstm(x)[0][:, -1])
+
+
+class Logits(nn.Module):
+    """A model of transformers that returns a tensor."""
+
+    def __init__(self, model: nn.Module, name: str) -> None:
+        super().__init__()
+        self.model, self.name = model, name
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.model(ids, use_cache=False)[self.name] if self.name == "logits" else self.model(ids)[self.name]
+
+
+def _image(name: str) -> Callable[[], tuple[nn.Module, tuple[Any, ...]]]:
+    return lambda: (
+        getattr(import_torchvision().models, name)(weights=None).eval(),
+        (torch.randn(1, 3, 224, 224),),
+    )
+
+
+def _language(kind: str) -> tuple[nn.Module, tuple[Any, ...]]:
+    import transformers
+
+    common = {"num_hidden_layers": 6, "hidden_size": 512, "num_attention_heads": 8, "vocab_size": 8000}
+    if kind == "BERT":
+        model = transformers.BertModel(transformers.BertConfig(intermediate_size=2048, **common))
+    elif kind == "GPT-2":
+        config = transformers.GPT2Config(n_layer=6, n_embd=512, n_head=8, vocab_size=8000)
+        model = transformers.GPT2LMHeadModel(config)
+    else:
+        model = transformers.LlamaForCausalLM(transformers.LlamaConfig(intermediate_size=1536, **common))
+    result = "last_hidden_state" if kind == "BERT" else "logits"
+    return Logits(model.eval(), result).eval(), (torch.randint(0, 8000, (1, 64)),)
+
+
+def _detection() -> tuple[nn.Module, tuple[Any, ...]]:
+    model = import_torchvision().models.detection.ssdlite320_mobilenet_v3_large(weights=None, weights_backbone=None)
+    return model.eval(), ([torch.rand(3, 320, 320)],)
+
+
+MODELS: dict[str, Callable[[], tuple[nn.Module, tuple[Any, ...]]]] = {
+    "MLP of 12 modules": lambda: (small_mlp(), (torch.randn(1, 16),)),
+    **{title: _image(name) for title, name in IMAGES.items()},
+    **{kind: (lambda kind=kind: _language(kind)) for kind in ("BERT", "GPT-2", "Llama")},  # type: ignore[misc]
+    "DeepRecommender": lambda: (zoo.create("deep_recommender").eval(), zoo.example_inputs("deep_recommender")),
+    "LSTM": lambda: (Recurrent().eval(), (torch.randn(1, 20, 64),)),
+    "detection (SSDlite)": _detection,
+}
+
+
+def fused_channels_last(model: nn.Module, args: tuple[Any, ...]) -> Call:
+    """What people do by hand: torch.fx's fusion of batch norms, and channels last."""
+    import torch.fx.experimental.optimization as optimization
+
+    fused = optimization.fuse(model).to(memory_format=torch.channels_last)
+    given = tuple(item.contiguous(memory_format=torch.channels_last) if item.dim() == 4 else item for item in args)
+    return lambda: fused(*given)
+
+
+def alone(name: str, model: nn.Module, args: tuple[Any, ...]) -> Call:
+    find_backend(name)
+    run = _ALONE[name](exported_model(model, args, {}), Options())
+    return lambda: run(*args)
+
+
+def measured(title: str, batch: int, with_compile: bool) -> dict[str, Any] | None:
+    """Time one model in every way; None where its library is not installed."""
+    torch.manual_seed(0)
+    try:
+        model, args = MODELS[title]()
+    except ModuleNotFoundError:
+        return None
+    args, _ = of_batch(args, {}, batch) if not isinstance(args[0], list) else ((args[0] * batch,), {})
+    makers: dict[str, Callable[[], Call]] = {"eager": lambda: lambda: model(*args)}
+    if title in IMAGES:
+        makers["fx-fused, channels last"] = lambda: fused_channels_last(model, args)
+    if with_compile:
+        compiled = torch.compile(model)
+        makers["torch.compile"] = lambda: lambda: compiled(*args)
+    makers |= {f"{name} alone": (lambda name=name: alone(name, model, args)) for name in _ALONE}  # type: ignore[misc]
+    names = ["native", *_ALONE, *(["inductor"] if with_compile else [])]
+    modules: dict[str, Any] = {}
+
+    def lowered(name: str) -> Call:
+        modules[name] = module = torchgraft.lower(model, args, backend=name, time_limit=300)
+        return lambda: module(*args)
+
+    makers |= {f"lower, {name}": (lambda name=name: lowered(name)) for name in names}  # type: ignore[misc]
+    runs, ready = {}, {}
+    for way, make in makers.items():
+        begin = time.perf_counter()
+        try:
+            with torch.no_grad():
+                run = make()
+                run()
+            runs[way] = run
+        except Exception as error:
+            if not (isinstance(error, BackendError) and "not installed" in str(error)):
+                print(
+                    f"    {way}: {type(error).__name__}: {str(error).splitlines()[0][:150] if str(error) else ''}",
+                    flush=True,
+                )
+        ready[way] = time.perf_counter() - begin
+    times = in_turns(runs, rounds=7)
+    for name, module in modules.items():
+        if name != "native" or "Python" in module.explain():
+            stays = module.explain().splitlines()
+            if len(stays) > 1 or "own Python" in stays[0]:
+                print("    " + "\n    ".join(line[:160] for line in stays[:4]), flush=True)
+    return {"times": times, "ready": ready}
+
+
+def show(title: str, batch: int, found: dict[str, Any]) -> float | None:
+    """Print a model's rows; how the best of ours does beside the best of the others."""
+    times, eager = found["times"], found["times"]["eager"]
+    print(f"{title}, batch {batch}", flush=True)
+    for way, took in sorted(times.items(), key=lambda item: item[1]):
+        print(
+            f"    {way:<26} {took * 1e3:10.3f} ms {eager / took:7.2f} x   ready in {found['ready'][way]:5.1f} s",
+            flush=True,
+        )
+    ours = min((took for way, took in times.items() if way.startswith("lower")), default=None)
+    peers = min(took for way, took in times.items() if not way.startswith("lower"))
+    if ours is None:
+        return None
+    print(f"    best of lower, as a part of the best of the others: {peers / ours:.2f}\n", flush=True)
+    return peers / ours
+
+
+def finding() -> None:
+    """What it costs to find a variant that is there already."""
+    module = torchgraft.adapt(lambda x, y=None: x if y is None else y)
+    x = torch.ones(3)
+    module(x), module(x, x)
+    program = module._variants[0].program
+
+    def alternate() -> None:
+        module(x)
+        module(x, x)
+
+    direct = min(timeit.repeat(lambda: program(x), number=2000, repeat=7)) / 2000
+    took = min(timeit.repeat(alternate, number=2000, repeat=7)) / 4000
+    print(
+        f"finding a variant that exists: {(took - direct) * 1e6:.1f} µs on top of {direct * 1e6:.1f} µs of the program itself\n"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--only", default="", help="models, with commas")
+    parser.add_argument("--all", action="store_true")
+    parser.add_argument("--compile", action="store_true")
+    arguments = parser.parse_args()
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(arguments.threads)
+    installed = [
+        name for name in ("torchvision", "transformers", "openvino", "onnxruntime") if importlib.util.find_spec(name)
+    ]
+    print(f"torch {torch.__version__}, {arguments.threads} threads, with {', '.join(installed)}\n")
+    finding()
+    begin, shares = time.perf_counter(), {}
+    for title in MODELS:
+        if arguments.only and title not in arguments.only.split(","):
+            continue
+        for batch in (1, 16) if arguments.all or title == "ResNet-50" else (1,):
+            found = measured(title, batch, arguments.compile)
+            if found is not None:
+                shares[f"{title}, {batch}"] = show(title, batch, found)
+    worst = min((share for share in shares.values() if share is not None), default=None)
+    print(
+        f"all of it in {time.perf_counter() - begin:.0f} s; the least share of the best peer is {worst and round(worst, 2)}"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,69 @@
+"""`graft bench MODEL`: time a model on backends, batches and numbers of threads, beside eager, torch.compile and runtimes alone.
+The work is done in `torchgraft.backends.bench`; MODEL and --input are read in `models.py`.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from torchgraft.cli.models import add_model_arguments, chosen_model
+from torchgraft.cli.programs import add_json, add_output, needs_inputs, whole_number
+
+NAME = "bench"
+SUMMARY = "time a model on backends beside eager, torch.compile and each runtime used directly"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of the command."""
+    add_model_arguments(parser)
+    parser.add_argument(
+        "--backends",
+        default="all",
+        metavar="NAMES",
+        help="all that can be used here, or some, with commas (default: all)",
+    )
+    parser.add_argument("--batch", type=_numbers, default=(1,), metavar="SIZES", help="with commas (default: 1)")
+    parser.add_argument(
+        "--threads", type=_numbers, metavar="NUMBERS", help="with commas (default: as many as torch uses)"
+    )
+    parser.add_argument(
+        "--time-limit", type=float, default=120.0, metavar="SECONDS", help="for one to get ready (default: 120)"
+    )
+    add_output(parser, "an .svg file with bars, or a .json file")
+    add_json(parser)
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(whole_number(item.strip(), 1) for item in text.split(","))
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the table; fails where a backend that was named could not run the model."""
+    chosen = chosen_model(arguments)
+    args, kwargs = needs_inputs(arguments, chosen, "a model is timed on example inputs")
+
+    from torchgraft.backends.bench import bench
+    from torchgraft.results.files import write_text
+
+    names = None if arguments.backends == "all" else [item.strip() for item in arguments.backends.split(",")]
+    result = bench(
+        chosen.model,
+        args,
+        kwargs,
+        backends=names,
+        batches=arguments.batch,
+        threads=arguments.threads,
+        time_limit=arguments.time_limit,
+        name=chosen.name,
+    )
+    if arguments.json:
+        print(result.to_json())
+    else:
+        result.show()
+    if arguments.output:
+        is_svg = arguments.output.lower().endswith(".svg")
+        write_text(arguments.output, result.svg() if is_svg else result.to_json() + "\n")
+    failed = [
+        row for row in result.results if names is not None and row.way.startswith("lower") and row.seconds is None
+    ]
+    return 1 if failed else 0

@@ -1,0 +1,174 @@
+"""Choosing a backend by measuring, keeping the choice, files of lowered modules, and `graft bench` and `graft lower`."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from torch import nn
+
+import torchgraft
+from torchgraft import Backend, BackendError
+from torchgraft.backends import auto
+from torchgraft.backends.backend import _registered
+from torchgraft.backends.bench import bench, of_batch
+from torchgraft.cli.main import main
+
+MODEL = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)).eval()
+X = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.fixture(autouse=True)
+def few_backends(monkeypatch):
+    """Only the native one and those of a test: others take long, and are not installed everywhere."""
+    monkeypatch.setattr(auto, "backend_names", lambda: ["native", *_registered])
+    monkeypatch.setattr(auto, "_ROUNDS", 1)
+    before = dict(_registered)
+    yield
+    _registered.clear()
+    _registered.update(before)
+
+
+def _register(cls):
+    _registered.clear()
+    return torchgraft.register_backend(cls)
+
+
+def test_the_quickest_is_chosen_and_kept(tmp_path, caplog):
+    path = tmp_path / "choice.json"
+    seen: list[str] = []
+    with torchgraft.follow_progress(lambda progress: seen.append(str(progress))):
+        fast = torchgraft.lower(MODEL, X, choice=path)
+    assert fast.backend.name == "native" == fast.choice.backend
+    assert any("compiling with native (1 of " in text for text in seen)
+    assert {row["backend"] for row in fast.choice.rows()} >= {"native", "eager"}
+    assert "times eager" in str(fast.choice)
+    torch.testing.assert_close(fast(X), MODEL(X))
+    written = path.stat().st_mtime_ns
+    again = torchgraft.lower(MODEL, X, choice=path)
+    assert again.choice.key == fast.choice.key and path.stat().st_mtime_ns == written
+    torchgraft.lower(MODEL, X[:1], choice=path)
+    assert json.loads(path.read_text())["key"]["inputs"] == "float32[1, 4]"
+    path.write_text("{broken")
+    torchgraft.lower(MODEL, X, choice=path)
+    assert json.loads(path.read_text())["backend"] == "native"
+
+
+def test_wrong_numbers_and_crashes_are_not_chosen():
+    @_register
+    class Fast(Backend):
+        name, takes_all, sizes_are_free = "fast-and-wrong", True, True
+
+        def compile(self, part, inputs, options):
+            return lambda input: torch.zeros(3, 2)
+
+    fast = torchgraft.lower(MODEL, X)
+    assert fast.backend.name == "native"
+    row = next(row for row in fast.choice.rows() if row["backend"] == "fast-and-wrong")
+    assert row["seconds"] is None and "does not compute what Sequential computes" in row["note"]
+
+
+def test_a_candidate_that_hangs_is_left_out(monkeypatch):
+    import time
+
+    @_register
+    class Hanging(Backend):
+        name, takes_all = "hanging", True
+
+        def compile(self, part, inputs, options):
+            time.sleep(5)
+
+    fast = torchgraft.lower(MODEL, X, time_limit=1.0)
+    row = next(row for row in fast.choice.rows() if row["backend"] == "hanging")
+    assert "time limit" in row["note"]
+
+
+def test_where_nothing_can_run_it_the_model_does():
+    class Odd(nn.Module):
+        def forward(self, x):
+            return torch.from_numpy(x.numpy() + 1)
+
+    model = Odd().eval()
+    fast = torchgraft.lower(model, X)
+    assert torch.equal(fast(X), model(X))
+    assert "own Python" in fast.explain()
+
+
+def test_saved_and_loaded(tmp_path):
+    fast = torchgraft.lower(MODEL, X, backend="native", precision="bf16")
+    fast.save(tmp_path / "fast.pt")
+    loaded = torchgraft.load_lowered(tmp_path / "fast.pt")
+    assert loaded.options.precision == "bf16" and torch.equal(loaded(X), fast(X))
+    torch.save({"a": 1}, tmp_path / "other.pt")
+    with pytest.raises(BackendError, match="is no lowered module"):
+        torchgraft.load_lowered(tmp_path / "other.pt")
+
+
+def test_batches():
+    args, kwargs = of_batch((torch.arange(6).reshape(2, 3), "text"), {"mask": torch.ones(2), "other": torch.ones(5)}, 3)
+    assert args[0].tolist() == [[0, 1, 2], [3, 4, 5], [0, 1, 2]] and args[1] == "text"
+    assert kwargs["mask"].shape == (3,) and kwargs["other"].shape == (5,)
+
+
+def test_bench_is_a_table_and_bars():
+    result = bench(MODEL, (X,), {}, backends=["native"], batches=(1, 2), threads=(1,), name="<small>")
+    assert [(row.batch, row.way) for row in result.results] == [
+        (batch, way) for batch in (1, 2) for way in ("eager", "lower, native")
+    ]
+    assert all(row.seconds and row.times_eager for row in result.results)
+    svg = result.svg()
+    assert svg.startswith("<svg") and "batch 2, 1 thread" in svg and "&lt;small&gt;" in svg
+    assert torch.get_num_threads() >= 1
+
+
+def test_commands(tmp_path, capsys):
+    assert main(["lower", "zoo:mlp", "--backend", "native", "-o", str(tmp_path / "mlp.pt")]) == 0
+    assert "on native: " in capsys.readouterr().out
+    assert torchgraft.load_lowered(tmp_path / "mlp.pt")(torch.ones(1, 16)).shape == (1, 16)
+    assert main(["bench", "zoo:mlp", "--backends", "native", "--batch", "1,2", "-o", str(tmp_path / "bars.svg")]) == 0
+    assert "lower, native" in capsys.readouterr().out
+    assert (tmp_path / "bars.svg").read_text().startswith("<svg")
+    assert main(["lower", "zoo:mlp", "--backend", "natve"]) == 1
+    assert "did you mean 'native'?" in capsys.readouterr().err
+    assert main(["bench", "zoo:mlp", "--backends", "nothing", "--json"]) == 1
+
+
+@pytest.mark.parametrize("name", ["openvino", "onnxruntime"])
+def test_runtimes(name):
+    pytest.importorskip(name)
+    model = nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(144, 2)
+    ).eval()
+    x = torch.randn(2, 3, 8, 8)
+    fast = torchgraft.lower(model, x, backend=name)
+    assert "calls, in 1 part" in fast.explain() and "stay" not in fast.explain()
+    for batch in (2, 5):
+        x = torch.randn(batch, 3, 8, 8)
+        torch.testing.assert_close(fast(x), model(x), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.slow
+def test_inductor():
+    model = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 2)).eval()
+    try:
+        fast = torchgraft.lower(model, X, backend="inductor")
+    except BackendError as error:
+        pytest.skip(str(error))
+    torch.testing.assert_close(fast(X), model(X), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_cuda_graphs():
+    model = (
+        nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(288, 4)).eval().cuda()
+    )
+    x = torch.randn(2, 3, 8, 8, device="cuda")
+    fast = torchgraft.lower(model, x, backend="cudagraphs", precision="tf32")
+    first = fast(x)
+    kept = first.clone()
+    other = fast(torch.randn_like(x))
+    assert torch.equal(first, kept) and not torch.equal(other, kept)
+    torch.testing.assert_close(first, model(x), rtol=1e-2, atol=1e-2)
+    torch.testing.assert_close(fast(x[:1]), model(x[:1]), rtol=1e-2, atol=1e-2)
