@@ -319,7 +319,10 @@ def test_weights_that_the_program_writes_stay_floats():
 
     for program, reason in (
         (torchgraft.symbolic_trace(Shrinking().eval()), "the program writes its weights"),
-        (torchgraft.capture(Shrinking().eval(), torch.randn(2, 4), level="function"), "its weights are computed by the program"),
+        (
+            torchgraft.capture(Shrinking().eval(), torch.randn(2, 4), level="function"),
+            "its weights are computed by the program",
+        ),
     ):
         assert [layer.reason for layer in plan_of(prepare(program)).layers.values()] == [reason, None]
 

@@ -141,8 +141,10 @@ def insert_observers(program: GraphModule, plan: Plan) -> None:
             user.replace_input_with(value, watching)
 
 
-def inherit(node: Node, source: Node) -> None:
-    """Give a node that a rewrite made the source line and module of the one it was made for."""
+def inherit(node: Node, source: Node, drawn_as: str | None = None) -> None:
+    """Give a node that a rewrite made the source line and module of the one it was made for, and perhaps a colour."""
     node._origin = source._origin
     if source._meta is not None:
         node._meta = {key: value for key, value in source._meta.items() if key in ("stack_trace", "nn_module_stack")}
+    if drawn_as is not None:
+        node.meta["drawn_as"] = drawn_as
