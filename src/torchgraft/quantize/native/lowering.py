@@ -136,7 +136,7 @@ class _Lowering:
                 self._put(node, layer, (source.args[0].args[0],))
             return
         entering = self._steps(source)
-        if entering is not None:
+        if entering is not None and self._is_byte(entering):
             self._fuse(node, entering, (steps, scale, bias), convolution, dtype)
 
     def _note_layer(self, steps: str, bias: Any, layer: torch.nn.Module) -> None:
