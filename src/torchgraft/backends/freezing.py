@@ -43,9 +43,11 @@ def frozen(program: GraphModule, inputs: dict[Node, Any]) -> GraphModule:
     Functionalize().run(body)
     with torch.no_grad():
         FuseConvNorm().run(body)
+    _drop_settled_guards(body)
+    Functionalize().run(body)  # what was a norm's result, which may share anything, is now a layer's
+    with torch.no_grad():
         FoldConstants(max_bytes=_MOST_BYTES, freeze=True).run(body)
     RemoveNoOps(inference=True).run(body)
-    _drop_settled_guards(body)
     RemoveDeadCode().run(body)
     return body
 
