@@ -2,7 +2,8 @@
 The order of nodes and the making of new ones belong to `graph.py`; how a node prints belongs to `printing.py`.
 
 The rules kept here:
-1. A node is made by its graph, belongs to it for life, and is dead after `erase_node`; using a dead node raises (erasing it again warns).
+1. A node is made by its graph, belongs to it for life, and is dead after `erase_node`; using a dead node raises, erasing it
+   again warns.
 2. `args` and `kwargs` are immutable; assigning them is the one way to edit, and keeps `users` right on both sides.
 3. `users` is ordered, so every walk is deterministic.
 6. Every edit marks the graph changed, and with it the module that runs it.
