@@ -235,6 +235,30 @@ def test_a_shared_value_that_floats_use_stays_exact_for_them():
     assert torch.equal(quantized(x)[1], x * 3)
 
 
+@pytest.mark.parametrize("level", ["function", "symbolic", "aten"])
+def test_products_with_constant_matrices_are_layers(level):
+    class Products(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.one, self.two, self.bias = (nn.Parameter(torch.randn(shape) / 3) for shape in ((8, 6), (8, 4), (4,)))
+
+        def forward(self, x, other):
+            x = torch.relu(x @ self.one.T)
+            return torch.addmm(self.bias, x, self.two) @ other
+
+    torch.manual_seed(0)
+    model, inputs = Products().eval(), (torch.randn(5, 6), torch.randn(4, 2))
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    program = (
+        torchgraft.symbolic_trace(model) if level == "symbolic" else torchgraft.capture(model, inputs, level=level)
+    )
+    quantized = quantize(program, [inputs])
+    assert [layer.reason for layer in plan_of(quantized).layers.values()] == [None, None]
+    with torch.no_grad():
+        assert decibels(model(*inputs), quantized(*inputs)) > 30
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
 # ---- what cannot be ----
 
 
@@ -280,6 +304,27 @@ def test_what_stays_has_a_reason_and_a_line(model):
     head = next(layer for layer in plan.layers.values() if layer.path == "head")
     assert head.reason == "the configuration keeps it in floats"
     assert "test_flow.py" in head.source and "self.head" in head.source
+
+
+def test_weights_that_the_program_writes_stay_floats():
+    class Shrinking(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer, self.other = nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, x):
+            with torch.no_grad():
+                self.layer.weight.mul_(0.5)
+            return self.other(self.layer(x))
+
+    for program, reason in (
+        (torchgraft.symbolic_trace(Shrinking().eval()), "the program writes its weights"),
+        (
+            torchgraft.capture(Shrinking().eval(), torch.randn(2, 4), level="function"),
+            "its weights are computed by the program",
+        ),
+    ):
+        assert [layer.reason for layer in plan_of(prepare(program)).layers.values()] == [reason, None]
 
 
 def test_groups_that_do_not_fit_stay_floats():

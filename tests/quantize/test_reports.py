@@ -119,6 +119,13 @@ def test_why_it_is_not_faster(model):
     assert "times as fast" in repr(found) and json.loads(found.to_json())["shares"]
 
 
+def test_a_drawing_shows_what_computes_with_integers(model):
+    native = quantize(model, DATA)
+    svg = torchgraft.draw(native).svg
+    assert "computed with integers" in svg and "between floats and integers" in svg
+    assert "computed with integers" not in torchgraft.draw(torchgraft.symbolic_trace(model)).svg
+
+
 def test_reports_need_data(model):
     with pytest.raises(QuantizeError, match="there is no data to compare with"):
         report(model, [])

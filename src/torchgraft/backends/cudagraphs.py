@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from torchgraft.analysis.aliases import Aliases
 from torchgraft.backends.backend import Backend, Options
 from torchgraft.backends.native import make_direct
 from torchgraft.codegen.graph_module import GraphModule
@@ -31,24 +32,21 @@ class GraphOfPart:
     writes: for these there is a graph of its own for each place in memory. Results are copies, which the next call does not
     change."""
 
-    def __init__(self, function: Callable[..., Any], inputs: tuple[Any, ...]) -> None:
-        self._function = function
+    def __init__(self, function: Callable[..., Any], inputs: tuple[Any, ...], written: list[int]) -> None:
+        self._function, self._written = function, written
         self._lock = threading.Lock()
         self._graphs: dict[tuple[int, ...], _Recorded] = {}
-        self._written = self._warm_up(inputs)
+        self._warm_up(inputs)
 
-    def _warm_up(self, inputs: tuple[Any, ...]) -> list[int]:
-        """Run on copies; the numbers of the inputs that are written."""
+    def _warm_up(self, inputs: tuple[Any, ...]) -> None:
+        """Run on copies, so that libraries have chosen their kernels before a graph is recorded."""
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         copies = [item.clone() if isinstance(item, torch.Tensor) else item for item in inputs]
-        before = [item._version if isinstance(item, torch.Tensor) else 0 for item in copies]
         with torch.cuda.stream(stream):
             for _ in range(_WARM_UPS):
                 self._function(*copies)
         torch.cuda.current_stream().wait_stream(stream)
-        after = [item._version if isinstance(item, torch.Tensor) else 0 for item in copies]
-        return [index for index, versions in enumerate(zip(before, after, strict=True)) if versions[0] != versions[1]]
 
     def __call__(self, *inputs: Any) -> Any:
         """Replay; what the graph computes with is this object's, so one call at a time."""
@@ -60,6 +58,13 @@ class GraphOfPart:
                     self._graphs.pop(next(iter(self._graphs)))
                 recorded = self._graphs[place] = _Recorded(self._function, inputs, self._written)
             return recorded(inputs)
+
+
+def written_inputs(part: GraphModule) -> list[int]:
+    """The numbers of the inputs whose memory a part may write."""
+    memory = Aliases(part.graph)
+    placeholders = [node for node in part.graph.nodes if node.op == "placeholder"]
+    return [number for number, node in enumerate(placeholders) if memory.has_writes and memory.is_written(node)]
 
 
 class _Recorded:
@@ -104,9 +109,10 @@ class CudaGraphs(Backend):
         """Record; where memory is short, run the kernels one by one."""
         if not on_gpu(inputs):
             raise ValueError("a part without tensors on a CUDA device")
+        written = written_inputs(part)
         make_direct(part, inputs, options)
         try:
-            return GraphOfPart(part.forward, inputs)
+            return GraphOfPart(part.forward, inputs, written)
         except torch.cuda.OutOfMemoryError as error:
             warnings.warn(f"no CUDA graph for lack of memory, kernels are launched one by one: {error}", stacklevel=2)
             torch.cuda.empty_cache()

@@ -57,12 +57,19 @@ def _freeze_attributes(body: GraphModule) -> None:
                 user.args, user.kwargs = (map_arg(part, _putting(node, value)) for part in (user.args, user.kwargs))
             body.graph.erase_node(node)
     for node in list(body.graph.nodes):
-        if node._op != "call_function" or node._users:
+        if node._op != "call_function" or node._inputs:
             continue
-        if is_guard(node._target) and not node._inputs:
+        if is_guard(node._target) and not node._users:
             node._target(*node._args, **node._kwargs)
             body.graph.erase_node(node)
-        elif node._target is add_if and node._args[0] is False:
+        elif getattr(node._target, "__module__", None) == "_operator" and not node._kwargs:
+            value = node._target(*node._args)  # a choice by the mode, say
+            if type(value) in _PLAIN:
+                for user in list(node._users):
+                    user.args, user.kwargs = (map_arg(part, _putting(node, value)) for part in (user.args, user.kwargs))
+                body.graph.erase_node(node)
+    for node in body.graph.find_nodes(op="call_function", target=add_if):
+        if node._args[0] is False and not node._users:
             body.graph.erase_node(node)
 
 

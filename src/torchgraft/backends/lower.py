@@ -22,6 +22,7 @@ from torchgraft.backends.parts import Compiled, compile_parts, differences, with
 from torchgraft.backends.sizes import OneForEachSize, for_one_size
 from torchgraft.backends.variants import Variant, VariantModule, call_text, late_guard, program_or_error
 from torchgraft.backends.watch import ModelWatch
+from torchgraft.capturing.patching.wrapping import looking_inside
 from torchgraft.capturing.program import capture
 from torchgraft.capturing.state.model_state import ModelState
 from torchgraft.codegen.calling import copied_inputs, example_inputs, placeholder_values
@@ -111,7 +112,7 @@ class Lowered(VariantModule):
         self._watch = ModelWatch(self._model, weights=True)
         given = self._cast(args), self._cast(kwargs)
         subject = self._subject_now()
-        with torch.no_grad():
+        with torch.no_grad(), looking_inside():
             found = program_or_error(lambda: capture(subject, *given, level="function"))
         if isinstance(found, str):
             return self._eager(why, args, kwargs, found)

@@ -2,8 +2,8 @@
 The order of nodes and the making of new ones belong to `graph.py`; how a node prints belongs to `printing.py`.
 
 The rules kept here:
-1. A node is made by its graph, belongs to it for life, and is dead after `erase_node`; using a dead node raises, erasing it
-   again warns.
+1. A node is made by its graph, belongs to it for life, and is dead after `erase_node`; using a dead node raises (erasing it
+   again warns).
 2. `args` and `kwargs` are immutable; assigning them is the one way to edit, and keeps `users` right on both sides.
 3. `users` is ordered, so every walk is deterministic.
 6. Every edit marks the graph changed, and with it the module that runs it.
@@ -234,10 +234,11 @@ class Node:
 
     @property
     def users(self) -> dict[Node, None]:
-        """The nodes that use this one, in the order in which they began to. Guards are not among them: they only look."""
+        """The nodes that use this one, in the order in which they began to. Guards are not among them, because they only look,
+        unless nothing else uses the value: a pass that erases what has no users would erase the check."""
         if not self._guarded:
             return self._users
-        return {user: None for user in self._users if not user._is_guard()}
+        return {user: None for user in self._users if not user._is_guard()} or self._users
 
     def _is_guard(self) -> bool:
         return self._op == "call_function" and is_guard(self._target)

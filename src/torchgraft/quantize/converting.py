@@ -127,8 +127,8 @@ class _Conversion:
         steps = self.graph.call_function(quantize_tensor, (value, scale, zero, low, high, numbers.dtype))
         options = (dtype,) if dtype not in (None, torch.float32) else ()
         numbers_again = self.graph.call_function(dequantize_tensor, (steps, scale, zero, *options))
-        inherit(steps, place)
-        inherit(numbers_again, place)
+        inherit(steps, place, "conversion")
+        inherit(numbers_again, place, "conversion")
         return numbers_again
 
     # ---- layers ----
@@ -191,7 +191,7 @@ class _Conversion:
         if found.group is not None:
             options["group"] = found.group
         result = self.graph.call_function(dequantize_tensor, tuple(nodes), options)
-        inherit(result, node)
+        inherit(result, node, "conversion")
         return result
 
     def _corrected(self, node: Node, layer: Layer, planned: PlannedLayer) -> Node | None:
@@ -226,6 +226,7 @@ class _Conversion:
         path = node.target if node.op == "call_module" else None
         node.op, node.target = "call_function", target
         node._set_arguments(tuple(arguments.values()), {})
+        node.meta["drawn_as"] = "integer"
         if planned.scheme.cast is not None:
             users = list(node._users)
             with self.graph.inserting_after(node):

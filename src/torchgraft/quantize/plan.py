@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from torchgraft.analysis.aliases import Aliases
 from torchgraft.errors import QuantizeError
 from torchgraft.ir.node import Node
 from torchgraft.ir.origin import source_of
@@ -112,7 +113,8 @@ class _Planner:
         self.layers: dict[Node, Layer] = {}
         self.values: dict[Node, PlannedLayer] = {}  # a value and the first layer that wants it
         self.leader: dict[Node, Node] = {}
-        self.users: dict[Node, set[Node]] = {}
+        self.takers: dict[Node, set[Node]] = {}
+        self.memory: Aliases | None = None
 
     def run(self) -> Plan:
         nodes = list(self.program.graph.nodes)
@@ -148,12 +150,20 @@ class _Planner:
         elif scheme.is_float:
             planned.reason = "the configuration keeps it in floats"
         else:
-            planned.reason = _unsuited(layer, scheme)
+            planned.reason = _unsuited(layer, scheme) or self._written(layer)
         if planned.reason is None and isinstance(layer, Layer):
             self.layers[node] = layer
             planned.dtype, planned.shape = str(layer.weight.dtype), tuple(layer.weight.shape)
             if scheme.is_static:
                 self.static[node] = planned
+
+    def _written(self, layer: Layer) -> str | None:
+        """Why the weights of a layer cannot be rounded once and for all."""
+        if self.memory is None:
+            self.memory = Aliases(self.program.graph)
+        tensors = [tensor for tensor in (layer.weight, layer.bias) if tensor is not None]
+        is_written = any(self.memory.is_known_to_be_written(tensor) for tensor in tensors)
+        return "the program writes its weights" if is_written else None
 
     # ---- values ----
 
@@ -161,7 +171,7 @@ class _Planner:
         """Note that `user` takes this value as integers."""
         if value.op == "get_attr":
             return
-        self.users.setdefault(value, set()).add(user)
+        self.takers.setdefault(value, set()).add(user)
         if value in self.values:
             return
         self.values[value] = planned
@@ -229,7 +239,7 @@ class _Planner:
             plan.groups[node.name] = group
             plan.numbers.setdefault(group, scheme.inputs)
             plan.observers.setdefault(group, scheme.observer)
-            wanted = self.users[node]
+            wanted = self.takers[node]
             if self._is_of_integers(node):
                 wanted = wanted | set(real_users(node))
             plan.consumers[node.name] = tuple([user.name for user in node._users if user in wanted])

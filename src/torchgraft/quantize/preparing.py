@@ -24,6 +24,7 @@ from torchgraft.passes.remove_no_ops import RemoveNoOps
 from torchgraft.quantize.config import Config, as_config
 from torchgraft.quantize.observers import observer
 from torchgraft.quantize.plan import KEY, Plan, make_plan
+from torchgraft.quantize.products import NameLinearLayers
 from torchgraft.quantize.schemes import Numbers
 
 # Where a converted program keeps the weights it rounded, by the paths of the floats.
@@ -91,6 +92,7 @@ def own_program(model: Model, args: Any, kwargs: dict[str, Any] | None) -> Graph
 def clean(program: GraphModule) -> None:
     """Have a program write nothing in place, fold its batch norms and drop what does nothing in evaluation mode."""
     Functionalize().run(program)
+    NameLinearLayers().run(program)
     FuseConvNorm().run(program)
     RemoveNoOps(inference=True).run(program)
     RemoveDeadCode().run(program)
@@ -139,8 +141,10 @@ def insert_observers(program: GraphModule, plan: Plan) -> None:
             user.replace_input_with(value, watching)
 
 
-def inherit(node: Node, source: Node) -> None:
-    """Give a node that a rewrite made the source line and module of the one it was made for."""
+def inherit(node: Node, source: Node, drawn_as: str | None = None) -> None:
+    """Give a node that a rewrite made the source line and module of the one it was made for, and perhaps a colour."""
     node._origin = source._origin
     if source._meta is not None:
         node._meta = {key: value for key, value in source._meta.items() if key in ("stack_trace", "nn_module_stack")}
+    if drawn_as is not None:
+        node.meta["drawn_as"] = drawn_as

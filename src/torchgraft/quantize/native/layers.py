@@ -39,6 +39,7 @@ class Convolution:
 
 _PACKED = ("_packed", "_packed_few")
 _MOST_SIZES = 4
+_PART = 1 << 20
 
 
 class _Packing(torch.nn.Module):
@@ -255,7 +256,7 @@ class WeightOnlyLayer(torch.nn.Module):
     """A linear layer on 16-bit floats whose weights are integers of 8 bits, or of 4 in groups, until they are multiplied."""
 
     # Few rows are bound by reading the weights, which these kernels do in integers; for many, floats are faster.
-    few_rows = 4
+    few_rows = 8
 
     def __init__(
         self,
@@ -297,10 +298,19 @@ class WeightOnlyLayer(torch.nn.Module):
         elif rows.shape[0] <= self.few_rows:
             result = _aten._weight_int8pack_mm(rows, self.weight, self.scale)
         else:
-            result = torch.nn.functional.linear(rows, self.weight.to(self.dtype).mul_(self.scale.unsqueeze(1)))
+            result = self._many(rows)
         if self.bias is not None:
             result = result + self.bias
         return result.reshape(*values.shape[:-1], self.outputs)
+
+    def _many(self, rows: torch.Tensor) -> torch.Tensor:
+        """Part by part, so that the floats of a part are still in the cache when they are multiplied."""
+        result = rows.new_empty(rows.shape[0], self.outputs)
+        size = max(1, _PART // self.weight.shape[1])
+        for first in range(0, self.outputs, size):
+            part = self.weight[first : first + size].to(self.dtype)
+            result[:, first : first + size] = torch.nn.functional.linear(rows, part)
+        return result.mul_(self.scale)
 
     def extra_repr(self) -> str:
         """What is printed of it."""

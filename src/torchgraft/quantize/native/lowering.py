@@ -136,7 +136,7 @@ class _Lowering:
                 self._put(node, layer, (source.args[0].args[0],))
             return
         entering = self._steps(source)
-        if entering is not None:
+        if entering is not None and self._is_byte(entering):
             self._fuse(node, entering, (steps, scale, bias), convolution, dtype)
 
     def _note_layer(self, steps: str, bias: Any, layer: torch.nn.Module) -> None:
@@ -284,6 +284,7 @@ class _Lowering:
         for source, steps in zip(sources, entering, strict=True):
             assert steps is not None
             node.replace_input_with(source, steps.node)
+        node.meta["drawn_as"] = "integer"
         if name == "view":
             node.target = "reshape" if node.op == "call_method" else torch.reshape
         self._replace(leaving, node)
@@ -295,6 +296,7 @@ class _Lowering:
         if options is None or source is None:
             return False
         node.op, node.target = "call_function", max_pool_bytes
+        node.meta["drawn_as"] = "integer"
         node._set_arguments((source, *options), {})
         return True
 
@@ -311,7 +313,7 @@ class _Lowering:
         with self.graph.inserting_before(leaving):
             fetched = self.graph.get_attr(path)
             found = self.graph.call_function(look_up, (entering.node, fetched))
-        inherit(found, node)
+        inherit(found, node, "integer")
         self._replace(leaving, found)
 
     def _lower_the_rest(self, node: Node) -> None:
@@ -418,7 +420,7 @@ class _Lowering:
         self.program.add_module(path, layer)
         with self.graph.inserting_before(first):
             call = self.graph.call_module(path, inputs)
-        inherit(call, first)
+        inherit(call, first, "integer")
         for node in between:
             for user in list(node._users):
                 if is_shape_read(user):

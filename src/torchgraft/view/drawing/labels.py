@@ -25,6 +25,8 @@ KINDS = {
     "module": "module call",
     "function": "function",
     "method": "method",
+    "integer": "computed with integers",
+    "conversion": "between floats and integers",
     "backward": "backward step",
     "guard": "guard",
     "reference": "value from far above",
@@ -65,7 +67,10 @@ def kind_of(node: Any, root: Any, parameters: Mapping[str, str]) -> str:
         return "output"
     if is_guard(node, root):
         return "guard"
-    return "backward" if is_backward(node) else _CALLS[node.op]
+    if is_backward(node):
+        return "backward"
+    said = node.meta.get("drawn_as")  # by who made the node: quantization marks what it changed
+    return said if said in KINDS else _CALLS[node.op]
 
 
 def attribute_of(root: Any, path: str) -> Any:

@@ -1,0 +1,103 @@
+"""Linear layers that are spelled as products with a constant matrix (`torch.addmm(bias, x, weight)`, `x @ weight.T`), made linear
+layers, so that they are quantized like others. Products of two computed values stay what they are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.nn import functional
+
+from torchgraft.analysis.aliases import Aliases
+from torchgraft.ir.node import Node
+from torchgraft.passes.attributes import References
+from torchgraft.passes.definition import Pass
+from torchgraft.passes.layer_calls import parameter_of
+from torchgraft.quantize.operations import operation
+from torchgraft.rewriting.meaning import coarse_key
+
+if TYPE_CHECKING:
+    from torchgraft.codegen.graph_module import GraphModule
+
+
+@dataclass(frozen=True)
+class NameLinearLayers(Pass):
+    """Make products with constant matrices calls of `torch.nn.functional.linear`.
+
+    >>> import torchgraft
+    >>> class Product(torch.nn.Module):
+    ...     def __init__(self):
+    ...         super().__init__()
+    ...         self.weight = torch.nn.Parameter(torch.randn(3, 2))
+    ...     def forward(self, x):
+    ...         return x @ self.weight.T
+    >>> program = torchgraft.symbolic_trace(Product())
+    >>> NameLinearLayers()(program).changes
+    1
+    """
+
+    def run(self, module: GraphModule) -> int:
+        """Replace, and return how many."""
+        found = [(node, parts) for node in module.graph.nodes if (parts := _parts(node, module)) is not None]
+        if not found:
+            return 0
+        memory = Aliases(module.graph)
+        references = References(module)
+        changed = 0
+        for node, (source, weight, is_transposed, bias) in found:
+            tensor = parameter_of(weight, module)
+            if tensor is None or memory.is_known_to_be_written(tensor):
+                continue
+            if not is_transposed:
+                weight = _transposed(module, references, node, weight, tensor)
+            node.op, node.target = "call_function", functional.linear
+            node._set_arguments((source, weight, bias), {})
+            changed += 1
+        return changed
+
+
+def _parts(node: Node, program: GraphModule) -> tuple[Node, Node, bool, Node | None] | None:
+    """The input, the weight, whether it is taken transposed, and the bias of a product with a constant matrix."""
+    name = operation(node, program) if node.op in ("call_function", "call_method") else ""
+    if node.kwargs or name not in ("addmm", "matmul", "mm"):
+        return None
+    values: Any = node.args
+    if len(values) != (3 if name == "addmm" else 2) or not all(isinstance(value, Node) for value in values):
+        return None
+    source, right = values[-2:]
+    bias = values[0] if name == "addmm" else None
+    if bias is not None and (getattr(parameter_of(bias, program), "ndim", 0) != 1):
+        return None
+    weight, is_transposed = _matrix(right)
+    tensor = parameter_of(weight, program)
+    if tensor is None or tensor.dim() != 2 or not tensor.is_floating_point() or source.op == "get_attr":
+        return None
+    return source, weight, is_transposed, bias
+
+
+def operation_name(node: Node) -> Any:
+    """What a function or method is called."""
+    return coarse_key(node) if node.op in ("call_function", "call_method") else ""
+
+
+def _matrix(node: Node) -> tuple[Node, bool]:
+    """What is fetched, and whether it is transposed."""
+    if node.target is getattr and node.args[1] in ("T", "mT"):
+        return node.args[0], True
+    if operation_name(node) in ("t", "numpy_T"):
+        return node.args[0], True
+    if operation_name(node) == "transpose" and set(node.args[1:]) in ({0, 1}, {-1, -2}):
+        return node.args[0], True
+    return node, False
+
+
+def _transposed(program: GraphModule, references: References, node: Node, weight: Node, tensor: torch.Tensor) -> Node:
+    value = torch.nn.Parameter(tensor.detach().t().contiguous(), requires_grad=False)
+    path = references.put_new(f"{weight.target}_transposed", value)
+    with program.graph.inserting_before(node):
+        fetched = program.graph.get_attr(path)
+    fetched._origin = node._origin
+    references.change(path, 1)
+    return fetched
