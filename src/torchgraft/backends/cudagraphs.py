@@ -4,9 +4,10 @@ Which kernels there are is chosen in `prepacking.py`; what is cut into parts, an
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -32,8 +33,10 @@ class GraphOfPart:
     writes: for these there is a graph of its own for each place in memory. Results are copies, which the next call does not
     change."""
 
-    def __init__(self, function: Callable[..., Any], inputs: tuple[Any, ...], written: list[int]) -> None:
-        self._function, self._written = function, written
+    def __init__(
+        self, function: Callable[..., Any], inputs: tuple[Any, ...], written: list[int], options: Options
+    ) -> None:
+        self._function, self._written, self._options = function, written, options
         self._lock = threading.Lock()
         self._graphs: dict[tuple[int, ...], _Recorded] = {}
         self._warm_up(inputs)
@@ -43,7 +46,7 @@ class GraphOfPart:
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         copies = [item.clone() if isinstance(item, torch.Tensor) else item for item in inputs]
-        with torch.cuda.stream(stream):
+        with torch.cuda.stream(stream), _best_kernels(self._options):
             for _ in range(_WARM_UPS):
                 self._function(*copies)
         torch.cuda.current_stream().wait_stream(stream)
@@ -55,8 +58,10 @@ class GraphOfPart:
             recorded = self._graphs.get(place)
             if recorded is None:
                 if len(self._graphs) >= _MOST_PLACES:
+                    torch.cuda.synchronize()  # it may still be running
                     self._graphs.pop(next(iter(self._graphs)))
-                recorded = self._graphs[place] = _Recorded(self._function, inputs, self._written)
+                with _best_kernels(self._options):
+                    recorded = self._graphs[place] = _Recorded(self._function, inputs, self._written)
             return recorded(inputs)
 
 
@@ -65,6 +70,22 @@ def written_inputs(part: GraphModule) -> list[int]:
     memory = Aliases(part.graph)
     placeholders = [node for node in part.graph.nodes if node.op == "placeholder"]
     return [number for number, node in enumerate(placeholders) if memory.has_writes and memory.is_written(node)]
+
+
+@contextlib.contextmanager
+def _best_kernels(options: Options) -> Iterator[None]:
+    """Let cuDNN try its kernels, and use TF32 where it is the precision: what is recorded stays chosen."""
+    flags = [(torch.backends.cudnn, "benchmark", True)]
+    if options.precision == "tf32":
+        flags += [(torch.backends.cudnn, "allow_tf32", True), (torch.backends.cuda.matmul, "allow_tf32", True)]
+    before = [getattr(place, name) for place, name, _ in flags]
+    try:
+        for place, name, value in flags:
+            setattr(place, name, value)
+        yield
+    finally:
+        for (place, name, _), value in zip(flags, before, strict=True):
+            setattr(place, name, value)
 
 
 class _Recorded:
@@ -78,8 +99,12 @@ class _Recorded:
         self._alive = held  # also those that the caller may let go of
         self._graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize()
+        # cuBLAS keeps its workspace for the next call. What a graph uses must be the graph's own memory, or it is gone with another
+        # graph, or when torch.compile clears it.
+        torch._C._cuda_clearCublasWorkspaces()
         with torch.cuda.graph(self._graph):
             result = function(*held)
+        torch._C._cuda_clearCublasWorkspaces()
         self._is_one = isinstance(result, torch.Tensor)
         self._results = [result] if self._is_one else list(result)
         self._kind = type(result)
@@ -112,7 +137,7 @@ class CudaGraphs(Backend):
         written = written_inputs(part)
         make_direct(part, inputs, options)
         try:
-            return GraphOfPart(part.forward, inputs, written)
+            return GraphOfPart(part.forward, inputs, written, options)
         except torch.cuda.OutOfMemoryError as error:
             warnings.warn(f"no CUDA graph for lack of memory, kernels are launched one by one: {error}", stacklevel=2)
             torch.cuda.empty_cache()

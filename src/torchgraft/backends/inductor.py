@@ -37,7 +37,7 @@ class Inductor(Backend):
         is_gpu = on_gpu(inputs)
         compiled = torch.compile(part, dynamic=False, options={} if is_gpu else {"freezing": True})
         if is_gpu:
-            return GraphOfPart(compiled, inputs, written)
+            return GraphOfPart(compiled, inputs, written, options)
         compiled(*inputs)
         return compiled
 
