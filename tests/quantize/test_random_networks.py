@@ -16,7 +16,18 @@ from torchgraft.quantize import calibrate, convert, prepare, to_native
 CHANNELS = 4
 STEPS = [
     *("conv3", "conv1", "grouped", "norm", "relu", "relu_in_place", "silu", "selu", "gelu", "sigmoid", "hardswish"),
-    *("save", "add_saved", "add_saved_in_place", "cat_saved", "max_pool", "average", "permute", "dropout", "linear", "scale"),
+    *(
+        "save",
+        "add_saved",
+        "add_saved_in_place",
+        "cat_saved",
+        "max_pool",
+        "average",
+        "permute",
+        "dropout",
+        "linear",
+        "scale",
+    ),
     *("flip", "slice", "transposed"),
 ]
 
@@ -84,7 +95,9 @@ class Network(nn.Module):
 @given(
     st.lists(st.sampled_from(STEPS), min_size=1, max_size=9),
     st.sampled_from(["symbolic", "module", "function", "aten"]),
-    st.sampled_from(["static-int8", "static-int7", "static-int8-symmetric", "static-int8-per-tensor", "dynamic-int8", "weight-int8"]),
+    st.sampled_from(
+        ["static-int8", "static-int7", "static-int8-symmetric", "static-int8-per-tensor", "dynamic-int8", "weight-int8"]
+    ),
 )
 def test_random_networks(steps, level, scheme):
     torch.manual_seed(len(steps))
@@ -92,7 +105,9 @@ def test_random_networks(steps, level, scheme):
     before = {name: value.clone() for name, value in model.state_dict().items()}
     data = [torch.randn(3, CHANNELS, 6, 6, generator=torch.Generator().manual_seed(seed)) for seed in range(3)]
     with torch.no_grad():
-        program = torchgraft.symbolic_trace(model) if level == "symbolic" else torchgraft.capture(model, data[0], level=level)
+        program = (
+            torchgraft.symbolic_trace(model) if level == "symbolic" else torchgraft.capture(model, data[0], level=level)
+        )
         prepared = prepare(program, config=scheme)
         assert torch.allclose(prepared(data[1]), model(data[1]), atol=1e-4)
         calibrate(prepared, data)
