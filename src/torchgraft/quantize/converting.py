@@ -90,7 +90,7 @@ class _Conversion:
             return
         mode = node.args[0]
         self.graph.erase_node(node)
-        if isinstance(mode, Node) and mode.op == "get_attr" and not mode.users:
+        if isinstance(mode, Node) and mode.op == "get_attr" and not mode._users:
             self.graph.erase_node(mode)
 
     def _drop_cast(self, node: Node) -> None:
