@@ -12,11 +12,13 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet --quiet
 PUBLISHING := $(VENV)/.publishing
 COVERAGE := .venv-coverage
 COVERAGE_PIP := $(COVERAGE)/bin/python -m pip --disable-pip-version-check --quiet --quiet
+QUANTIZE := .venv-quantize
+QUANTIZE_PIP := $(QUANTIZE)/bin/python -m pip --disable-pip-version-check --quiet --quiet
 CLIENTS := .venv-clients
 CLIENTS_PIP := $(CLIENTS)/bin/python -m pip --disable-pip-version-check --quiet --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help test test-slow test-models test-clients test-all lint format types layers check demo bench coverage docs package test-newest clean
+.PHONY: help test test-slow test-models test-clients test-all lint format types layers check demo bench bench-quantize coverage docs package test-newest clean
 
 help: ## list the targets
 	@echo "Targets (PYTHON=$(PYTHON) makes the environment $(VENV) with torch $(TORCH)):"
@@ -71,6 +73,18 @@ demo: $(INSTALLED) ## capture ResNet-50, change it, check it against eager, and 
 
 bench: $(INSTALLED) ## time torchgraft beside torch.fx and print the ratios
 	@$(BIN)/python -m benchmarks $(ARGS)
+
+bench-quantize: $(QUANTIZE)/.installed ## time quantized programs beside torch.ao, onnxruntime and OpenVINO (a large download)
+	@PYTHONPATH=src $(QUANTIZE)/bin/python -m benchmarks.quantizing $(ARGS)
+
+# Packages that ask for a torch of their own go in without what they ask for.
+$(QUANTIZE)/.installed: benchmarks/quantizing/constraints.txt
+	@echo "Installing torch $(TORCH), onnxruntime, OpenVINO, NNCF and torchao into $(QUANTIZE) (a few minutes, once)"
+	@$(PYTHON) -m venv $(QUANTIZE)
+	@sed 's/^torch==.*/torch==$(TORCH)/' benchmarks/quantizing/constraints.txt > $(QUANTIZE)/constraints.txt
+	@$(QUANTIZE_PIP) install -c $(QUANTIZE)/constraints.txt torch
+	@$(QUANTIZE_PIP) install --no-deps -r $(QUANTIZE)/constraints.txt
+	@touch $@
 
 # A sweep that was stopped goes on where it was with RESUME=1; without, it begins anew, because the code may have changed.
 coverage: $(COVERAGE)/.installed ## capture the models of torchvision, timm and transformers and write docs/coverage.md (a large download)

@@ -22,7 +22,7 @@ from torchgraft.analysis.cost.formulas import FORMULAS
 ROOT = Path(__file__).parents[2]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 # Written by programs (tables of measurements), or made of docstrings, which are tested where they stand.
-WRITTEN_BY_PROGRAMS = {"benchmarks", "clients", "coverage", "changelog"}
+WRITTEN_BY_PROGRAMS = {"benchmarks", "clients", "coverage", "changelog", "quantized_models"}
 # Operators and what they are given differ a little in every torch.
 SHOWS_OPERATORS = {"looking", "levels", "jobs/inspect_and_draw", "jobs/training_graph"}
 

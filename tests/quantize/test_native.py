@@ -195,6 +195,18 @@ def test_loading_weights_packs_them_anew():
     assert torch.allclose(first(data[0][:3]), wanted[:3], atol=1e-5)
 
 
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_torch_compile_runs_it_and_export_says_what_to_export(backend):
+    torch.manual_seed(0)
+    native = quantize(Residual().eval(), [images()])
+    with torch.no_grad():
+        expected = native(images(2, 3))
+        torch._dynamo.reset()
+        assert torch.allclose(torch.compile(native, backend=backend)(images(2, 3)), expected, atol=1e-2)
+        with pytest.raises(Exception, match="a program with packed weights cannot be exported"):
+            torch.export.export(native, (images(2, 3),))
+
+
 def test_threads_may_run_one_program():
     native = quantize(Residual().eval(), [images()])
     inputs = [images(2, seed) for seed in range(8)]

@@ -14,14 +14,6 @@ from tests.quantize.test_flow import decibels
 from torchgraft.quantize import calibrate, convert, prepare, to_native
 
 CHANNELS = 4
-SCHEMES = [
-    "static-int8",
-    "static-int7",
-    "static-int8-symmetric",
-    "static-int8-per-tensor",
-    "dynamic-int8",
-    "weight-int8",
-]
 STEPS = [
     *("conv3", "conv1", "grouped", "norm", "relu", "relu_in_place", "silu", "selu", "gelu", "sigmoid", "hardswish"),
     *(
@@ -103,7 +95,9 @@ class Network(nn.Module):
 @given(
     st.lists(st.sampled_from(STEPS), min_size=1, max_size=9),
     st.sampled_from(["symbolic", "module", "function", "aten"]),
-    st.sampled_from(SCHEMES),
+    st.sampled_from(
+        ["static-int8", "static-int7", "static-int8-symmetric", "static-int8-per-tensor", "dynamic-int8", "weight-int8"]
+    ),
 )
 def test_random_networks(steps, level, scheme):
     torch.manual_seed(len(steps))

@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import QuantizeError
+from torchgraft.ir.guards import check_training
 from torchgraft.ir.node import Node
 from torchgraft.passes.attributes import References
 from torchgraft.passes.layer_calls import Layer, bound, layer_arguments, read_layer
@@ -81,6 +82,16 @@ class _Conversion:
                 del self.program._modules[group]
         for node in list(self.graph.nodes):
             self._drop_cast(node)
+            self._drop_mode(node)
+
+    def _drop_mode(self, node: Node) -> None:
+        """A norm that was folded asks whether the program trains; with integers for weights, none does any more."""
+        if node.target is not check_training or node.args[1] is not False:
+            return
+        mode = node.args[0]
+        self.graph.erase_node(node)
+        if isinstance(mode, Node) and mode.op == "get_attr" and not mode._users:
+            self.graph.erase_node(mode)
 
     def _drop_cast(self, node: Node) -> None:
         """A sum is given the type of its first side; where both sides have the same, that is nothing."""

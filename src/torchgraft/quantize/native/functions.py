@@ -39,7 +39,8 @@ def quantize_fast(
     tensor([  0,  13, 255], dtype=torch.uint8)
     """
     limits = torch.iinfo(dtype)
-    if _kernel is not None and not values.requires_grad and (low, high) == (limits.min, limits.max):
+    is_whole = (low, high) == (limits.min, limits.max)
+    if _kernel is not None and is_whole and not values.requires_grad and not torch.compiler.is_compiling():
         steps = _kernel(values.float(), scale, zero_point, _QUANTIZED_TYPES[dtype])
         # The bytes are what is wanted: taking them over costs nothing, `int_repr` copies them one by one.
         return torch.empty(0, dtype=dtype).set_(steps.untyped_storage(), 0, steps.shape, steps.stride())

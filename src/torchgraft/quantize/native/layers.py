@@ -6,16 +6,32 @@ saved. Which layers become these is decided in `lowering.py`.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from torchgraft.errors import QuantizeError
 from torchgraft.quantize.native.functions import dequantize_fast, quantize_fast
 from torchgraft.quantize.operators import scale_of_values
 
 _onednn: Any = torch.ops.onednn
 _aten: Any = torch.ops.aten
+
+
+def _outside_of_graphs(call: Callable[..., torch.Tensor], *args: Any) -> torch.Tensor:
+    """A call that torch.compile runs between its graphs, because it cannot look into packed weights."""
+    if torch.compiler.is_exporting():
+        raise QuantizeError(
+            "a program with packed weights cannot be exported\nexport the reference form, which convert() returns"
+        )
+    return _run_eagerly(call, *args)
+
+
+@torch.compiler.disable
+def _run_eagerly(call: Callable[..., torch.Tensor], *args: Any) -> torch.Tensor:
+    return call(*args)
 
 
 @dataclass(frozen=True)
@@ -118,6 +134,8 @@ class IntegerLayer(_Packing):
     def forward(self, steps: torch.Tensor) -> torch.Tensor:
         """The layer on bytes."""
         assert self.input_scale is not None
+        if torch.compiler.is_compiling():
+            return _outside_of_graphs(self._run, steps, *self.input_scale)
         return self._run(steps, *self.input_scale)
 
     def _run(self, steps: torch.Tensor, scale: float, zero_point: int) -> torch.Tensor:
@@ -150,6 +168,9 @@ class IntegerLinear(IntegerLayer):
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
         """The layer on floats."""
+        return _outside_of_graphs(self._call, values) if torch.compiler.is_compiling() else self._call(values)
+
+    def _call(self, values: torch.Tensor) -> torch.Tensor:
         assert self.input_scale is not None
         if self.dtype == torch.float32 and values.numel() <= self.few_rows * values.shape[-1]:
             packed = self._packed_for_few()
@@ -194,6 +215,11 @@ class IntegerLayerWithSum(IntegerLayer):
 
     def forward(self, steps: torch.Tensor, other: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
         """The layer on bytes, plus other bytes, in bytes."""
+        if torch.compiler.is_compiling():
+            return _outside_of_graphs(self._add, steps, other)
+        return self._add(steps, other)
+
+    def _add(self, steps: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
         assert self.input_scale is not None and self.output is not None
         common = (steps, *self.input_scale, self.packed(steps), self.weight_scale, self.weight_zero_point)
         post = self.post
@@ -246,6 +272,9 @@ class DynamicLayer(IntegerLayer):
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
         """The layer on floats, by way of bytes."""
+        return _outside_of_graphs(self._call, values) if torch.compiler.is_compiling() else self._call(values)
+
+    def _call(self, values: torch.Tensor) -> torch.Tensor:
         scales = scale_of_values(values, *self.limits, symmetric=False)
         scale, zero_point = scales[0].item(), int(scales[1].item())
         steps = quantize_fast(values, scale, zero_point, *self.limits)

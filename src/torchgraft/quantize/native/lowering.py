@@ -7,7 +7,7 @@ Whatever has no kernel stays as it is in the reference form, so that every progr
 from __future__ import annotations
 
 import copy
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -38,18 +38,10 @@ from torchgraft.quantize.native.layers import (
     PostOperation,
     WeightOnlyLayer,
 )
+from torchgraft.quantize.native.reading import Reader, Steps, all_values, chain, is_call, only_user
 from torchgraft.quantize.operations import ACTIVATIONS, MOVES, SELECTS, first_input, is_shape_read, is_sum, operation
-from torchgraft.quantize.operators import dequantize_tensor, quantize_tensor, scale_of_values
+from torchgraft.quantize.operators import dequantize_tensor, quantize_tensor
 from torchgraft.quantize.preparing import MOVED, STORED, inherit
-
-
-class _Steps(NamedTuple):
-    """A value in bytes: its node, and its scale and zero point as numbers."""
-
-    node: Node
-    scale: float
-    zero_point: int
-    key: tuple[Any, ...]
 
 
 def to_native(program: GraphModule) -> GraphModule:
@@ -76,7 +68,7 @@ def to_native(program: GraphModule) -> GraphModule:
     return result
 
 
-class _Lowering:
+class _Lowering(Reader):
     def __init__(self, program: GraphModule) -> None:
         self.program, self.graph = program, program.graph
         self.references = References(program)
@@ -104,17 +96,17 @@ class _Lowering:
             return
         arguments = bound(node, layer_arguments(node))
         weight = arguments["weight"]
-        if not _is_call(weight, dequantize_tensor) or arguments.get("input") is None:
+        if not is_call(weight, dequantize_tensor) or arguments.get("input") is None:
             return
         source = arguments["input"]
-        steps, scale, zero_point = [self._tensor(item) for item in weight.args[:3]]
-        bias = self._tensor(arguments.get("bias"))
+        steps, scale, zero_point = [self.tensor(item) for item in weight.args[:3]]
+        bias = self.tensor(arguments.get("bias"))
         axis, group = weight.kwargs.get("axis"), weight.kwargs.get("group")
         dtype = weight.kwargs.get("dtype", torch.float32)
         is_linear = layer_arguments(node)[-1] == "bias"
         if steps is None or scale is None or (arguments.get("bias") is not None and bias is None):
             return
-        if not _is_call(source, dequantize_tensor):
+        if not is_call(source, dequantize_tensor):
             if is_linear and dtype == torch.bfloat16 and (axis == 0 or group is not None):
                 layer = self._weight_only(steps, scale, zero_point, bias, group)
                 if layer is not None:
@@ -128,15 +120,15 @@ class _Lowering:
         is_plain = dtype in (torch.float32, torch.bfloat16)
         if not is_fit or not is_plain or (convolution is None and not is_linear):
             return
-        if _is_call(source.args[0], quantize_tensor) and self._is_dynamic(source):
+        if is_call(source.args[0], quantize_tensor) and self.is_dynamic(source):
             chosen = source.args[1].args[0]
             low, high = source.args[0].args[3:5]
             if source.args[0].args[5] == torch.uint8 and not chosen.kwargs:
                 layer = DynamicLayer(steps, scale, bias, None, convolution, dtype=dtype, limits=(low, high))
                 self._put(node, layer, (source.args[0].args[0],))
             return
-        entering = self._steps(source)
-        if entering is not None and self._is_byte(entering):
+        entering = self.steps(source)
+        if entering is not None and self.is_byte(entering):
             self._fuse(node, entering, (steps, scale, bias), convolution, dtype)
 
     def _note_layer(self, steps: str, bias: Any, layer: torch.nn.Module) -> None:
@@ -151,11 +143,11 @@ class _Lowering:
 
     def _put_rows(self, node: Node, source: Node, weights: tuple[Any, ...], is_fit: bool, dtype: torch.dtype) -> bool:
         """A linear layer whose inputs get a scale for each row."""
-        if not is_fit or not self._is_dynamic(source) or not source.args[1].args[0].kwargs.get("per_row"):
+        if not is_fit or not self.is_dynamic(source) or not source.args[1].args[0].kwargs.get("per_row"):
             return False
         steps, scale, zero_point, bias = weights
         entering = source.args[0]
-        if zero_point is not None or not _is_call(entering, quantize_tensor) or entering.args[5] != steps.dtype:
+        if zero_point is not None or not is_call(entering, quantize_tensor) or entering.args[5] != steps.dtype:
             return False
         if (steps.dtype == torch.float8_e4m3fn) and not (steps.is_cuda and dtype == torch.bfloat16):
             return False
@@ -165,7 +157,7 @@ class _Lowering:
     def _fuse(
         self,
         node: Node,
-        entering: _Steps,
+        entering: Steps,
         weights: tuple[Any, Any, Any],
         convolution: Convolution | None,
         dtype: torch.dtype,
@@ -190,10 +182,10 @@ class _Lowering:
         end = last if leaving is None else leaving.node
         self._put(end, layer, inputs, name=node)
 
-    def _after(self, node: Node, dimensions: int) -> tuple[Node, tuple[_Steps, Node] | None, PostOperation]:
+    def _after(self, node: Node, dimensions: int) -> tuple[Node, tuple[Steps, Node] | None, PostOperation]:
         """The last call that the kernel of a layer can do, the other side of a sum, and the activation."""
         last, other, post = node, None, PostOperation()
-        user = _only_user(last)
+        user = only_user(last)
         if (
             user is not None
             and dimensions in (0, 2)
@@ -201,12 +193,12 @@ class _Lowering:
             and user.kwargs.get("alpha", 1) == 1
         ):
             second = user.args[1] if user.args[0] is last else user.args[0]
-            found = self._steps(second) if isinstance(second, Node) and second is not last else None
+            found = self.steps(second) if isinstance(second, Node) and second is not last else None
             if found is not None and found.node < node:
-                after = _only_user(user)
+                after = only_user(user)
                 last, other = user, (found, second)
                 if after is not None and operation(after, self.program) == "type_as":
-                    last, after = after, _only_user(after)
+                    last, after = after, only_user(after)
                 if after is not None and operation(after, self.program) == "relu":
                     last, post = after, PostOperation("relu")
                 return last, other, post
@@ -216,24 +208,24 @@ class _Lowering:
                 return user, None, fused
         return last, None, post
 
-    def _is_last_use(self, other: tuple[_Steps, Node], node: Node) -> bool:
+    def _is_last_use(self, other: tuple[Steps, Node], node: Node) -> bool:
         """Whether nothing looks at the bytes of a value after a layer has added them to its results."""
         steps, floats = other
         if steps.node.op == "placeholder" or (
-            not _is_call(steps.node, quantize_tensor) and steps.node.op != "call_module"
+            not is_call(steps.node, quantize_tensor) and steps.node.op != "call_module"
         ):
             return False
         later = [user for user in steps.node._users if user is not floats and not user < node]
         return not later and len(floats._users) == 1
 
-    def _leaving(self, node: Node) -> _Steps | None:
+    def _leaving(self, node: Node) -> Steps | None:
         """The one call that turns a result into bytes."""
-        user = _only_user(node)
-        if user is None or not _is_call(user, quantize_tensor) or user.args[5] != torch.uint8:
+        user = only_user(node)
+        if user is None or not is_call(user, quantize_tensor) or user.args[5] != torch.uint8:
             return None
         if (user.args[3], user.args[4]) != (0, 255):
             return None
-        return self._numbers(user, user.args[1], user.args[2])
+        return self.numbers(user, user.args[1], user.args[2])
 
     def _convolution(self, node: Node, arguments: dict[str, Any], weight: torch.Tensor) -> Convolution | None:
         if "output_padding" in layer_arguments(node):
@@ -262,12 +254,12 @@ class _Lowering:
         name = operation(node, self.program)
         if name not in MOVES and name not in SELECTS and name != "cat" and name not in ACTIVATIONS:
             return
-        leaving = _only_user(node)
-        if leaving is None or not _is_call(leaving, quantize_tensor):
+        leaving = only_user(node)
+        if leaving is None or not is_call(leaving, quantize_tensor):
             return
-        after = self._numbers(leaving, leaving.args[1], leaving.args[2])
-        sources = [item for item in node.all_input_nodes if _is_call(item, dequantize_tensor)]
-        entering = [self._steps(item) for item in sources]
+        after = self.numbers(leaving, leaving.args[1], leaving.args[2])
+        sources = [item for item in node.all_input_nodes if is_call(item, dequantize_tensor)]
+        entering = [self.steps(item) for item in sources]
         if after is None or not sources or any(item is None for item in entering):
             return
         if name in ACTIVATIONS:
@@ -277,7 +269,7 @@ class _Lowering:
         if name == "type_as":
             self._replace(leaving, entering[0].node if entering[0] and entering[0].key == after.key else None)
             return
-        if any(item is None or item.key != after.key for item in entering) or not _all_values(node, sources, name):
+        if any(item is None or item.key != after.key for item in entering) or not all_values(node, sources, name):
             return
         if name in SELECTS and not self._select_bytes(node):
             return
@@ -300,10 +292,10 @@ class _Lowering:
         node._set_arguments((source, *options), {})
         return True
 
-    def _put_table(self, node: Node, leaving: Node, entering: _Steps, after: _Steps) -> None:
+    def _put_table(self, node: Node, leaving: Node, entering: Steps, after: Steps) -> None:
         function = PLAIN.get(operation(node, self.program))
         options = options_of(node, self.program)
-        if function is None or options is None or leaving.args[5] != torch.uint8 or not self._is_byte(entering):
+        if function is None or options is None or leaving.args[5] != torch.uint8 or not self.is_byte(entering):
             return
         low, high = leaving.args[3:5]
         values = table_of(lambda item: function(item, *options), entering.scale, entering.zero_point)
@@ -317,18 +309,18 @@ class _Lowering:
         self._replace(leaving, found)
 
     def _lower_the_rest(self, node: Node) -> None:
-        if _is_call(node, quantize_tensor) and len(node.args) == 6 and node.args[5] in (torch.uint8, torch.int8):
-            found = self._numbers(node, node.args[1], node.args[2])
+        if is_call(node, quantize_tensor) and len(node.args) == 6 and node.args[5] in (torch.uint8, torch.int8):
+            found = self.numbers(node, node.args[1], node.args[2])
             if found is not None:
                 self._lower_quantize(node, found)
-        elif _is_call(node, dequantize_tensor) and not node.kwargs:
-            found = self._steps(node)
+        elif is_call(node, dequantize_tensor) and not node.kwargs:
+            found = self.steps(node)
             if found is not None:
                 dtype = node.args[3:]
                 node.target = dequantize_fast
                 node._set_arguments((found.node, found.scale, found.zero_point, *dtype), {})
 
-    def _lower_quantize(self, node: Node, found: _Steps) -> None:
+    def _lower_quantize(self, node: Node, found: Steps) -> None:
         value, low, high, dtype = node.args[0], node.args[3], node.args[4], node.args[5]
         rest = () if (low, high, dtype) == (0, 255, torch.uint8) else (low, high, dtype)
         before = self._activation_of_own(value) if not rest else None
@@ -354,9 +346,9 @@ class _Lowering:
             return
         if layer.post.name not in ("none", "relu") or not isinstance(source, Node) or len(source._users) != 1:
             return
-        if _is_call(source, quantize_fast) and len(source.args) == 3:
+        if is_call(source, quantize_fast) and len(source.args) == 3:
             value = source.args[0]
-        elif _is_call(source, activate_and_quantize):
+        elif is_call(source, activate_and_quantize):
             with self.graph.inserting_before(source):
                 value = self.graph.call_function(activate, source.args[:3])
             inherit(value, source)
@@ -385,37 +377,10 @@ class _Lowering:
 
     # ---- reading and editing ----
 
-    def _is_dynamic(self, source: Node) -> bool:
-        scale = source.args[1]
-        return isinstance(scale, Node) and bool(scale.args) and _is_call(scale.args[0], scale_of_values)
-
-    def _steps(self, node: Any) -> _Steps | None:
-        """The bytes behind a `dequantize_tensor` with one scale."""
-        if not _is_call(node, dequantize_tensor) or node.kwargs or not isinstance(node.args[0], Node):
-            return None
-        return self._numbers(node.args[0], node.args[1], node.args[2])
-
-    def _numbers(self, steps: Node, scale: Any, zero_point: Any) -> _Steps | None:
-        scale_value, zero_value = self._tensor(scale), self._tensor(zero_point)
-        if scale_value is None or scale_value.dim() or (zero_point is not None and zero_value is None):
-            return None
-        zero = 0 if zero_value is None else int(zero_value.item())
-        return _Steps(steps, float(scale_value.item()), zero, (scale.target, getattr(zero_point, "target", None)))
-
-    def _is_byte(self, steps: _Steps) -> bool:
-        source = steps.node
-        return not _is_call(source, quantize_tensor) or source.args[5] == torch.uint8
-
-    def _tensor(self, value: Any) -> torch.Tensor | None:
-        if not isinstance(value, Node) or value.op != "get_attr":
-            return None
-        found = find_attribute(self.program, value.target)[0]
-        return found if isinstance(found, torch.Tensor) else None
-
     def _put(self, end: Node, layer: torch.nn.Module, inputs: tuple[Node, ...], name: Node | None = None) -> None:
         """Let a layer stand for a call, or for several of which `end` is the last."""
         first = end if name is None else name
-        between = _chain(first, end)
+        between = chain(first, end)
         path = self.references.free_name(f"{first.name}_layer") if hasattr(self.program, first.name) else first.name
         self.program.add_module(path, layer)
         with self.graph.inserting_before(first):
@@ -440,34 +405,6 @@ class _Lowering:
         for source in inputs:
             if not source._users and source.op not in ("placeholder", "output") and not source._erased:
                 self._erase(source)
-
-
-def _is_call(node: Any, function: Any) -> bool:
-    return isinstance(node, Node) and node.op == "call_function" and node.target is function
-
-
-def _only_user(node: Node) -> Node | None:
-    """The one call that takes a value; None if there are more, or if others look at more than its sizes."""
-    users = [user for user in node._users if not is_shape_read(user)]
-    return users[0] if len(users) == 1 and users[0].op != "output" else None
-
-
-def _chain(first: Node, last: Node) -> list[Node]:
-    """The calls from one to another, each the only one to take the result of the one before."""
-    found = [first]
-    while found[-1] is not last:
-        user = _only_user(found[-1])
-        assert user is not None
-        found.append(user)
-    return found
-
-
-def _all_values(node: Node, sources: list[Node], name: str) -> bool:
-    """Whether all the values that a call works on are bytes."""
-    if name == "cat":
-        listed = node.args[0] if node.args else node.kwargs.get("tensors")
-        return isinstance(listed, (list, tuple)) and all(item in sources for item in listed)
-    return first_input(node) in sources
 
 
 def _drop_unused(program: GraphModule) -> None:
