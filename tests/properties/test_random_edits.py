@@ -197,7 +197,7 @@ class Edits(RuleBasedStateMachine):
     def use_the_dead(self, other: int) -> None:
         dead, live = self.dead[-1], self.operand(other)
         refused_without_change(self.graph, lambda: setattr(dead, "args", (live,)))
-        refused_without_change(self.graph, lambda: dead.replace_all_uses_with(live))
+        assert dead.replace_all_uses_with(live) == []
         refused_without_change(self.graph, lambda: live.append(dead))
         refused_without_change(self.graph, lambda: self.graph.inserting_before(dead))
         refused_without_change(self.graph, lambda: setattr(dead, "name", "again"))
