@@ -32,6 +32,8 @@ COMMAND_LINES = [
     "doctor zoo:mlp",
     "report zoo:mlp -o {}/report",
     "run-passes zoo:mlp remove-dead-code --check",
+    "lower zoo:mlp --backend native -o {}/lowered.pt",
+    "bench zoo:mlp --backends native -o {}/bars.svg",
     "demo --model resnet18",
 ]
 

@@ -89,6 +89,14 @@ def register_backend(cls: type[Backend]) -> type[Backend]:
     """Make a backend of your own known by its name in this process; a decorator.
 
     An installed package does the same for everybody with an entry point in the group `torchgraft.backends`.
+
+    >>> @register_backend
+    ... class Plain(Backend):
+    ...     name = "plain-for-show"
+    ...     def compile(self, part, inputs, options):
+    ...         return part.forward
+    >>> "plain-for-show" in backend_names()
+    True
     """
     if not (isinstance(cls, type) and issubclass(cls, Backend)) or not cls.name:
         raise BackendError(f"cannot register {cls!r}: give a subclass of Backend that has a name")

@@ -92,17 +92,22 @@ def written_inputs(part: GraphModule) -> list[int]:
 @contextlib.contextmanager
 def _best_kernels(options: Options) -> Iterator[None]:
     """Let cuDNN try its kernels, and use TF32 where it is the precision: what is recorded stays chosen."""
-    flags: list[tuple[Any, str, bool]] = [(torch.backends.cudnn, "benchmark", True)]
-    if options.precision == "tf32":
-        flags += [(torch.backends.cudnn, "allow_tf32", True), (torch.backends.cuda.matmul, "allow_tf32", True)]
-    before = [getattr(place, name) for place, name, _ in flags]
-    try:
-        for place, name, value in flags:
-            setattr(place, name, value)
-        yield
-    finally:
-        for (place, name, _), value in zip(flags, before, strict=True):
-            setattr(place, name, value)
+    cudnn, is_tf32 = torch.backends.cudnn, options.precision == "tf32"
+    before = torch.get_float32_matmul_precision()
+    flags = cudnn.flags(
+        enabled=cudnn.enabled,
+        benchmark=True,
+        deterministic=cudnn.deterministic,
+        allow_tf32=is_tf32 or cudnn.allow_tf32,
+    )
+    with flags:
+        if is_tf32:
+            torch.set_float32_matmul_precision("high")
+        try:
+            yield
+        finally:
+            if is_tf32:
+                torch.set_float32_matmul_precision(before)
 
 
 class _Recorded:
