@@ -1,5 +1,5 @@
-"""The text about torchgraft that PyPI shows: the README, without the links and the picture that only lead somewhere in the repository.
-Everything else about the package is in `pyproject.toml`.
+"""The text about torchgraft that PyPI shows: the README, without the links and the picture that lead somewhere in the repository
+only. Everything else about the package is in `pyproject.toml`.
 """
 
 import re

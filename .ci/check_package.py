@@ -42,7 +42,16 @@ def main() -> None:
         sys.exit(f"links that lead nowhere on PyPI: {broken[:5]}; see setup.py")
     with tarfile.open(sources) as archive:
         packed = {name.partition("/")[2] for name in archive.getnames()}
-    expected = {"CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "Makefile", "README.md", "constraints.txt", "mkdocs.yml", "setup.py"}
+    expected = {
+        "CHANGELOG.md",
+        "CONTRIBUTING.md",
+        "LICENSE",
+        "Makefile",
+        "README.md",
+        "constraints.txt",
+        "mkdocs.yml",
+        "setup.py",
+    }
     require(expected.union(*(files_below(ROOT / folder) for folder in ("docs", "tests"))), packed, sources)
 
     venv.create(ENVIRONMENT, clear=True, with_pip=False)

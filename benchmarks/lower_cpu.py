@@ -203,6 +203,8 @@ def main() -> None:
     installed = [
         name for name in ("torchvision", "transformers", "openvino", "onnxruntime") if importlib.util.find_spec(name)
     ]
+    if "torchvision" in installed:
+        import_torchvision()  # before transformers, which imports it in its own way
     print(f"torch {torch.__version__}, {arguments.threads} threads, with {', '.join(installed)}\n")
     finding()
     begin, shares = time.perf_counter(), {}

@@ -241,9 +241,10 @@ def decoding(backends: list[str]) -> None:
     rows.add("eager, bf16", eager, model, *inputs)
 
     def with_fixed_caches() -> Callable[[], Any]:
-        for tensor in [*inputs[2], *inputs[3]]:
+        own = (*inputs[:2], *[[tensor.clone() for tensor in caches] for caches in inputs[2:]])
+        for tensor in [*own[2], *own[3]]:
             torch._dynamo.mark_static_address(tensor)
-        return compiled(model, *inputs)
+        return compiled(model, *own)
 
     rows.add("torch.compile reduce-overhead, bf16", with_fixed_caches)
     for backend in backends:

@@ -25,7 +25,8 @@ HEAD = """\
 Written by `make test-clients`. Each client is installed from PyPI and run twice on the same cases: as it is, and as a copy in
 which `torch.fx` is called `torchgraft` and nothing else is changed. A case checks a result against eager, and what it returns
 (nodes, code, names of parameters) must be the same on both; guards, regions, flags of modes and `+=`, which torchgraft records
-[on purpose](from_torch_fx.md#what-is-different-on-purpose), are left out of the comparison. For five families of transformers
+[on purpose](from_torch_fx.md#what-is-different-on-purpose), are left out of the comparison. In the first row that is so only for
+models whose code has such a trap; of the 44 others every node is compared, as it is. For five families of transformers
 that ask whether a mask or weight is a tensor (GPT-Neo, GPT-J, Bloom, T5, mT5) results are compared, and nodes are not: torch.fx
 records the branch that eager does not take. The cases, in `benchmarks/clients/cases/`, are ours, in the manner of each client,
 and those that torch.fx itself passes on this torch; the clients' own tests are not among them.
@@ -77,6 +78,7 @@ CLIENTS = (
     Client("mct", "model-compression-toolkit", ("model_compression_toolkit",), "graph reading"),
     Client("aimet", "aimet-torch", ("aimet_torch",), "model preparer"),
     Client("optimum", "optimum", ("transformers", "optimum.fx"), "transformations of graphs"),
+    Client("torch_tensorrt", "torch-tensorrt", ("torch_tensorrt",), "acc_tracer"),
     Client("tvm", "apache-tvm", tuple(TVM), "Relax importer", TVM),
     Client("modelopt", "nvidia-modelopt", ("modelopt",), "pruning and quantization"),
 )

@@ -234,6 +234,19 @@ def test_programs_raise_where_models_are_captured_again():
     assert len(fast.variants()) == 2
 
 
+def _shifted(x):
+    return torch.sin(x) if x.shape[0] > 1 else torch.cos(x)
+
+
+torchgraft.wrap("_shifted")
+
+
+def test_wrapped_functions_are_looked_into():
+    fast = torchgraft.lower(lambda x: _shifted(x) + 1, torch.ones(2), backend=Toy())
+    assert "2 of 2 calls" in fast.explain()
+    assert "_shifted" in torchgraft.capture(lambda x: _shifted(x) + 1, torch.ones(2)).code
+
+
 def test_levels_are_still_levels():
     program = torchgraft.capture(nn.Linear(2, 3), torch.ones(4, 2), level="function")
     lowered = torchgraft.lower(program, torch.ones(4, 2), level="aten")

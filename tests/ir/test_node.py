@@ -74,9 +74,7 @@ class TestRule1DeadNodes:
         "editing its opcode": lambda d, dead: setattr(dead, "op", "call_method"),
         "editing its type": lambda d, dead: setattr(dead, "type", int),
         "renaming it": lambda d, dead: setattr(dead, "name", "other"),
-        "replacing its uses": lambda d, dead: dead.replace_all_uses_with(d.x),
         "replacing its input": lambda d, dead: dead.replace_input_with(d.x, d.y),
-        "erasing it again": lambda d, dead: d.graph.erase_node(dead),
         "inserting before it": lambda d, dead: d.graph.inserting_before(dead),
         "inserting after it": lambda d, dead: d.graph.inserting_after(dead),
         "moving it": lambda d, dead: d.a.append(dead),
@@ -89,6 +87,15 @@ class TestRule1DeadNodes:
         with pytest.raises(fx.GraphError, match=r"'abs_1'.*erased"):
             use(diamond, dead)
         assert_users_are_right(diamond.graph)
+        diamond.graph.lint()
+
+    def test_erasing_a_dead_node_again_warns_as_in_torch_fx(self, diamond: Diamond) -> None:
+        """Programs replace and erase what one of their own functions has erased already; there is nothing left to do."""
+        dead, count = diamond.dead(), len(diamond.graph.nodes)
+        assert dead.replace_all_uses_with(diamond.x) == []
+        with pytest.warns(UserWarning, match=r"erase_node\(abs_1\) on an already erased node"):
+            diamond.graph.erase_node(dead)
+        assert len(diamond.graph.nodes) == count
         diamond.graph.lint()
 
     def test_a_dead_node_refuses_append(self, diamond: Diamond) -> None:

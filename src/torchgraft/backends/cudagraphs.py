@@ -4,13 +4,15 @@ Which kernels there are is chosen in `prepacking.py`; what is cut into parts, an
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
+from torchgraft.analysis.aliases import Aliases
 from torchgraft.backends.backend import Backend, Options
 from torchgraft.backends.native import make_direct
 from torchgraft.codegen.graph_module import GraphModule
@@ -31,24 +33,23 @@ class GraphOfPart:
     writes: for these there is a graph of its own for each place in memory. Results are copies, which the next call does not
     change."""
 
-    def __init__(self, function: Callable[..., Any], inputs: tuple[Any, ...]) -> None:
-        self._function = function
+    def __init__(
+        self, function: Callable[..., Any], inputs: tuple[Any, ...], written: list[int], options: Options
+    ) -> None:
+        self._function, self._written, self._options = function, written, options
         self._lock = threading.Lock()
         self._graphs: dict[tuple[int, ...], _Recorded] = {}
-        self._written = self._warm_up(inputs)
+        self._warm_up(inputs)
 
-    def _warm_up(self, inputs: tuple[Any, ...]) -> list[int]:
-        """Run on copies; the numbers of the inputs that are written."""
+    def _warm_up(self, inputs: tuple[Any, ...]) -> None:
+        """Run on copies, so that libraries have chosen their kernels before a graph is recorded."""
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         copies = [item.clone() if isinstance(item, torch.Tensor) else item for item in inputs]
-        before = [item._version if isinstance(item, torch.Tensor) else 0 for item in copies]
-        with torch.cuda.stream(stream):
+        with torch.cuda.stream(stream), _best_kernels(self._options):
             for _ in range(_WARM_UPS):
                 self._function(*copies)
         torch.cuda.current_stream().wait_stream(stream)
-        after = [item._version if isinstance(item, torch.Tensor) else 0 for item in copies]
-        return [index for index, versions in enumerate(zip(before, after, strict=True)) if versions[0] != versions[1]]
 
     def __call__(self, *inputs: Any) -> Any:
         """Replay; what the graph computes with is this object's, so one call at a time."""
@@ -57,9 +58,34 @@ class GraphOfPart:
             recorded = self._graphs.get(place)
             if recorded is None:
                 if len(self._graphs) >= _MOST_PLACES:
+                    torch.cuda.synchronize()  # it may still be running
                     self._graphs.pop(next(iter(self._graphs)))
-                recorded = self._graphs[place] = _Recorded(self._function, inputs, self._written)
+                with _best_kernels(self._options):
+                    recorded = self._graphs[place] = _Recorded(self._function, inputs, self._written)
             return recorded(inputs)
+
+
+def written_inputs(part: GraphModule) -> list[int]:
+    """The numbers of the inputs whose memory a part may write."""
+    memory = Aliases(part.graph)
+    placeholders = [node for node in part.graph.nodes if node.op == "placeholder"]
+    return [number for number, node in enumerate(placeholders) if memory.has_writes and memory.is_written(node)]
+
+
+@contextlib.contextmanager
+def _best_kernels(options: Options) -> Iterator[None]:
+    """Let cuDNN try its kernels, and use TF32 where it is the precision: what is recorded stays chosen."""
+    flags = [(torch.backends.cudnn, "benchmark", True)]
+    if options.precision == "tf32":
+        flags += [(torch.backends.cudnn, "allow_tf32", True), (torch.backends.cuda.matmul, "allow_tf32", True)]
+    before = [getattr(place, name) for place, name, _ in flags]
+    try:
+        for place, name, value in flags:
+            setattr(place, name, value)
+        yield
+    finally:
+        for (place, name, _), value in zip(flags, before, strict=True):
+            setattr(place, name, value)
 
 
 class _Recorded:
@@ -73,8 +99,12 @@ class _Recorded:
         self._alive = held  # also those that the caller may let go of
         self._graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize()
+        # cuBLAS keeps its workspace for the next call. What a graph uses must be the graph's own memory, or it is gone with another
+        # graph, or when torch.compile clears it.
+        torch._C._cuda_clearCublasWorkspaces()
         with torch.cuda.graph(self._graph):
             result = function(*held)
+        torch._C._cuda_clearCublasWorkspaces()
         self._is_one = isinstance(result, torch.Tensor)
         self._results = [result] if self._is_one else list(result)
         self._kind = type(result)
@@ -104,9 +134,10 @@ class CudaGraphs(Backend):
         """Record; where memory is short, run the kernels one by one."""
         if not on_gpu(inputs):
             raise ValueError("a part without tensors on a CUDA device")
+        written = written_inputs(part)
         make_direct(part, inputs, options)
         try:
-            return GraphOfPart(part.forward, inputs)
+            return GraphOfPart(part.forward, inputs, written, options)
         except torch.cuda.OutOfMemoryError as error:
             warnings.warn(f"no CUDA graph for lack of memory, kernels are launched one by one: {error}", stacklevel=2)
             torch.cuda.empty_cache()

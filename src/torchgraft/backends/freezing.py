@@ -53,16 +53,23 @@ def _freeze_attributes(body: GraphModule) -> None:
             continue
         value = find_attribute(body, node._target)[0]
         if type(value) in _PLAIN:
-            for user in list(node.users):
+            for user in list(node._users):
                 user.args, user.kwargs = (map_arg(part, _putting(node, value)) for part in (user.args, user.kwargs))
             body.graph.erase_node(node)
     for node in list(body.graph.nodes):
-        if node._op != "call_function" or node.users:
+        if node._op != "call_function" or node._inputs:
             continue
-        if is_guard(node._target) and not node._inputs:
+        if is_guard(node._target) and not node._users:
             node._target(*node._args, **node._kwargs)
             body.graph.erase_node(node)
-        elif node._target is add_if and node._args[0] is False:
+        elif getattr(node._target, "__module__", None) == "_operator" and not node._kwargs:
+            value = node._target(*node._args)  # a choice by the mode, say
+            if type(value) in _PLAIN:
+                for user in list(node._users):
+                    user.args, user.kwargs = (map_arg(part, _putting(node, value)) for part in (user.args, user.kwargs))
+                body.graph.erase_node(node)
+    for node in body.graph.find_nodes(op="call_function", target=add_if):
+        if node._args[0] is False and not node._users:
             body.graph.erase_node(node)
 
 
@@ -130,9 +137,9 @@ def _drop_settled_guards(body: GraphModule) -> None:
         is_rank = (read._op == "call_method" and read._target in ("dim", "ndimension")) or (
             read._op == "call_function" and read._target is getattr and read._args[1] == "ndim"
         )
-        if is_rank and not node.users:
+        if is_rank and not node._users:
             body.graph.erase_node(node)
-            if not read.users:
+            if not read._users:
                 body.graph.erase_node(read)
 
 

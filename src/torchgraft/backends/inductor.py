@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from torchgraft.backends.backend import Backend, Options
-from torchgraft.backends.cudagraphs import GraphOfPart, on_gpu
+from torchgraft.backends.cudagraphs import GraphOfPart, on_gpu, written_inputs
 from torchgraft.backends.prepacking import channels_last_weights
 from torchgraft.codegen.graph_module import GraphModule
 
@@ -32,11 +32,12 @@ class Inductor(Backend):
         """Compile, which happens in the first call."""
         if options.layout != "contiguous":
             channels_last_weights(part)
+        written = written_inputs(part)
         part._ready()
         is_gpu = on_gpu(inputs)
         compiled = torch.compile(part, dynamic=False, options={} if is_gpu else {"freezing": True})
         if is_gpu:
-            return GraphOfPart(compiled, inputs)
+            return GraphOfPart(compiled, inputs, written, options)
         compiled(*inputs)
         return compiled
 

@@ -22,6 +22,7 @@ from torchgraft.backends.parts import Compiled, compile_parts, differences, with
 from torchgraft.backends.sizes import OneForEachSize, for_one_size
 from torchgraft.backends.variants import Variant, VariantModule, call_text, late_guard, program_or_error
 from torchgraft.backends.watch import ModelWatch
+from torchgraft.capturing.patching.wrapping import looking_inside
 from torchgraft.capturing.program import capture
 from torchgraft.capturing.state.model_state import ModelState
 from torchgraft.codegen.calling import copied_inputs, example_inputs, placeholder_values
@@ -111,7 +112,7 @@ class Lowered(VariantModule):
         self._watch = ModelWatch(self._model, weights=True)
         given = self._cast(args), self._cast(kwargs)
         subject = self._subject_now()
-        with torch.no_grad():
+        with torch.no_grad(), looking_inside():
             found = program_or_error(lambda: capture(subject, *given, level="function"))
         if isinstance(found, str):
             return self._eager(why, args, kwargs, found)
@@ -186,8 +187,12 @@ class Lowered(VariantModule):
 
     def _verify(self, variant: Variant, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Compare with the model on the example and on other values; raise with the first node that differs."""
-        for planned in situations(args, kwargs, 0, True, False, False):
-            situation = planned.make()
+        planned = situations(args, kwargs, 0, True, False, False)
+        if self.options.precision in ("fp16", "bf16"):
+            # Beyond the range of the example, 16 bits may say nothing about a model: its own roundings decide.
+            planned = [item for item in planned if item.name != "other values"]
+        for item in planned:
+            situation = item.make()
             try:
                 expected = _leaves_after(self._model, self._model, situation)
                 found = _leaves_after(_limited(variant.run, self.options.time_limit), self._model, situation)

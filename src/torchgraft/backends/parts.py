@@ -30,7 +30,7 @@ from torchgraft.ir.verify import find_attribute
 from torchgraft.splitting.split import Part, Split, split
 from torchgraft.splitting.strategies import Size, Supported
 
-# How far results may lie apart, as a multiple of what the dtype they are compared in allows (a part of the largest element: 1e-5 in
+# How far results may lie apart, as a multiple of what the dtype they are compared in allows (of the largest element: 1e-5 in
 # float32, 2e-3 in float16, 1.6e-2 in bfloat16).
 _FACTORS = {"fp32": 50.0, "tf32": 2000.0, "fp16": 10.0, "bf16": 5.0}
 _NAME = "lowered_from"
@@ -171,10 +171,13 @@ def _values_of_parts(module: GraphModule, args: tuple[Any, ...], kwargs: dict[st
     handles = []
     for name, child in module.named_children():
 
-        def note(_: Any, given: Any, result: Any, name: str = name) -> None:
-            found[name] = (copied_inputs(given, {})[0], frozen_leaves(result, "output"))
+        def before(_: Any, given: Any, name: str = name) -> None:  # the part may write them
+            found[name] = (copied_inputs(given, {})[0], None)
 
-        handles.append(child.register_forward_hook(note))
+        def after(_: Any, given: Any, result: Any, name: str = name) -> None:
+            found[name] = (found[name][0], frozen_leaves(result, "output"))
+
+        handles += [child.register_forward_pre_hook(before), child.register_forward_hook(after)]
     try:
         values, keywords = copied_inputs(args, kwargs)
         with torch.no_grad():

@@ -87,6 +87,8 @@ def for_one_size(body: GraphModule, args: tuple[Any, ...], kwargs: dict[str, Any
                 result.graph.erase_node(node)
             elif are_static and node._target is check_length:  # so many pieces as the sizes say, which held just now
                 result.graph.erase_node(node)
+        elif node._target is torch._assert and node._args[0] is True and not node._users:
+            result.graph.erase_node(node)
         elif node in values and (is_metadata_read(node) or (known and not node._inputs)):
             fixed[node] = values[node]
     RemoveDeadCode().run(result)

@@ -325,7 +325,7 @@ def late_guard(program: GraphModule) -> str | None:
                 line = source_of(node)
                 where = f" at {line.place}" if line else ""
                 return f"the check '{node._name}'{where} comes after '{done._name}', whose effect cannot be undone"
-        elif done is None and node.is_impure():
+        elif done is None and node._target is not torch._assert and node.is_impure():
             memory = memory or Aliases(program.graph)
             effects = memory.effects.get(node)
             if effects is not None and (effects.unknown or effects.random or written_outside(effects, memory)):

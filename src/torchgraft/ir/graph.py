@@ -11,6 +11,7 @@ The rules kept here:
 
 from __future__ import annotations
 
+import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
@@ -421,14 +422,24 @@ class Graph:
         self._link(node, following)
 
     def erase_node(self, to_erase: Node) -> None:
-        """Remove a node that nothing uses any more, and with it the guards that check nothing else."""
+        """Remove a node that nothing uses any more; a guard that checks it counts as a use."""
         if to_erase.graph is not self:
             raise GraphError(
                 f"Attempting to remove {to_erase._name} from wrong graph!\n  erase it with its own: node.graph.erase_node(node)"
             )
+        if to_erase._erased:
+            warnings.warn(f"erase_node({to_erase._name}) on an already erased node", stacklevel=2)
+            return
         to_erase._changing()
         if to_erase._users:
-            self._erase_guards(to_erase)
+            names = ", ".join(f"'{user._name}'" for user in to_erase._users)
+            remedy = "give them another input first, for example with node.replace_all_uses_with()"
+            if all(user._is_guard() for user in to_erase._users):
+                remedy = "erase these guards first if the program may do without them"
+            raise GraphError(
+                f"Tried to erase Node {to_erase._name} but it still had {len(to_erase._users)} users in the graph: {names}; "
+                f"{remedy}"
+            )
         if self._hooks is not None:
             for hook in self._hooks.erase:
                 hook(to_erase)
@@ -442,32 +453,12 @@ class Graph:
         to_erase._erased = True
         self._length -= 1
 
-    def _erase_guards(self, checked: Node) -> None:
-        """Erase the guards that check this node alone; whatever else uses it stands in the way."""
-        users = [user for user in checked._users if not user._is_guard()]
-        guards = [user for user in checked._users if user._is_guard()]
-        shared = [guard for guard in guards if len(guard._inputs) > 1 or guard._users]
-        if users or shared:
-            names = ", ".join(f"'{user._name}'" for user in users or shared)
-            raise GraphError(
-                f"Tried to erase Node {checked._name} but it still had {len(users or shared)} users in the graph: {names}; "
-                + (
-                    "give them another input first, for example with node.replace_all_uses_with()"
-                    if users
-                    else "they are guards that check other values too, so erase them first if the program may do without"
-                )
-            )
-        for guard in guards:
-            self.erase_node(guard)
-
     # ---- names ----
 
     def _target_to_str(self, target: Any) -> str:
         return wish_of(target)
 
     def _warn_unless_present(self, owner: torch.nn.Module, op: str, path: str) -> None:
-        import warnings
-
         from torchgraft.ir.verify import find_attribute
 
         problem = find_attribute(owner, path)[1]

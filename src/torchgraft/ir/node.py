@@ -2,7 +2,8 @@
 The order of nodes and the making of new ones belong to `graph.py`; how a node prints belongs to `printing.py`.
 
 The rules kept here:
-1. A node is made by its graph, belongs to it for life, and is dead after `erase_node`; using a dead node raises.
+1. A node is made by its graph, belongs to it for life, and is dead after `erase_node`; using a dead node raises (erasing it
+   again warns).
 2. `args` and `kwargs` are immutable; assigning them is the one way to edit, and keeps `users` right on both sides.
 3. `users` is ordered, so every walk is deterministic.
 6. Every edit marks the graph changed, and with it the module that runs it.
@@ -233,10 +234,11 @@ class Node:
 
     @property
     def users(self) -> dict[Node, None]:
-        """The nodes that use this one, in the order in which they began to. Guards are not among them: they only look."""
+        """The nodes that use this one, in the order in which they began to. Guards are not among them, because they only look,
+        unless nothing else uses the value: a pass that erases what has no users would erase the check."""
         if not self._guarded:
             return self._users
-        return {user: None for user in self._users if not user._is_guard()}
+        return {user: None for user in self._users if not user._is_guard()} or self._users
 
     def _is_guard(self) -> bool:
         return self._op == "call_function" and is_guard(self._target)
@@ -397,8 +399,10 @@ class Node:
 
         `delete_user_cb` may keep a user as it is by answering False. `propagate_meta` copies this node's metadata, for
         which `replace_with` must have none of its own. Guards go along, and are not returned; one that stands before
-        `replace_with` goes on checking this node.
+        `replace_with` is moved behind it.
         """
+        if self._erased:  # by whoever replaced it before: nothing uses it any more
+            return []
         self._changing()
         if propagate_meta:
             if replace_with.meta:
@@ -408,8 +412,6 @@ class Node:
                 )
             replace_with.meta.update(self.meta)
         changed = list(self._users)
-        if self._guarded:
-            changed = [user for user in changed if not user._is_guard() or replace_with < user]
         if delete_user_cb is not None:
             changed = [user for user in changed if delete_user_cb(user)]
         hooks = self.graph._hooks
@@ -417,7 +419,12 @@ class Node:
             if hooks is not None and hooks.replace:
                 self.graph._notify_replace(self, replace_with, user)
             user._substitute(self, replace_with)
-        return [user for user in changed if not user._is_guard()] if self._guarded else changed
+        if not self._guarded:
+            return changed
+        for user in changed:
+            if user._is_guard() and not replace_with < user:
+                replace_with.append(user)
+        return [user for user in changed if not user._is_guard()]
 
     # ---- questions answered in other rooms ----
 

@@ -120,7 +120,7 @@ class _JointWalk(Walk):
     def begin(self) -> None:
         """Make the inputs of the joint program."""
         for primal in held_tensors(self.program):
-            if primal.value._backward_hooks:  # type: ignore[attr-defined]
+            if primal.value._backward_hooks:
                 raise _refusal(f"'{primal.name}' has a hook that changes its gradient", f"remove it, or {_INSTEAD}")
             self._add(primal, primal.value)
         self._inputs = {node: self._input(str(node.target), value) for node, value in self.inputs.items()}

@@ -90,7 +90,7 @@ class _Conversion:
             return
         mode = node.args[0]
         self.graph.erase_node(node)
-        if isinstance(mode, Node) and mode.op == "get_attr" and not mode.users:
+        if isinstance(mode, Node) and mode.op == "get_attr" and not mode._users:
             self.graph.erase_node(mode)
 
     def _drop_cast(self, node: Node) -> None:
@@ -239,7 +239,7 @@ class _Conversion:
         node._set_arguments(tuple(arguments.values()), {})
         node.meta["drawn_as"] = "integer"
         if planned.scheme.cast is not None:
-            users = list(node.users)
+            users = list(node._users)
             with self.graph.inserting_after(node):
                 back = self._cast(node, node, layer.weight.dtype)
             for user in users:
@@ -297,7 +297,7 @@ class _Conversion:
         if path is not None:
             self.references.change(path, -1)
             self.references.drop_unused(path)
-        elif isinstance(weight, Node) and not weight.users:
+        elif isinstance(weight, Node) and not weight._users:
             self.graph.erase_node(weight)
             self.references.change(weight.target, -1)
             self.references.drop_unused(weight.target)

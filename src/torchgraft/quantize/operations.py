@@ -81,7 +81,7 @@ def first_input(node: Node) -> Node | None:
 
 def real_users(node: Node) -> list[Node]:
     """The users that look at elements, and not only at the shape or the type."""
-    return [user for user in node.users if not is_metadata_read(user) and not _asks_type(user, node)]
+    return [user for user in node._users if not is_metadata_read(user) and not _asks_type(user, node)]
 
 
 def is_shape_read(node: Node) -> bool:

@@ -113,7 +113,7 @@ class _Planner:
         self.layers: dict[Node, Layer] = {}
         self.values: dict[Node, PlannedLayer] = {}  # a value and the first layer that wants it
         self.leader: dict[Node, Node] = {}
-        self.users: dict[Node, set[Node]] = {}
+        self.takers: dict[Node, set[Node]] = {}
         self.memory: Aliases | None = None
 
     def run(self) -> Plan:
@@ -171,7 +171,7 @@ class _Planner:
         """Note that `user` takes this value as integers."""
         if value.op == "get_attr":
             return
-        self.users.setdefault(value, set()).add(user)
+        self.takers.setdefault(value, set()).add(user)
         if value in self.values:
             return
         self.values[value] = planned
@@ -239,10 +239,10 @@ class _Planner:
             plan.groups[node.name] = group
             plan.numbers.setdefault(group, scheme.inputs)
             plan.observers.setdefault(group, scheme.observer)
-            wanted = self.users[node]
+            wanted = self.takers[node]
             if self._is_of_integers(node):
                 wanted = wanted | set(real_users(node))
-            plan.consumers[node.name] = tuple([user.name for user in node.users if user in wanted])
+            plan.consumers[node.name] = tuple([user.name for user in node._users if user in wanted])
 
     def _check_config(self) -> None:
         """Refuse names that nothing goes by: most likely they are misspelled."""

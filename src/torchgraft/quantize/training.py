@@ -244,7 +244,7 @@ def _insert(program: GraphModule, plan: Plan, freeze_after: int | None) -> None:
         if not hasattr(program, group):
             program.add_module(group, TrainingObserver(plan.numbers[group], f"'{name}'", freeze_after))
         wanted = set(plan.consumers[name])
-        users = [user for user in value.users if user.name in wanted or _is_dropout(user, program)]
+        users = [user for user in value._users if user.name in wanted or _is_dropout(user, program)]
         if not users:
             continue
         with graph.inserting_before(min(users)) if value.op == "placeholder" else graph.inserting_after(value):

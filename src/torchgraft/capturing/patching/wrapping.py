@@ -4,12 +4,14 @@ A function is such a leaf by `wrap` (`ir/leaf_functions.py`), by a tracer's auto
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import math
 import random
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextvars import ContextVar
 from types import ModuleType
 from typing import Any
 
@@ -119,8 +121,23 @@ def _replacement(function: Callable[..., Any], record: Callable[..., Any], is_le
     return marked(replacement, function, fallback)
 
 
+_looks_inside: ContextVar[bool] = ContextVar("looks_inside", default=False)
+
+
+@contextlib.contextmanager
+def looking_inside() -> Iterator[None]:
+    """Capture what functions that were wrapped do, too: a mark for people who read programs is none for a backend."""
+    token = _looks_inside.set(True)
+    try:
+        yield
+    finally:
+        _looks_inside.reset(token)
+
+
 def wrapped_patches() -> list[Patch]:
     """Patches for everything that `wrap` of torchgraft or of torch.fx was called on."""
+    if _looks_inside.get():
+        return []
     patches = [shared_patch(scope, name, recorded_leaf) for scope, name in leaf_functions()]
     patches += [shared_patch(cls, name, recorded_method) for cls, name in wrapped_methods]
     return [patch for patch in patches if patch is not None]

@@ -215,8 +215,8 @@ class _Lowering(Reader):
             not is_call(steps.node, quantize_tensor) and steps.node.op != "call_module"
         ):
             return False
-        later = [user for user in steps.node.users if user is not floats and not user < node]
-        return not later and len(floats.users) == 1
+        later = [user for user in steps.node._users if user is not floats and not user < node]
+        return not later and len(floats._users) == 1
 
     def _leaving(self, node: Node) -> Steps | None:
         """The one call that turns a result into bytes."""
@@ -344,7 +344,7 @@ class _Lowering(Reader):
         layer, source = find_attribute(self.program, node.target)[0], node.args[0]
         if type(layer) is not IntegerLayer or layer.convolution is not None or layer.output is not None:
             return
-        if layer.post.name not in ("none", "relu") or not isinstance(source, Node) or len(source.users) != 1:
+        if layer.post.name not in ("none", "relu") or not isinstance(source, Node) or len(source._users) != 1:
             return
         if is_call(source, quantize_fast) and len(source.args) == 3:
             value = source.args[0]
@@ -366,10 +366,10 @@ class _Lowering(Reader):
         name = operation(node, self.program) if isinstance(node, Node) else ""
         function = PLAIN.get(name)
         writing = getattr(torch.ops.aten, f"{name}_", None)
-        if function is None or writing is None or (users is not None and len(node.users) != users):
+        if function is None or writing is None or (users is not None and len(node._users) != users):
             return None
         source, options = first_input(node), options_of(node, self.program)
-        if source is None or options is None or source.op != "call_module" or len(source.users) != 1:
+        if source is None or options is None or source.op != "call_module" or len(source._users) != 1:
             return None
         if not isinstance(find_attribute(self.program, source.target)[0], IntegerLayer):
             return None
@@ -387,7 +387,7 @@ class _Lowering(Reader):
             call = self.graph.call_module(path, inputs)
         inherit(call, first, "integer")
         for node in between:
-            for user in list(node.users):
+            for user in list(node._users):
                 if is_shape_read(user):
                     user.replace_input_with(node, call)
         end.replace_all_uses_with(call)
@@ -403,7 +403,7 @@ class _Lowering(Reader):
         inputs = node.all_input_nodes
         self.graph.erase_node(node)
         for source in inputs:
-            if not source.users and source.op not in ("placeholder", "output") and not source._erased:
+            if not source._users and source.op not in ("placeholder", "output") and not source._erased:
                 self._erase(source)
 
 

@@ -68,7 +68,7 @@ def is_call(node: Any, function: Any) -> bool:
 
 def only_user(node: Node) -> Node | None:
     """The one call that takes a value; None if there are more, or if others look at more than its sizes."""
-    users = [user for user in node.users if not is_shape_read(user)]
+    users = [user for user in node._users if not is_shape_read(user)]
     return users[0] if len(users) == 1 and users[0].op != "output" else None
 
 
