@@ -166,6 +166,17 @@ def test_weights_alone(scheme, bias):
     assert size < sum(value.numel() * 2 for value in model.parameters()) * (0.6 if scheme == "weight-int8" else 0.4)
 
 
+def test_rows_with_scales_of_their_own():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(40, 56), nn.ReLU(), nn.Linear(56, 24)).eval()
+    reference, native = both(model, [torch.randn(5, 40)], "dynamic-int8-rows")
+    assert kinds(native) == ["RowLinear", "RowLinear"]
+    for rows in (1, 17, 40):
+        x = torch.randn(2, rows, 40) * torch.logspace(-2, 2, rows)[:, None]
+        with torch.no_grad():
+            assert decibels(reference(x), native(x)) > 60 and decibels(model(x), native(x)) > 35
+
+
 def test_weights_alone_of_32_bit_floats_stay_in_the_reference_form():
     reference, native = both(nn.Sequential(nn.Linear(64, 32)).eval(), [torch.randn(2, 64)], "weight-int8")
     assert kinds(native) == [] and torch.equal(native(torch.ones(1, 64)), reference(torch.ones(1, 64)))
