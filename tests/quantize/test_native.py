@@ -99,6 +99,27 @@ def test_a_residual_network_is_integers_from_end_to_end():
     assert functions.count(max_pool_bytes) == 1
 
 
+def test_one_image_without_a_batch():
+    torch.manual_seed(0)
+
+    class Single(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.one, self.two = nn.Conv2d(3, 3, 3, padding=1), nn.Conv2d(3, 3, 3, padding=1)
+
+        def forward(self, x):
+            x = F.max_pool2d(F.relu(self.one(x)), 2)
+            return self.two(F.relu(self.two(x) + x))
+
+    for shape in ((3, 8, 8), (2, 3, 8, 8)):
+        data = [torch.randn(shape) for _ in range(3)]
+        reference, native = both(Single().eval(), data)
+        assert "IntegerLayerWithSum" in kinds(native)
+        with torch.no_grad():
+            assert native(data[0]).shape == reference(data[0]).shape
+            assert decibels(reference(data[0]), native(data[0])) > 35
+
+
 def test_a_sum_never_destroys_what_is_used_again():
     class Twice(nn.Module):
         def __init__(self):

@@ -282,6 +282,8 @@ def _has_layers(module: Any) -> bool:
 
 def _unsuited(layer: Layer, scheme: Scheme) -> str | None:
     """Why a layer cannot have a scheme."""
+    if getattr(layer.module, "padding_mode", "zeros") != "zeros":
+        return "it pads with other values than zero; capture with level='function', where that is a call of its own"
     weights = scheme.weights
     if weights is None:
         return None

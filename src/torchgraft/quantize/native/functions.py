@@ -119,6 +119,8 @@ def max_pool_bytes(
     tensor([[[[ 5,  7],
               [13, 15]]]], dtype=torch.uint8)
     """
+    if steps.dim() == 3:
+        return max_pool_bytes(steps.unsqueeze(0), kernel, stride, padding, dilation).squeeze(0)
     if any(padding):
         # Zero is the smallest byte, so it never wins over one that is there.
         steps = torch.nn.functional.pad(steps, (padding[1], padding[1], padding[0], padding[0]))
