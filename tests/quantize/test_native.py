@@ -279,12 +279,12 @@ def test_images_laid_out_otherwise_and_views_of_them():
 )  # fmt: skip
 def test_pooling_of_bytes_is_pooling(count, kernel, stride, padding, dilation, size):
     padding = min(padding, kernel // 2)
-    steps = torch.randint(
-        0, 256, (count, 3, size, size), dtype=torch.uint8, generator=torch.Generator().manual_seed(size)
-    )
     pairs = [(item, item) for item in (kernel, stride, padding, dilation)]
-    expected = F.max_pool2d(steps.float(), kernel, stride, padding, dilation)
-    assert torch.equal(max_pool_bytes(steps, *pairs).float(), expected)
+    generator = torch.Generator().manual_seed(size)
+    for low, dtype in ((0, torch.uint8), (-128, torch.int8)):
+        steps = torch.randint(low, low + 256, (count, 3, size, size), dtype=dtype, generator=generator)
+        expected = F.max_pool2d(steps.float(), kernel, stride, padding, dilation)
+        assert torch.equal(max_pool_bytes(steps, *pairs).float(), expected)
 
 
 @settings(max_examples=40)
