@@ -150,20 +150,27 @@ class _Planner:
         elif scheme.is_float:
             planned.reason = "the configuration keeps it in floats"
         else:
-            planned.reason = _unsuited(layer, scheme) or self._written(layer)
+            planned.reason = _unsuited(layer, scheme) or self._written(layer, node)
         if planned.reason is None and isinstance(layer, Layer):
             self.layers[node] = layer
             planned.dtype, planned.shape = str(layer.weight.dtype), tuple(layer.weight.shape)
             if scheme.is_static:
                 self.static[node] = planned
 
-    def _written(self, layer: Layer) -> str | None:
-        """Why the weights of a layer cannot be rounded once and for all."""
+    def _written(self, layer: Layer, node: Node) -> str | None:
+        """Why the weights of a layer cannot be rounded once and for all, or its input and result not be other tensors."""
         if self.memory is None:
             self.memory = Aliases(self.program.graph)
         tensors = [tensor for tensor in (layer.weight, layer.bias) if tensor is not None]
-        is_written = any(self.memory.is_known_to_be_written(tensor) for tensor in tensors)
-        return "the program writes its weights" if is_written else None
+        if any(self.memory.is_known_to_be_written(tensor) for tensor in tensors):
+            return "the program writes its weights"
+        values = (("its input", layer.source), ("its result", node))
+        what = next((what for what, value in values if self.memory.is_known_to_be_written(value)), None)
+        return None if what is None else f"{what} is written in place by the program"
+
+    def _may_be_integers(self, value: Node) -> bool:
+        """Whether a value may be replaced: nothing writes into its memory."""
+        return self.memory is None or not self.memory.is_known_to_be_written(value)
 
     # ---- values ----
 
@@ -178,6 +185,8 @@ class _Planner:
         self.leader[value] = value
         name = operation(value, self.program)
         source = first_input(value)
+        if not self._may_be_integers(value):
+            return
         if (name in MOVES or name in SELECTS) and source is not None and source.op != "get_attr":
             self._need(source, value, planned)
             self._join(value, source)
@@ -282,6 +291,8 @@ def _has_layers(module: Any) -> bool:
 
 def _unsuited(layer: Layer, scheme: Scheme) -> str | None:
     """Why a layer cannot have a scheme."""
+    if getattr(layer.module, "padding_mode", "zeros") != "zeros":
+        return "it pads with other values than zero; capture with level='function', where that is a call of its own"
     weights = scheme.weights
     if weights is None:
         return None

@@ -119,9 +119,12 @@ def max_pool_bytes(
     tensor([[[[ 5,  7],
               [13, 15]]]], dtype=torch.uint8)
     """
+    if steps.dim() == 3:
+        return max_pool_bytes(steps.unsqueeze(0), kernel, stride, padding, dilation).squeeze(0)
     if any(padding):
-        # Zero is the smallest byte, so it never wins over one that is there.
-        steps = torch.nn.functional.pad(steps, (padding[1], padding[1], padding[0], padding[0]))
+        # The smallest step never wins over one that is there.
+        around = (padding[1], padding[1], padding[0], padding[0])
+        steps = torch.nn.functional.pad(steps, around, value=torch.iinfo(steps.dtype).min)
     for axis, place in ((2, 0), (3, 1)):
         reach = dilation[place] * (kernel[place] - 1)
         count = (steps.shape[axis] - reach - 1) // stride[place] + 1

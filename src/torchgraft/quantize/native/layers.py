@@ -139,6 +139,8 @@ class IntegerLayer(_Packing):
         return self._run(steps, *self.input_scale)
 
     def _run(self, steps: torch.Tensor, scale: float, zero_point: int) -> torch.Tensor:
+        if self._is_single(steps):
+            return self._run(steps.unsqueeze(0), scale, zero_point).squeeze(0)
         common = (steps, scale, zero_point, self.packed(steps), self.weight_scale, self.weight_zero_point)
         out_scale, out_zero = self.output or (1.0, 0)
         out_type = self.dtype if self.output is None else torch.uint8
@@ -149,6 +151,10 @@ class IntegerLayer(_Packing):
         where = (self.convolution.stride, self.convolution.padding, self.convolution.dilation, self.convolution.groups)
         last = (out_scale, out_zero, out_type, post.name, post.options, post.algorithm)
         return _onednn.qconv_pointwise.default(*common, self.bias, *where, *last)
+
+    def _is_single(self, steps: torch.Tensor) -> bool:
+        """Whether this is one image without a batch, which torch's convolutions take and these kernels do not."""
+        return self.convolution is not None and steps.dim() == self.weight.dim() - 1
 
     def extra_repr(self) -> str:
         """What is printed of it."""
@@ -220,6 +226,8 @@ class IntegerLayerWithSum(IntegerLayer):
         return self._add(steps, other)
 
     def _add(self, steps: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        if self._is_single(steps):
+            return self._add(steps.unsqueeze(0), other.unsqueeze(0)).squeeze(0)
         assert self.input_scale is not None and self.output is not None
         common = (steps, *self.input_scale, self.packed(steps), self.weight_scale, self.weight_zero_point)
         post = self.post
