@@ -133,6 +133,11 @@ class Aliases:
         key = value if isinstance(value, Node) else storage_of(value)
         return bool(self._writes.get(self._class(key), ()))
 
+    def is_known_to_change_between(self, value: Node, user: Node) -> bool:
+        """Whether a node is known to write the memory of a value after it was made and before a later node."""
+        first, last = self.position[value], self.position[user]
+        return any(first < position < last for position in self._writes.get(self._class(value), ()))
+
     def is_input_or_state(self, node: Node) -> bool:
         """Whether the memory of a value may be that of an input, of the module's state, or of something outside."""
         return self._class(node) in self.held_outside

@@ -164,13 +164,12 @@ class _Planner:
         tensors = [tensor for tensor in (layer.weight, layer.bias) if tensor is not None]
         if any(self.memory.is_known_to_be_written(tensor) for tensor in tensors):
             return "the program writes its weights"
-        values = (("its input", layer.source), ("its result", node))
-        what = next((what for what, value in values if self.memory.is_known_to_be_written(value)), None)
-        return None if what is None else f"{what} is written in place by the program"
+        changes = self.memory.is_known_to_change_between(layer.source, node)
+        return "its input is written in place by the program" if changes else None
 
-    def _may_be_integers(self, value: Node) -> bool:
-        """Whether a value may be replaced: nothing writes into its memory."""
-        return self.memory is None or not self.memory.is_known_to_be_written(value)
+    def _changes(self, value: Node, user: Node) -> bool:
+        """Whether a value is written between its making and a user, so that what is rounded at once is not what the user sees."""
+        return self.memory is not None and self.memory.is_known_to_change_between(value, user)
 
     # ---- values ----
 
@@ -185,7 +184,7 @@ class _Planner:
         self.leader[value] = value
         name = operation(value, self.program)
         source = first_input(value)
-        if not self._may_be_integers(value):
+        if any(self._changes(part, value) for part in value.all_input_nodes):
             return
         if (name in MOVES or name in SELECTS) and source is not None and source.op != "get_attr":
             self._need(source, value, planned)
@@ -212,7 +211,7 @@ class _Planner:
             return
         fused = max(mine, key=lambda item: item._order)
         for other in total.args:
-            if other is not fused and isinstance(other, Node):
+            if other is not fused and isinstance(other, Node) and not self._changes(other, total):
                 self._need(other, total, planned)
 
     def _join(self, first: Node, second: Node) -> None:
