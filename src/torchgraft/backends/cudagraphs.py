@@ -75,7 +75,7 @@ def written_inputs(part: GraphModule) -> list[int]:
 @contextlib.contextmanager
 def _best_kernels(options: Options) -> Iterator[None]:
     """Let cuDNN try its kernels, and use TF32 where it is the precision: what is recorded stays chosen."""
-    flags = [(torch.backends.cudnn, "benchmark", True)]
+    flags: list[tuple[Any, str, bool]] = [(torch.backends.cudnn, "benchmark", True)]
     if options.precision == "tf32":
         flags += [(torch.backends.cudnn, "allow_tf32", True), (torch.backends.cuda.matmul, "allow_tf32", True)]
     before = [getattr(place, name) for place, name, _ in flags]
@@ -99,8 +99,8 @@ class _Recorded:
         self._alive = held  # also those that the caller may let go of
         self._graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize()
-        # cuBLAS keeps its workspace for the next call. What a graph uses must be the graph's own memory, or it is gone with another
-        # graph, or when torch.compile clears it.
+        # cuBLAS keeps its workspace for the next call. What a graph uses must be the graph's own memory, or it is gone with
+        # another graph, or when torch.compile clears it.
         torch._C._cuda_clearCublasWorkspaces()
         with torch.cuda.graph(self._graph):
             result = function(*held)

@@ -16,8 +16,9 @@ from torch.nn import functional
 from torchgraft.analysis.aliases import Aliases
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.ir.choices import add_if
-from torchgraft.ir.guards import check_inputs, check_value, guard, is_guard, refuse
-from torchgraft.ir.input_kinds import misfit_of_tensor
+from torchgraft.ir.guards import check_inputs, check_result, check_value, guard, is_guard, refuse
+from torchgraft.ir.input_kinds import class_name, misfit_of_tensor
+from torchgraft.ir.modules import has_hooks
 from torchgraft.ir.node import Node, map_arg
 from torchgraft.ir.verify import find_attribute
 from torchgraft.passes.fold_constants import FoldConstants
@@ -27,6 +28,8 @@ from torchgraft.passes.remove_dead_code import RemoveDeadCode
 from torchgraft.passes.remove_no_ops import RemoveNoOps
 
 _PLAIN = frozenset({bool, int, float, str, type(None), torch.dtype, torch.device})
+# Modules of other libraries that hand on their very input in evaluation mode, which capture has to keep whole.
+_HAND_ON = frozenset({"torchvision.ops.stochastic_depth.StochasticDepth", "timm.layers.drop.DropPath"})
 # Largest constant that is computed once and kept.
 _MOST_BYTES = 1 << 26
 
@@ -35,6 +38,7 @@ def frozen(program: GraphModule, inputs: dict[Node, Any]) -> GraphModule:
     """A copy of a program for a model as it is now; `inputs` are the example values of its placeholders."""
     body = GraphModule(program, copy.deepcopy(program.graph), type(program).__name__)
     _freeze_attributes(body)
+    _drop_switched_off(body)
     _check_inputs(body, {node.name: value for node, value in inputs.items()})
     Functionalize().run(body)
     with torch.no_grad():
@@ -71,6 +75,21 @@ def _freeze_attributes(body: GraphModule) -> None:
     for node in body.graph.find_nodes(op="call_function", target=add_if):
         if node._args[0] is False and not node._users:
             body.graph.erase_node(node)
+
+
+def _drop_switched_off(body: GraphModule) -> None:
+    """Modules that do something in training mode alone, with the checks of what they return."""
+    for node in list(body.graph.nodes):
+        module = find_attribute(body, node._target)[0] if node._op == "call_module" else None
+        if module is None or class_name(type(module)) not in _HAND_ON or module.training or has_hooks(module):
+            continue
+        if len(node._args) != 1 or node._kwargs or not isinstance(node._args[0], Node):
+            continue
+        for user in list(node.users):
+            if user._target is check_result:
+                body.graph.erase_node(user)
+        node.replace_all_uses_with(node._args[0])
+        body.graph.erase_node(node)
 
 
 def _putting(old: Node, new: Any) -> Callable[[Node], Any]:
