@@ -18,7 +18,7 @@ from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.ir.choices import add_if
 from torchgraft.ir.guards import check_inputs, check_result, check_value, guard, is_guard, refuse
 from torchgraft.ir.input_kinds import class_name, misfit_of_tensor
-from torchgraft.ir.modules import has_hooks
+from torchgraft.ir.modules import has_hooks, is_from_torch
 from torchgraft.ir.node import Node, map_arg
 from torchgraft.ir.verify import find_attribute
 from torchgraft.passes.fold_constants import FoldConstants
@@ -147,9 +147,22 @@ def _check_inputs(body: GraphModule, values: dict[str, Any]) -> None:
             body.graph.erase_node(node)  # which is checked now
 
 
+def ranks_follow(body: GraphModule) -> bool:
+    """Whether the ranks of all values follow from those of the inputs, which are checked: there is no container whose tensors
+    are not looked at, no squeeze that makes ranks depend on sizes, and nothing that runs the model's Python."""
+    nodes = list(body.graph.nodes)
+    checked = {item for node in nodes if node._target is check_lowered for item in node._inputs}
+    return not any(
+        (node._op == "placeholder" and node not in checked and not all(is_guard(user._target) for user in node._users))
+        or (node._op == "call_module" and not is_from_torch(find_attribute(body, node._target)[0]))
+        or "squeeze" in getattr(node._target, "__name__", str(node._target))
+        for node in nodes
+    )
+
+
 def _drop_settled_guards(body: GraphModule) -> None:
-    """Where ranks of inputs are checked, those of values follow, unless a squeeze makes them depend on sizes."""
-    if any("squeeze" in getattr(node._target, "__name__", str(node._target)) for node in body.graph.nodes):
+    """Checks of ranks that follow from those of the inputs."""
+    if not ranks_follow(body):
         return
     for node in list(body.graph.nodes):
         if node._target is not check_value or not isinstance(node._args[0], Node):
@@ -248,7 +261,7 @@ def keep_outputs_contiguous(body: GraphModule, shapes: Any) -> None:
     output = next(node for node in reversed(body.graph.nodes) if node._op == "output")
     for node in output._inputs:
         known = shapes.get(node._name)
-        if len(getattr(known, "shape", ())) == 4 and known.memory_format is torch.contiguous_format:
+        if len(getattr(known, "shape", ())) > 1 and known.memory_format is torch.contiguous_format:
             with body.graph.inserting_before(output):
                 same = body.graph.call_method("contiguous", (node,))
             output.args = map_arg(output.args, _putting(node, same))

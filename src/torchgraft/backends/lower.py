@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from torchgraft.analysis.aliases import Aliases
 from torchgraft.analysis.comparison import frozen_leaves, tensors_in
 from torchgraft.backends.auto import candidates, key_of, measure, saved_choice
 from torchgraft.backends.backend import PRECISIONS, Backend, Options, find_backend
@@ -29,10 +30,12 @@ from torchgraft.codegen.calling import copied_inputs, example_inputs, placeholde
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import BackendError, GraftError, GuardError, InputError, one_line
 from torchgraft.ir.modules import no_model, paths_of_modules
+from torchgraft.ir.structures import put_together, take_apart
 from torchgraft.lowering.lower import lower as lower_to_operators
 from torchgraft.recording.program_comparison import compare as compare_programs
 from torchgraft.recording.situations import Situation, situations
 
+_SIMPLE = frozenset({int, float, bool, str, type(None)})
 _LAYOUTS = ("auto", "channels_last", "contiguous")
 
 
@@ -73,7 +76,8 @@ class Lowered(VariantModule):
 
     def _refuse_gradients(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         for value in (*args, *kwargs.values()):
-            if isinstance(value, torch.Tensor) and value.requires_grad:
+            found = (value,) if isinstance(value, torch.Tensor) or type(value) in _SIMPLE else tensors_in(value)
+            if any(isinstance(item, torch.Tensor) and item.requires_grad for item in found):
                 raise InputError(
                     f"a lowered module computes no gradients, and an input of {self._name} requires one\n"
                     "  give x.detach(), call it under torch.no_grad(), or use the model itself for training"
@@ -125,7 +129,9 @@ class Lowered(VariantModule):
             return self._eager(why, args, kwargs, reason)
         self._watch.leave_out(body)
         run = self._compiled(body, is_free, *given)
-        variant = Variant(self._number(), why, call_text(args, kwargs), run, found, runs_as=self.backend.name)
+        variant = Variant(
+            self._number(), why, call_text(args, kwargs), run, found, runs_as=self.backend.name, is_frozen=True
+        )
         variant.run = run if self._keeps_types() else _Casting(run, self._cast, self._cast_back)
         if self.verifies:
             self._verify(variant, args, kwargs)
@@ -138,7 +144,10 @@ class Lowered(VariantModule):
             text = call_text(args, kwargs)
             sized = body if is_free else for_one_size(body, args, kwargs)
             if not backend.takes_all:
-                return compile_parts(backend, sized, args, kwargs, options, text)
+                # Parts are tried while they are compiled; what they write of the model's state is put back.
+                writes = Aliases(sized.graph).has_writes
+                with _kept_state(self._subject_now()) if writes else contextlib.nullcontext():
+                    return compile_parts(backend, sized, args, kwargs, options, text)
             calls = len([node for node in sized.graph.nodes if node.op not in ("placeholder", "get_attr", "output")])
             values = tuple(placeholder_values(sized, args, kwargs).values())
             run = within(options.time_limit, lambda: backend.compile(sized, values, options))
@@ -260,16 +269,15 @@ def compiled_of(variant: Variant) -> list[Compiled]:
 
 
 def _mapped(value: Any, dtype: torch.dtype, only: torch.dtype | None) -> Any:
-    """Floating-point tensors in another dtype, inside plain containers too; with `only`, those of one dtype."""
+    """Floating-point tensors in another dtype, inside containers and objects too; with `only`, those of one dtype."""
+
+    def is_meant(item: Any) -> bool:
+        return isinstance(item, torch.Tensor) and item.is_floating_point() and only in (None, item.dtype)
+
     if isinstance(value, torch.Tensor):
-        return value.to(dtype) if value.is_floating_point() and only in (None, value.dtype) else value
-    if type(value) in (tuple, list):
-        return type(value)([_mapped(item, dtype, only) for item in value])
-    if type(value) is dict:
-        return {key: _mapped(item, dtype, only) for key, item in value.items()}
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*[_mapped(item, dtype, only) for item in value])
-    return value
+        return value.to(dtype) if is_meant(value) else value
+    template, tensors = take_apart(value, is_meant)
+    return put_together(template, *[tensor.to(dtype) for tensor in tensors]) if tensors else value
 
 
 def _limited(run: Callable[..., Any], seconds: float | None) -> Callable[..., Any]:

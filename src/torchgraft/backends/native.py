@@ -12,7 +12,7 @@ import torch
 from torchgraft.analysis.aliases import Aliases
 from torchgraft.analysis.shapes import TensorMetadata, shapes, tensor_metadata
 from torchgraft.backends.backend import Backend, Options
-from torchgraft.backends.freezing import keep_outputs_contiguous, may_be_reshaped, spell_directly
+from torchgraft.backends.freezing import keep_outputs_contiguous, may_be_reshaped, ranks_follow, spell_directly
 from torchgraft.backends.prepacking import multiply_matrices, prepack
 from torchgraft.codegen.bound import BoundCodeGen
 from torchgraft.codegen.graph_module import GraphModule
@@ -43,7 +43,8 @@ def make_direct(part: GraphModule, inputs: tuple[Any, ...], options: Options) ->
         if options.layout != "contiguous" and prepack(part, known):
             may_be_reshaped(part)
             keep_outputs_contiguous(part, known)
-        multiply_matrices(part, known)
+        if ranks_follow(part):
+            multiply_matrices(part, known)
     FuseActivations().run(part)
     spell_directly(part)
     RemoveDeadCode().run(part)

@@ -48,9 +48,8 @@ def convolution_and_sum(
     """A convolution, the sum with another tensor, and an activation; the sum may broadcast."""
     name, numbers, algorithm = activation
     if other.shape[0] != x.shape[0]:
-        plain = _CONVOLUTION(x, weight, bias, padding, stride, dilation, groups, *_NONE) + other
-        return plain.relu_() if name == "relu" else plain
-    return _CONVOLUTION_SUM(
+        return _one_by_one(x, other, weight, bias, padding, stride, dilation, groups, activation)
+    result = _CONVOLUTION_SUM(
         x,
         other,
         weight,
@@ -65,6 +64,15 @@ def convolution_and_sum(
         numbers,
         algorithm,
     )
+    if other.shape != result.shape:  # the kernel would broadcast the other tensor alone, and take what it finds
+        return _one_by_one(x, other, weight, bias, padding, stride, dilation, groups, activation)
+    return result
+
+
+def _one_by_one(x: Any, other: Any, *rest: Any) -> Any:
+    *options, activation = rest
+    plain = _CONVOLUTION(x, *options, *_NONE) + other
+    return plain.relu_() if activation[0] == "relu" else plain
 
 
 _CONVOLUTION: Any = None

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from torchgraft.analysis.aliases import Aliases
+from torchgraft.analysis.comparison import tensors_in
 from torchgraft.analysis.dry_run import DryRun
 from torchgraft.backends.variants import call_key, call_text, log
 from torchgraft.codegen.graph_module import GraphModule
@@ -24,6 +25,7 @@ from torchgraft.passes.layer_calls import is_metadata_read
 from torchgraft.passes.remove_dead_code import RemoveDeadCode
 from torchgraft.results.tables import seconds_text
 
+_KNOWN = frozenset({torch.Tensor, int, float, bool, str, type(None)})
 _PLAIN = (int, float, bool, str, type(None), torch.dtype, torch.device, torch.Size)
 
 
@@ -37,7 +39,7 @@ class OneForEachSize:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run; a size that was not seen yet is compiled first."""
-        key = call_key(args, kwargs, False)
+        key = _size_key(args, kwargs)
         compiled = self.found.get(key)
         if compiled is None:
             compiled = self._new(key, args, kwargs)
@@ -45,7 +47,7 @@ class OneForEachSize:
 
     def _new_for(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Compile for the sizes of a call, without running it."""
-        self._new(call_key(args, kwargs, False), args, kwargs)
+        self._new(_size_key(args, kwargs), args, kwargs)
 
     def _new(self, key: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         with self._lock:
@@ -63,6 +65,13 @@ class OneForEachSize:
         took = seconds_text(time.perf_counter() - begin)
         log.info("%s: compiled for %s in %s", self.name, call_text(args, kwargs), took)
         return compiled
+
+
+def _size_key(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What a call looks like, with the sizes of all tensors: those in objects, too, which `call_key` does not open."""
+    if all(type(value) in _KNOWN for value in (*args, *kwargs.values())):
+        return call_key(args, kwargs, False)
+    return call_key(args, kwargs, False), tuple([(tensor.shape, tensor.dtype) for tensor in tensors_in((args, kwargs))])
 
 
 def for_one_size(body: GraphModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> GraphModule:

@@ -58,6 +58,8 @@ class Variant:
     calls: int = 0
     last_used: int = 0
     links: list[Link] = field(default_factory=list)
+    # Whether what the model's attributes held is in the program as constants.
+    is_frozen: bool = False
 
     def follow_model(self) -> None:
         """Have the program see what was assigned to attributes of the model since."""
@@ -237,7 +239,10 @@ class VariantModule(torch.nn.Module):
                     made = self._add("the first call" if error is None else first_line(error), args, kwargs)
         self._remember(key, made)
         try:
-            return self._run(made, args, kwargs)
+            result = self._run(made, args, kwargs)
+            if self._watch is not None and not made.is_frozen:
+                self._watch.settle()
+            return result
         except GuardError as refusal:  # what a guard looks at has changed since, by another thread or the model itself
             self._say_once(f"{self._name}: runs the model's own Python once, because {first_line(refusal)}")
             return self._model(*args, **kwargs)

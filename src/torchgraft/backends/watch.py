@@ -7,6 +7,7 @@ A write that torch does not count (through `.data`, or through memory shared wit
 
 from __future__ import annotations
 
+from itertools import chain
 from operator import attrgetter, getitem, is_, itemgetter
 from typing import Any
 
@@ -15,8 +16,10 @@ import torch
 from torchgraft.analysis.aliases import Aliases
 from torchgraft.ir.modules import is_from_torch
 
-_PLAIN = frozenset({int, float, bool, str, bytes, type(None), complex, torch.dtype, torch.device})
 _STANDARD = frozenset(torch.nn.Module().__dict__)
+_CONTAINERS = frozenset({list, dict, set})
+# Larger containers are data (a vocabulary, say), and comparing them with every call would be slow.
+_MOST_ITEMS = 256
 _version, _mode = attrgetter("_version"), attrgetter("training")
 
 
@@ -32,7 +35,12 @@ class ModelWatch:
     """
 
     def __init__(self, model: Any, weights: bool = False) -> None:
+        self._weights = weights
         self._attributes: list[tuple[str, Any, dict[str, Any], Any]] = []
+        self._containers: list[tuple[str, Any, Any]] = []
+        self._dicts: list[dict[str, Any]] = []
+        self._hook_tables: list[Any] = []
+        self._seen: set[int] = set()
         self._tables: list[dict[str, Any]] = []
         self._keys: list[str] = []
         self._values: list[Any] = []
@@ -42,19 +50,22 @@ class ModelWatch:
         self._tensors: list[torch.Tensor] = []
         for path, module in model.named_modules() if isinstance(model, torch.nn.Module) else ():
             self._watch(path, module, weights)
+        self._sizes = list(map(len, self._dicts))
+        self._hooks = list(chain.from_iterable(self._hook_tables))
         self._training = list(map(_mode, self._modes))
         self._versions = list(map(_version, self._tensors))
         self._pointers = list(map(torch.Tensor.data_ptr, self._tensors))
 
     def _watch(self, path: str, module: torch.nn.Module, weights: bool) -> None:
-        names = [] if is_from_torch(module) else [
-            name for name, value in module.__dict__.items() if name not in _STANDARD and type(value) in _PLAIN
-        ]  # fmt: skip
-        if names:
-            getter = itemgetter(*names)
-            self._attributes.append((path, getter, module.__dict__, getter(module.__dict__)))
+        self._dicts.append(module._modules)
+        # A program that is not compiled calls modules of torch as they are.
+        if weights or not is_from_torch(module):
+            self._dicts += [module._parameters, module._buffers]
+            self._watch_attributes(path, _state_of(module))
+        self._dicts.append(_state_of(module))
         if weights:
             self._modes.append(module)
+        self._hook_tables += [module._forward_pre_hooks, module._forward_hooks]
         for table in ("_modules", "_parameters", "_buffers") if weights else ("_modules",):
             for name, value in getattr(module, table).items():
                 self._tables.append(getattr(module, table))
@@ -71,6 +82,44 @@ class ModelWatch:
                     self._names.append(f"{path}.{name}".lstrip("."))
                     self._tensors.append(tensor)
 
+    def _watch_attributes(self, path: str, values: dict[str, Any]) -> None:
+        """The attributes of a module or of an object that it holds (a configuration), and what is in the containers there."""
+        names = [name for name in values if name not in _STANDARD and not isinstance(values[name], torch.Tensor)]
+        if names:
+            self._attributes.append((path, itemgetter(*names), values, itemgetter(*names)(values)))
+        for name in [name for name in values if name not in _STANDARD]:
+            value = values[name]
+            if isinstance(value, torch.Tensor):
+                if self._weights and type(value) is torch.Tensor and not value.is_inference():
+                    self._tables.append(values)
+                    self._keys.append(name)
+                    self._values.append(value)
+                    self._owners.append(path)
+                    self._names.append(f"{path}.{name}".lstrip("."))
+                    self._tensors.append(value)
+            elif id(value) in self._seen:
+                continue
+            elif type(value) in _CONTAINERS and len(value) <= _MOST_ITEMS:
+                self._seen.add(id(value))
+                self._containers.append((path, value, _copied(value, 3)))
+            elif _is_record(value):
+                self._seen.add(id(value))
+                self._watch_attributes(path, vars(value))
+
+    def settle(self) -> None:
+        """Do not mind what a run of the model has just changed itself: its counters, its caches."""
+        entries, self._attributes = self._attributes, []
+        for path, getter, values, before in entries:
+            names = [name for name in getter.__reduce__()[1] if name in values]
+            was = dict(
+                zip(getter.__reduce__()[1], before if len(getter.__reduce__()[1]) > 1 else (before,), strict=True)
+            )
+            same = [name for name in names if not _differs(values[name], was[name])]
+            if same:
+                self._attributes.append((path, itemgetter(*same), values, itemgetter(*same)(values)))
+        self._containers = [item for item in self._containers if not _differs(item[1], item[2])]
+        self._sizes = list(map(len, self._dicts))
+
     def leave_out(self, program: Any) -> None:
         """Do not mind changes of the tensors that a program of the model writes itself."""
         memory = Aliases(program.graph)
@@ -85,10 +134,17 @@ class ModelWatch:
         """What has changed, in words; None for nothing."""
         for path, getter, values, before in self._attributes:
             try:
-                if getter(values) != before:
+                if _differs(getter(values), before):
                     return f"an attribute of {_named(path)} was set"
             except KeyError:
                 return f"an attribute of {_named(path)} was deleted"
+        for path, value, before in self._containers:
+            if _differs(value, before):
+                return f"a container of {_named(path)} was changed"
+        if list(map(len, self._dicts)) != self._sizes:
+            return "an attribute, tensor or submodule was added or removed"
+        if list(chain.from_iterable(self._hook_tables)) != self._hooks:
+            return "a hook was added or removed"
         try:
             found = list(map(getitem, self._tables, self._keys))
         except KeyError:
@@ -105,6 +161,38 @@ class ModelWatch:
                 both = zip(self._names, versions, self._versions, pointers, self._pointers, strict=True)
                 return f"the values of '{next(name for name, a, b, c, d in both if a != b or c != d)}' have changed"
         return None
+
+
+def _state_of(module: torch.nn.Module) -> dict[str, Any]:
+    """The attributes of a module; for one that `adapt` or `lower` made, those of its model."""
+    if type(module).__module__.startswith("torchgraft.backends."):
+        model = module.__dict__.get("_model")
+        return model.__dict__ if isinstance(model, torch.nn.Module) else {}
+    return module.__dict__
+
+
+def _differs(found: Any, before: Any) -> bool:
+    """Whether two values differ; parts that are the same object are equal without being asked."""
+    try:
+        return bool(found != before)
+    except Exception:  # tensors and arrays: another object, so another value
+        return True
+
+
+def _copied(value: Any, depth: int) -> Any:
+    """A copy of nested containers, with the very objects that they hold."""
+    if not depth or type(value) not in (*_CONTAINERS, tuple):
+        return value
+    if type(value) is dict:
+        return {key: _copied(item, depth - 1) for key, item in value.items()}
+    return type(value)([_copied(item, depth - 1) for item in value]) if type(value) is not set else set(value)
+
+
+def _is_record(value: Any) -> bool:
+    """Whether a value is an object of a Python class that holds values, as configurations do."""
+    if isinstance(value, (torch.nn.Module, type)) or callable(value) or not hasattr(value, "__dict__"):
+        return False
+    return type(value).__module__.partition(".")[0] not in ("torch", "torchgraft", "builtins", "numpy", "threading")
 
 
 def _named(path: str) -> str:

@@ -1,0 +1,136 @@
+"""`lower` with inputs that are hard to look into: containers and objects, other ranks, sums that broadcast, state, precision."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from torchgraft import Backend, lower
+from torchgraft.errors import InputError
+
+
+class Plain(Backend):
+    """Runs parts as they are, one program for each size."""
+
+    name = "plain"
+
+    def compile(self, part: Any, inputs: Any, options: Any) -> Any:
+        return part.forward
+
+
+# ---- sizes and ranks inside containers ----
+
+
+@dataclasses.dataclass
+class Holder:
+    x: torch.Tensor
+
+
+@pytest.mark.parametrize("backend", ["native", "plain"])
+def test_ranks_of_tensors_in_containers_are_checked(backend: str) -> None:
+    def model(inputs: Any) -> Any:
+        x = inputs["x"]
+        return x.sum(-1) if x.dim() == 2 else x.sum(0)
+
+    fast = lower(model, ({"x": torch.randn(3, 4)},), backend=Plain() if backend == "plain" else backend)
+    for shape in ((3, 4), (3, 4, 5), (4,)):
+        inputs = {"x": torch.randn(shape)}
+        torch.testing.assert_close(fast(inputs), model(inputs))
+
+
+def test_programs_for_one_size_see_the_sizes_in_objects() -> None:
+    def model(holder: Any) -> Any:
+        return holder.x / holder.x.shape[0]
+
+    fast = lower(model, (Holder(torch.ones(3, 4)),), backend=Plain())
+    for rows in (3, 5, 4):
+        torch.testing.assert_close(fast(Holder(torch.ones(rows, 4))), torch.full((rows, 4), 1 / rows))
+
+
+def test_a_linear_layer_whose_input_loses_a_dimension() -> None:
+    class Squeezing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, x: Any) -> Any:
+            return self.linear(x.squeeze())
+
+    model = Squeezing().eval()
+    fast = lower(model, torch.randn(3, 1, 4), backend="native")
+    with torch.no_grad():
+        for rows in (3, 1):
+            x = torch.randn(rows, 1, 4)
+            torch.testing.assert_close(fast(x), model(x))
+
+
+class Residual(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3, padding=1)
+
+    def forward(self, x: Any, y: Any) -> Any:
+        return torch.relu(self.conv(x) + y)
+
+
+@pytest.mark.parametrize(
+    "shapes",
+    [
+        ((2, 3, 1, 1), (2, 4, 5, 5)),
+        ((2, 3, 5, 5), (2, 4, 1, 1)),
+        ((2, 3, 5, 1), (2, 4, 5, 5)),
+        ((1, 3, 5, 5), (2, 4, 5, 5)),
+    ],
+)
+def test_a_convolution_and_a_sum_that_broadcasts_later(shapes: Any) -> None:
+    model = Residual().eval()
+    fast = lower(model, (torch.randn(2, 3, 5, 5), torch.randn(2, 4, 5, 5)), backend="native")
+    inputs = [torch.randn(shape) for shape in shapes]
+    with torch.no_grad():
+        torch.testing.assert_close(fast(*inputs), model(*inputs))
+
+
+def test_results_of_any_rank_stay_contiguous() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(2)).eval()
+    fast = lower(model, torch.randn(2, 3, 6, 6), backend="native")
+    assert fast(torch.randn(2, 3, 6, 6)).is_contiguous()
+
+
+def test_gradients_of_tensors_in_containers_are_refused() -> None:
+    fast = lower(lambda inputs: inputs["x"] * 2, ({"x": torch.ones(3)},), backend="native")
+    with pytest.raises(InputError, match="computes no gradients"):
+        fast({"x": torch.ones(3, requires_grad=True)})
+
+
+def test_another_precision_reaches_results_in_objects() -> None:
+    class Held(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, x: Any) -> Any:
+            return Holder(self.linear(x))
+
+    result = lower(Held().eval(), torch.randn(2, 4), backend="native", precision="bf16")(torch.randn(2, 4))
+    assert type(result) is Holder and result.x.dtype is torch.float32
+
+
+def test_compiling_parts_leaves_buffers_alone() -> None:
+    class Counter(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("count", torch.zeros(()))
+
+        def forward(self, x: Any) -> Any:
+            self.count += 1
+            return x * self.count
+
+    model = Counter().eval()
+    fast = lower(model, torch.ones(2), backend=Plain())
+    calls = model.count.item()
+    assert fast(torch.ones(3)).tolist() == [calls + 1] * 3
+    assert model.count.item() == calls + 1 == 2
