@@ -87,7 +87,7 @@ def _drop_switched_off(body: GraphModule) -> None:
             continue
         if len(node._args) != 1 or node._kwargs or not isinstance(node._args[0], Node):
             continue
-        for user in list(node.users):
+        for user in list(node._users):
             if user._target is check_result:
                 body.graph.erase_node(user)
         node.replace_all_uses_with(node._args[0])

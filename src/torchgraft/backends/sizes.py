@@ -115,7 +115,7 @@ def _compute_plainly(program: GraphModule, dtypes: dict[Node, torch.dtype]) -> N
         if plain is None or len(node._args) != 2 or node._kwargs:
             continue
         target, other = node._args
-        if not isinstance(target, Node) or target not in dtypes or list(target.users) != [node] or target is other:
+        if not isinstance(target, Node) or target not in dtypes or list(target._users) != [node] or target is other:
             continue
         if target._op in ("placeholder", "get_attr") or not memory.is_fresh(target):
             continue

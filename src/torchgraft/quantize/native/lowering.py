@@ -261,7 +261,7 @@ class _Lowering(Reader):
             return
         after = self.numbers(leaving, leaving.args[1], leaving.args[2])
         sources = [item for item in node.all_input_nodes if is_call(item, dequantize_tensor)]
-        if writes_in_place(node) and any(len(item.users) > 1 for item in sources):
+        if writes_in_place(node) and any(len(item._users) > 1 for item in sources):
             return  # the others are to see what it writes
         entering = [self.steps(item) for item in sources]
         if after is None or not sources or any(item is None for item in entering):
