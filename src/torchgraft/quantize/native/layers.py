@@ -139,16 +139,36 @@ class IntegerLayer(_Packing):
         return self._run(steps, *self.input_scale)
 
     def _run(self, steps: torch.Tensor, scale: float, zero_point: int) -> torch.Tensor:
+        return self._compute(steps, scale, zero_point, self.output, self.post)
+
+    def _compute(
+        self, steps: torch.Tensor, scale: float, zero_point: int, output: tuple[float, int] | None, post: PostOperation
+    ) -> torch.Tensor:
+        if self.convolution is not None and steps.dim() < self.weight.dim():  # one image without a batch
+            return self._compute(steps.unsqueeze(0), scale, zero_point, output, post).squeeze(0)
+        out_scale, out_zero = output or (1.0, 0)
+        out_type = self.dtype if output is None else torch.uint8
+        if not steps.numel():
+            return steps.new_empty(self._result_shape(steps), dtype=out_type)
         common = (steps, scale, zero_point, self.packed(steps), self.weight_scale, self.weight_zero_point)
-        out_scale, out_zero = self.output or (1.0, 0)
-        out_type = self.dtype if self.output is None else torch.uint8
-        post = self.post
         if self.convolution is None:
             last = (out_scale, out_zero, out_type, post.name, post.options, post.algorithm)
             return _onednn.qlinear_pointwise.default(*common, self.bias, *last)
         where = (self.convolution.stride, self.convolution.padding, self.convolution.dilation, self.convolution.groups)
         last = (out_scale, out_zero, out_type, post.name, post.options, post.algorithm)
         return _onednn.qconv_pointwise.default(*common, self.bias, *where, *last)
+
+    def _result_shape(self, steps: torch.Tensor) -> tuple[int, ...]:
+        if self.convolution is None:
+            return (*steps.shape[:-1], self.weight.shape[0])
+        where = self.convolution
+        sizes = [
+            (size + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1
+            for size, padding, dilation, kernel, stride in zip(
+                steps.shape[2:], where.padding, where.dilation, self.weight.shape[2:], where.stride, strict=True
+            )
+        ]
+        return (steps.shape[0], self.weight.shape[0], *sizes)
 
     def extra_repr(self) -> str:
         """What is printed of it."""
@@ -172,7 +192,7 @@ class IntegerLinear(IntegerLayer):
 
     def _call(self, values: torch.Tensor) -> torch.Tensor:
         assert self.input_scale is not None
-        if self.dtype == torch.float32 and values.numel() <= self.few_rows * values.shape[-1]:
+        if self.dtype == torch.float32 and 0 < values.numel() <= self.few_rows * values.shape[-1]:
             packed = self._packed_for_few()
             if packed is not None:
                 kernel = _few_rows_relu if self.post.name == "relu" else _few_rows
@@ -221,11 +241,11 @@ class IntegerLayerWithSum(IntegerLayer):
 
     def _add(self, steps: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
         assert self.input_scale is not None and self.output is not None
+        is_batch = self.convolution is None or steps.dim() == self.weight.dim()
+        if not is_batch or not steps.numel() or tuple(other.shape) != self._result_shape(steps):
+            return self._spread(steps, other)
         common = (steps, *self.input_scale, self.packed(steps), self.weight_scale, self.weight_zero_point)
         post = self.post
-        shape = self._result_shape(steps)
-        if tuple(other.shape) != shape:
-            return self._spread(steps, other)
         total = other if self.may_write else other.clone()
         if self.convolution is None:
             return _onednn.qlinear_pointwise.binary(
@@ -239,28 +259,12 @@ class IntegerLayerWithSum(IntegerLayer):
             *self.other_scale, "sum", 1.0, post.name, post.options, post.algorithm,
         )  # fmt: skip
 
-    def _result_shape(self, steps: torch.Tensor) -> tuple[int, ...]:
-        if self.convolution is None:
-            return (*steps.shape[:-1], self.weight.shape[0])
-        where = self.convolution
-        sizes = [
-            (size + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1
-            for size, padding, dilation, kernel, stride in zip(
-                steps.shape[2:], where.padding, where.dilation, self.weight.shape[2:], where.stride, strict=True
-            )
-        ]
-        return (steps.shape[0], self.weight.shape[0], *sizes)
-
     def _spread(self, steps: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-        """A sum with something smaller, which the kernel does not do."""
-        output, post = self.output, self.post
-        assert self.input_scale is not None and output is not None
-        self.output, self.post = None, PostOperation()
-        try:
-            total = self._run(steps, *self.input_scale).float() + dequantize_fast(other, *self.other_scale)
-        finally:
-            self.output, self.post = output, post
-        return quantize_fast(torch.relu(total) if post.name == "relu" else total, *output)
+        """A sum with something of another shape, which the kernel does not do."""
+        assert self.input_scale is not None and self.output is not None
+        total = self._compute(steps, *self.input_scale, None, PostOperation()).float()
+        total = total + dequantize_fast(other, *self.other_scale)
+        return quantize_fast(torch.relu(total) if self.post.name == "relu" else total, *self.output)
 
 
 class DynamicLayer(IntegerLayer):
