@@ -62,10 +62,10 @@ def to_native(program: GraphModule) -> GraphModule:
         )
     result = GraphModule(program, copy.deepcopy(program.graph), type(program).__name__)
     result.meta = dict(program.meta)
+    _may_be_reshaped(result)  # before there are layers of which nobody knows that they write nothing
     with torch.no_grad():
         _Lowering(result).run()
     RemoveDeadCode().run(result)
-    _may_be_reshaped(result)
     _drop_unused(result)
     result.graph.lint()
     return result
