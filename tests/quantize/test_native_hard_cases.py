@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from torchgraft.quantize import quantize, sqnr
+from torchgraft.quantize import Config, Numbers, Scheme, calibrate, convert, prepare, prepare_qat, quantize, sqnr
 
 
 class Calls(nn.Module):
@@ -115,3 +115,34 @@ def test_threads_that_add_tensors_of_different_shapes() -> None:
     for thread in threads:
         thread.join()
     assert not wrong
+
+
+def test_weights_of_a_program_with_other_scales_are_refused() -> None:
+    model, x = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4)), torch.randn(64, 8)
+    (_, one), (_, other) = _both(model, x), _both(model, x * 3)
+    other(x)
+    with pytest.raises(RuntimeError, match="quantized with other scales"):
+        other.load_state_dict(one.state_dict())
+    same = quantize(model, [(x,)])
+    same.load_state_dict(one.state_dict())
+    assert torch.equal(same(x), one(x))
+
+
+@pytest.mark.parametrize("observer", ["min-max", "moving-average", "percentile", "histogram", "entropy"])
+def test_what_observers_have_seen_is_in_the_state_dict(observer: str) -> None:
+    model, data = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4)).eval(), [torch.randn(32, 8)] * 2
+    scheme = Scheme(Numbers(8, symmetric=True, signed=True, per="channel"), Numbers(8), observer=observer)
+    config = Config("mine", schemes={"mine": scheme})
+    calibrated = prepare(model, data[0], config=config)
+    calibrate(calibrated, data)
+    loaded = prepare(model, data[0], config=config)
+    loaded.load_state_dict(calibrated.state_dict())
+    assert torch.equal(convert(loaded)(data[0]), convert(calibrated)(data[0]))
+
+
+def test_what_was_trained_is_in_the_state_dict() -> None:
+    model, x = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4)), torch.randn(32, 8)
+    trained, loaded = prepare_qat(model, x), prepare_qat(model, x)
+    trained.train()(x)
+    loaded.load_state_dict(trained.state_dict())
+    assert torch.equal(convert(loaded.eval())(x), convert(trained.eval())(x))

@@ -120,6 +120,20 @@ class IntegerLayer(_Packing):
         self.bias: torch.Tensor | None
         self.input_scale, self.convolution, self.output = input_scale, convolution, output
         self.post = post or PostOperation()
+        # Scales stand in the calls of the program, too: weights of a program with other ones would not fit, and are refused.
+        known = [*(input_scale or (0.0, 0)), *(output or (0.0, 0))]
+        self.register_buffer("scales", torch.tensor(known, dtype=torch.float64))
+        self.scales: torch.Tensor
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
+        given = state_dict.get(f"{prefix}scales")
+        if given is not None and not torch.equal(given.cpu().double(), self.scales.cpu().double()):
+            errors: list[str] = args[-1]
+            errors.append(
+                f"'{prefix[:-1]}' was quantized with other scales: load the program itself, or convert it again"
+            )
+            return
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
     def _pack(self, steps: torch.Tensor) -> Any:
         if self.convolution is None:
