@@ -134,3 +134,52 @@ def test_compiling_parts_leaves_buffers_alone() -> None:
     calls = model.count.item()
     assert fast(torch.ones(3)).tolist() == [calls + 1] * 3
     assert model.count.item() == calls + 1 == 2
+
+
+@pytest.mark.parametrize("chooses", [False, True])
+def test_a_program_that_writes_and_takes_any_keywords(chooses: bool) -> None:
+    class Open(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, x: Any = None, mask: Any = None, **kwargs: Any) -> Any:
+            result = torch.zeros_like(x)
+            result[:, 0] = 1
+            if chooses:
+                result = result[x[:, 0].nonzero().flatten()]
+            return self.linear(x + result)
+
+    model = Open().eval()
+    fast = lower(model, (), {"x": torch.randn(2, 4)}, backend="native")
+    with torch.no_grad():
+        x = torch.randn(3, 4)
+        torch.testing.assert_close(fast(x=x), model(x=x))
+
+
+class Memory:
+    """An object that a model writes into, as the caches of language models are."""
+
+    def __init__(self, rows: int) -> None:
+        self.rows = torch.zeros(rows, 4)
+
+
+@pytest.mark.parametrize("backend", ["native", "plain"])
+def test_lowering_leaves_objects_that_are_given_alone(backend: str) -> None:
+    class Remembering(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, x: Any, memory: Any) -> Any:
+            memory.rows = torch.cat([memory.rows, self.linear(x)])
+            return memory.rows.sum(0)
+
+    model = Remembering().eval()
+    fast = lower(model, (torch.ones(1, 4), Memory(2)), backend=Plain() if backend == "plain" else backend)
+    with torch.no_grad():
+        for rows in (2, 3, 5):
+            ours, theirs = Memory(rows), Memory(rows)
+            torch.testing.assert_close(fast(torch.ones(1, 4), ours), model(torch.ones(1, 4), theirs))
+            torch.testing.assert_close(ours.rows, theirs.rows)
+            assert type(ours.rows) is torch.Tensor

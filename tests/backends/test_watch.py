@@ -56,6 +56,13 @@ CHANGES: dict[str, Callable[[Any], Any]] = {
 }
 
 
+# What models do themselves, too, when they are first asked for something: transformers, for hidden states.
+COMPILED_AGAIN = {
+    *("a new attribute", "a new layer", "a hook", "a hook before", "a hook of the model"),
+    *("the forward of a layer", "the forward of the model"),
+}
+
+
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_changed_model_is_noticed(change: str) -> None:
     x = torch.randn(2, 4)
@@ -68,9 +75,10 @@ def test_a_changed_model_is_noticed(change: str) -> None:
         expected = model(x)
         assert not torch.allclose(before, expected)
         torch.testing.assert_close(adapted(x), expected)
-        with pytest.raises(BackendError, match="lowered with other weights"):
-            lowered(x)
-        lowered.refresh()
+        if change not in COMPILED_AGAIN:
+            with pytest.raises(BackendError, match="lowered with other weights"):
+                lowered(x)
+            lowered.refresh()
         torch.testing.assert_close(lowered(x), expected)
 
 

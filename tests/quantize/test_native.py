@@ -205,12 +205,14 @@ def test_weights_alone_of_32_bit_floats_stay_in_the_reference_form():
 
 def test_copies_pickles_and_other_images():
     torch.manual_seed(0)
-    native = quantize(Residual().eval(), [images()])
+    model = Residual().eval()
+    native = quantize(model, [images()])
     expected = native(images(2, 3))
     for again in (copy.deepcopy(native), pickle.loads(pickle.dumps(native))):
         assert torch.equal(again(images(2, 3)), expected)
-    other = quantize(Residual().eval(), [images()])
+    other = quantize(model, [images()])
     other.load_state_dict(native.state_dict())
+    assert torch.equal(other(images(2, 3)), expected)
     for size in (8, 12, 16, 20, 24, 28, 8):
         assert native(torch.randn(1, 3, size, size)).shape == (1, 5)
     assert torch.equal(native(images(2, 3)), expected)

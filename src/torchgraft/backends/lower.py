@@ -22,7 +22,7 @@ from torchgraft.backends.freezing import frozen
 from torchgraft.backends.parts import Compiled, compile_parts, differences, within
 from torchgraft.backends.sizes import OneForEachSize, for_one_size
 from torchgraft.backends.variants import Variant, VariantModule, call_text, late_guard, program_or_error
-from torchgraft.backends.watch import ModelWatch
+from torchgraft.backends.watch import Grown, ModelWatch
 from torchgraft.capturing.patching.wrapping import looking_inside
 from torchgraft.capturing.program import capture
 from torchgraft.capturing.state.model_state import ModelState
@@ -84,6 +84,9 @@ class Lowered(VariantModule):
                 )
 
     def _changed(self, change: str) -> None:
+        if isinstance(change, Grown):
+            self.__dict__["_subject"] = None
+            return super()._changed(change)
         raise BackendError(
             f"{self._name} was lowered with other weights: {change}\n"
             "  call .refresh() on the lowered module, which compiles again with the model as it is now"

@@ -10,11 +10,13 @@ from typing import Any
 import torch
 
 from torchgraft.analysis.aliases import Aliases
-from torchgraft.analysis.shapes import TensorMetadata, shapes, tensor_metadata
+from torchgraft.analysis.dry_run import DryRun
+from torchgraft.analysis.shapes import TensorMetadata, tensor_metadata
 from torchgraft.backends.backend import Backend, Options
 from torchgraft.backends.freezing import keep_outputs_contiguous, may_be_reshaped, ranks_follow, spell_directly
 from torchgraft.backends.prepacking import multiply_matrices, prepack
 from torchgraft.codegen.bound import BoundCodeGen
+from torchgraft.codegen.calling import copied_inputs
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.interpreter import Interpreter
 from torchgraft.ir.node import Node
@@ -68,11 +70,29 @@ class _Noting(Interpreter):
 def _shapes(part: GraphModule, inputs: tuple[Any, ...]) -> Any:
     """What values look like. A program that writes nothing is run, which is quicker than torch's fake tensors are imported."""
     if Aliases(part.graph).has_writes:
-        return shapes(part, inputs)
+        try:
+            return _dry_shapes(part, inputs, compute=False)
+        except Exception:  # shapes that depend on values
+            return _dry_shapes(part, inputs, compute=True)
     noting = _Noting(part)
     with torch.no_grad():
         noting.run(*inputs, enable_io_processing=False)
     return noting.found
+
+
+def _dry_shapes(part: GraphModule, inputs: tuple[Any, ...], compute: bool) -> dict[str, TensorMetadata]:
+    found: dict[str, TensorMetadata] = {}
+
+    def note(node: Node, value: Any) -> None:
+        if isinstance(value, torch.Tensor):
+            found[node._name] = tensor_metadata(value)
+
+    # Copies, because a program may write into objects that it is given (a cache). By placeholder, because what a program takes by
+    # `**kwargs` cannot be given by position.
+    inputs, _ = copied_inputs(inputs, {})
+    placeholders = [node for node in part.graph.nodes if node._op == "placeholder"]
+    DryRun(part, dict(zip(placeholders, inputs, strict=True)), node_done=note, compute=compute).forward()
+    return found
 
 
 BACKEND = Native

@@ -17,6 +17,7 @@ from torchgraft.analysis.aliases import Aliases
 from torchgraft.analysis.comparison import tensors_in
 from torchgraft.analysis.dry_run import DryRun
 from torchgraft.backends.variants import call_key, call_text, log
+from torchgraft.codegen.calling import copied_inputs
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import GuardError
 from torchgraft.ir.guards import check_length, is_guard
@@ -146,11 +147,12 @@ def _plain_values(
             found[node] = value
 
     try:
-        DryRun(program, args, kwargs, node_done=note, compute=False).forward()
+        # Copies, because a program may write into objects that it is given (a cache).
+        DryRun(program, *copied_inputs(args, kwargs), node_done=note, compute=False).forward()
         return found, dtypes, True
     except GuardError:
         raise
     except Exception:  # shapes that depend on values
         found.clear()
-        DryRun(program, args, kwargs, node_done=note, compute=True).forward()
+        DryRun(program, *copied_inputs(args, kwargs), node_done=note, compute=True).forward()
         return found, dtypes, False

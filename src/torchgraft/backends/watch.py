@@ -23,6 +23,12 @@ _MOST_ITEMS = 256
 _version, _mode = attrgetter("_version"), attrgetter("training")
 
 
+class Grown(str):
+    """A change that models make themselves, too, when they are first asked for something: it is no reason to refuse a call."""
+
+    __slots__ = ()
+
+
 class ModelWatch:
     """A snapshot of what a model is made of; `change` says what is different now.
 
@@ -142,9 +148,9 @@ class ModelWatch:
             if _differs(value, before):
                 return f"a container of {_named(path)} was changed"
         if list(map(len, self._dicts)) != self._sizes:
-            return "an attribute, tensor or submodule was added or removed"
+            return Grown("an attribute, tensor or submodule was added or removed")
         if list(chain.from_iterable(self._hook_tables)) != self._hooks:
-            return "a hook was added or removed"
+            return Grown("a hook was added or removed")
         try:
             found = list(map(getitem, self._tables, self._keys))
         except KeyError:

@@ -114,8 +114,10 @@ class _Conversion:
     # ---- values ----
 
     def _replace_observer(self, node: Node, watching: Observer) -> None:
-        value = node.args[0]
-        if watching.dtype is not None and watching.dtype.is_floating_point:
+        value, dtype = node.args[0], watching.dtype
+        if dtype is None and watching.has_seen:  # what it has seen came from a state dict
+            dtype = next((item.dtype for item in self.program.parameters() if item.is_floating_point()), torch.float32)
+        if dtype is not None and dtype.is_floating_point:
             group = node.target
             if group not in self.scales:
                 scale, zero_point = watching.scale()
@@ -126,7 +128,7 @@ class _Conversion:
                 )
             with self.graph.inserting_before(node):
                 scale_node, zero_node = [self._fetch(path, node) for path in self.scales[group]]
-                value = self._pair(node, value, scale_node, zero_node, watching.numbers, watching.dtype)
+                value = self._pair(node, value, scale_node, zero_node, watching.numbers, dtype)
         node.replace_all_uses_with(value)
         self.graph.erase_node(node)
 

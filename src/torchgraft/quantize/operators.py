@@ -68,7 +68,9 @@ def scale_of_values(
     (0.01, 100)
     """
     floats = values.float()
-    if per_row:
+    if not floats.numel():
+        lowest = highest = floats.new_zeros([*floats.shape[:-1], 1] if per_row else [])
+    elif per_row:
         lowest, highest = floats.amin(-1, keepdim=True), floats.amax(-1, keepdim=True)
     else:
         lowest, highest = torch.aminmax(floats)

@@ -12,6 +12,14 @@ import torch
 
 from torchgraft.analysis.effects import pure
 
+# Activations that write into their input, by the names of operators: a program that has them by name can be saved.
+WRITING: dict[str, Callable[..., torch.Tensor]] = {
+    name: getattr(torch.ops.aten, f"{name}_")
+    for name in (
+        *("relu", "hardtanh", "hardswish", "silu", "gelu", "selu", "elu", "sigmoid", "tanh", "leaky_relu", "mish"),
+        "hardsigmoid",
+    )
+}
 _QUANTIZED_TYPES = {torch.uint8: torch.quint8, torch.int8: torch.qint8}
 
 
@@ -77,27 +85,27 @@ def look_up(steps: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
 @pure
 def activate_and_quantize(
     values: torch.Tensor,
-    activation: Callable[..., torch.Tensor],
+    activation: str,
     options: tuple[Any, ...],
     scale: float,
     zero_point: int,
 ) -> torch.Tensor:
     """An activation that writes into its input, which nobody else sees, and its result in bytes.
 
-    >>> activate_and_quantize(torch.tensor([-1.0, 1.0]), torch.relu_, (), 0.5, 3)
+    >>> activate_and_quantize(torch.tensor([-1.0, 1.0]), "relu", (), 0.5, 3)
     tensor([3, 5], dtype=torch.uint8)
     """
-    return quantize_fast(activation(values, *options), scale, zero_point)
+    return quantize_fast(WRITING[activation](values, *options), scale, zero_point)
 
 
 @pure
-def activate(values: torch.Tensor, activation: Callable[..., torch.Tensor], options: tuple[Any, ...]) -> torch.Tensor:
+def activate(values: torch.Tensor, activation: str, options: tuple[Any, ...]) -> torch.Tensor:
     """An activation that writes into its input, which nobody else sees.
 
-    >>> activate(torch.tensor([-1.0, 1.0]), torch.relu_, ())
+    >>> activate(torch.tensor([-1.0, 1.0]), "relu", ())
     tensor([0., 1.])
     """
-    return activation(values, *options)
+    return WRITING[activation](values, *options)
 
 
 def table_of(function: Callable[[torch.Tensor], torch.Tensor], scale: float, zero_point: int) -> torch.Tensor:
@@ -125,14 +133,14 @@ def max_pool_bytes(
         # The smallest step never wins over one that is there.
         around = (padding[1], padding[1], padding[0], padding[0])
         steps = torch.nn.functional.pad(steps, around, value=torch.iinfo(steps.dtype).min)
-    for axis, place in ((2, 0), (3, 1)):
+    for axis, place in ((-2, 0), (-1, 1)):
         reach = dilation[place] * (kernel[place] - 1)
         count = (steps.shape[axis] - reach - 1) // stride[place] + 1
         length = (count - 1) * stride[place] + 1
         result = None
         for step in range(0, reach + 1, dilation[place]):
             part = steps.narrow(axis, step, length)
-            part = part[:, :, :: stride[place]] if axis == 2 else part[:, :, :, :: stride[place]]
+            part = part[..., :: stride[place], :] if axis == -2 else part[..., :: stride[place]]
             result = part if result is None else torch.maximum(result, part)
         assert result is not None
         steps = result

@@ -120,6 +120,20 @@ class IntegerLayer(_Packing):
         self.bias: torch.Tensor | None
         self.input_scale, self.convolution, self.output = input_scale, convolution, output
         self.post = post or PostOperation()
+        # Scales stand in the calls of the program, too: weights of a program with other ones would not fit, and are refused.
+        known = [*(input_scale or (0.0, 0)), *(output or (0.0, 0))]
+        self.register_buffer("scales", torch.tensor(known, dtype=torch.float64))
+        self.scales: torch.Tensor
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
+        given = state_dict.get(f"{prefix}scales")
+        if given is not None and not torch.equal(given.cpu().double(), self.scales.cpu().double()):
+            errors: list[str] = args[-1]
+            errors.append(
+                f"'{prefix[:-1]}' was quantized with other scales: load the program itself, or convert it again"
+            )
+            return
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
     def _pack(self, steps: torch.Tensor) -> Any:
         if self.convolution is None:
@@ -139,12 +153,18 @@ class IntegerLayer(_Packing):
         return self._run(steps, *self.input_scale)
 
     def _run(self, steps: torch.Tensor, scale: float, zero_point: int) -> torch.Tensor:
-        if self._is_single(steps):
-            return self._run(steps.unsqueeze(0), scale, zero_point).squeeze(0)
+        return self._compute(steps, scale, zero_point, self.output, self.post)
+
+    def _compute(
+        self, steps: torch.Tensor, scale: float, zero_point: int, output: tuple[float, int] | None, post: PostOperation
+    ) -> torch.Tensor:
+        if self.convolution is not None and steps.dim() < self.weight.dim():  # one image without a batch
+            return self._compute(steps.unsqueeze(0), scale, zero_point, output, post).squeeze(0)
+        out_scale, out_zero = output or (1.0, 0)
+        out_type = self.dtype if output is None else torch.uint8
+        if not steps.numel():
+            return steps.new_empty(self._result_shape(steps), dtype=out_type)
         common = (steps, scale, zero_point, self.packed(steps), self.weight_scale, self.weight_zero_point)
-        out_scale, out_zero = self.output or (1.0, 0)
-        out_type = self.dtype if self.output is None else torch.uint8
-        post = self.post
         if self.convolution is None:
             last = (out_scale, out_zero, out_type, post.name, post.options, post.algorithm)
             return _onednn.qlinear_pointwise.default(*common, self.bias, *last)
@@ -155,6 +175,18 @@ class IntegerLayer(_Packing):
     def _is_single(self, steps: torch.Tensor) -> bool:
         """Whether this is one image without a batch, which torch's convolutions take and these kernels do not."""
         return self.convolution is not None and steps.dim() == self.weight.dim() - 1
+
+    def _result_shape(self, steps: torch.Tensor) -> tuple[int, ...]:
+        if self.convolution is None:
+            return (*steps.shape[:-1], self.weight.shape[0])
+        where = self.convolution
+        sizes = [
+            (size + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1
+            for size, padding, dilation, kernel, stride in zip(
+                steps.shape[2:], where.padding, where.dilation, self.weight.shape[2:], where.stride, strict=True
+            )
+        ]
+        return (steps.shape[0], self.weight.shape[0], *sizes)
 
     def extra_repr(self) -> str:
         """What is printed of it."""
@@ -178,7 +210,7 @@ class IntegerLinear(IntegerLayer):
 
     def _call(self, values: torch.Tensor) -> torch.Tensor:
         assert self.input_scale is not None
-        if self.dtype == torch.float32 and values.numel() <= self.few_rows * values.shape[-1]:
+        if self.dtype == torch.float32 and 0 < values.numel() <= self.few_rows * values.shape[-1]:
             packed = self._packed_for_few()
             if packed is not None:
                 kernel = _few_rows_relu if self.post.name == "relu" else _few_rows
@@ -229,11 +261,11 @@ class IntegerLayerWithSum(IntegerLayer):
         if self._is_single(steps):
             return self._add(steps.unsqueeze(0), other.unsqueeze(0)).squeeze(0)
         assert self.input_scale is not None and self.output is not None
+        is_batch = self.convolution is None or steps.dim() == self.weight.dim()
+        if not is_batch or not steps.numel() or tuple(other.shape) != self._result_shape(steps):
+            return self._spread(steps, other)
         common = (steps, *self.input_scale, self.packed(steps), self.weight_scale, self.weight_zero_point)
         post = self.post
-        shape = self._result_shape(steps)
-        if tuple(other.shape) != shape:
-            return self._spread(steps, other)
         total = other if self.may_write else other.clone()
         if self.convolution is None:
             return _onednn.qlinear_pointwise.binary(
@@ -247,28 +279,12 @@ class IntegerLayerWithSum(IntegerLayer):
             *self.other_scale, "sum", 1.0, post.name, post.options, post.algorithm,
         )  # fmt: skip
 
-    def _result_shape(self, steps: torch.Tensor) -> tuple[int, ...]:
-        if self.convolution is None:
-            return (*steps.shape[:-1], self.weight.shape[0])
-        where = self.convolution
-        sizes = [
-            (size + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1
-            for size, padding, dilation, kernel, stride in zip(
-                steps.shape[2:], where.padding, where.dilation, self.weight.shape[2:], where.stride, strict=True
-            )
-        ]
-        return (steps.shape[0], self.weight.shape[0], *sizes)
-
     def _spread(self, steps: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-        """A sum with something smaller, which the kernel does not do."""
-        output, post = self.output, self.post
-        assert self.input_scale is not None and output is not None
-        self.output, self.post = None, PostOperation()
-        try:
-            total = self._run(steps, *self.input_scale).float() + dequantize_fast(other, *self.other_scale)
-        finally:
-            self.output, self.post = output, post
-        return quantize_fast(torch.relu(total) if post.name == "relu" else total, *output)
+        """A sum with something of another shape, which the kernel does not do."""
+        assert self.input_scale is not None and self.output is not None
+        total = self._compute(steps, *self.input_scale, None, PostOperation()).float()
+        total = total + dequantize_fast(other, *self.other_scale)
+        return quantize_fast(torch.relu(total) if self.post.name == "relu" else total, *self.output)
 
 
 class DynamicLayer(IntegerLayer):

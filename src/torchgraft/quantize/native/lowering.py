@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from torchgraft.analysis.aliases import Aliases
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import QuantizeError
 from torchgraft.ir.node import Node
@@ -21,6 +22,7 @@ from torchgraft.passes.remove_dead_code import RemoveDeadCode
 from torchgraft.quantize.native.activations import PLAIN, options_of, pool_options, post_operation
 from torchgraft.quantize.native.cuda import RowLinear
 from torchgraft.quantize.native.functions import (
+    WRITING,
     activate,
     activate_and_quantize,
     dequantize_fast,
@@ -60,6 +62,7 @@ def to_native(program: GraphModule) -> GraphModule:
         )
     result = GraphModule(program, copy.deepcopy(program.graph), type(program).__name__)
     result.meta = dict(program.meta)
+    _may_be_reshaped(result)  # before there are layers of which nobody knows that they write nothing
     with torch.no_grad():
         _Lowering(result).run()
     RemoveDeadCode().run(result)
@@ -365,19 +368,17 @@ class _Lowering(Reader):
         node.args = (value,)
         self.graph.erase_node(source)
 
-    def _activation_of_own(self, node: Any, users: int | None = 1) -> tuple[Node, Any, tuple[Any, ...]] | None:
+    def _activation_of_own(self, node: Any, users: int | None = 1) -> tuple[Node, str, tuple[Any, ...]] | None:
         """An activation of what a layer just wrote for it alone, so that it may write there, too."""
         name = operation(node, self.program) if isinstance(node, Node) else ""
-        function = PLAIN.get(name)
-        writing = getattr(torch.ops.aten, f"{name}_", None)
-        if function is None or writing is None or (users is not None and len(node._users) != users):
+        if name not in WRITING or (users is not None and len(node._users) != users):
             return None
         source, options = first_input(node), options_of(node, self.program)
         if source is None or options is None or source.op != "call_module" or len(source._users) != 1:
             return None
         if not isinstance(find_attribute(self.program, source.target)[0], IntegerLayer):
             return None
-        return source, writing, options
+        return source, name, options
 
     # ---- reading and editing ----
 
@@ -409,6 +410,15 @@ class _Lowering(Reader):
         for source in inputs:
             if not source._users and source.op not in ("placeholder", "output") and not source._erased:
                 self._erase(source)
+
+
+def _may_be_reshaped(program: GraphModule) -> None:
+    """Kernels return images with their channels last, which `view` refuses to see as something else and `reshape` takes."""
+    views = program.graph.find_nodes(op="call_method", target="view")
+    memory = Aliases(program.graph) if views else None
+    for node in views:
+        if memory is not None and not isinstance(node.args[1], torch.dtype) and not memory.is_written(node):
+            node.target = "reshape"
 
 
 def _drop_unused(program: GraphModule) -> None:
