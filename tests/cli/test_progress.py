@@ -41,7 +41,12 @@ def on_terminal(slow, *arguments, until=""):
     """Run a command whose standard error is a terminal; with `until`, Ctrl-C is pressed when that has appeared."""
     command, options = slow
     ours, theirs = pty.openpty()
-    process = subprocess.Popen([*command, *arguments], stdout=subprocess.PIPE, stderr=theirs, **options)
+    # A shell has what it runs in the background ignore Ctrl-C, and so would the command, if these tests run there.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        process = subprocess.Popen([*command, *arguments], stdout=subprocess.PIPE, stderr=theirs, **options)
+    finally:
+        signal.signal(signal.SIGINT, before)
     os.close(theirs)
     shown = b""
     deadline = time.monotonic() + 120

@@ -176,6 +176,7 @@ class Recorder:
 
     def guard_number(self, number: SymbolicNumber) -> None:
         """Something was decided by a number: the program checks that it is the same."""
+        self.decisions += number.is_branch
         for part in _questions(number):
             self._guard_part(part)
 

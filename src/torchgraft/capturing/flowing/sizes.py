@@ -28,7 +28,7 @@ class SymbolicNumber:
     The methods below are torch's interface for such objects (what a `SymNode` has); there is no public one.
     """
 
-    __slots__ = ("_description", "_make", "_node", "decides", "is_size", "operation", "value", "watcher")
+    __slots__ = ("_description", "_make", "_node", "decides", "is_branch", "is_size", "operation", "value", "watcher")
 
     def __init__(
         self,
@@ -44,6 +44,8 @@ class SymbolicNumber:
         # Whether what is decided by it needs a guard, and whether it is known not to be negative.
         self.decides = decides
         self.is_size = is_size
+        # Whether Python has decided something by it, and not only torch's own code.
+        self.is_branch = False
         # The function and the operands that it was computed from, if it was.
         self.operation: tuple[Callable[..., Any], tuple[SymbolicNumber, ...]] | None = None
         self._make = make
@@ -148,8 +150,7 @@ class SymbolicNumber:
         return self._decide()
 
     def bool_(self) -> Any:
-        """Python decides, and not torch's own code."""
-        self.watcher.decisions += self._make is not None
+        self.is_branch = True
         return self._decide()
 
 
