@@ -80,7 +80,7 @@ class TestRunning:
         assert values == []
 
     def test_boxed_run_wants_a_value_for_every_input(self, module: fx.GraphModule) -> None:
-        with pytest.raises(fx.GraphError, match="1 values for 2 inputs"):
+        with pytest.raises(fx.GraphError, match="1 value for 2 inputs"):
             fx.Interpreter(module).boxed_run([x()])
 
     def test_a_graph_without_an_output_returns_nothing(self) -> None:

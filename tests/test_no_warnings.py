@@ -32,6 +32,9 @@ COMMAND_LINES = [
     "doctor zoo:mlp",
     "report zoo:mlp -o {}/report",
     "run-passes zoo:mlp remove-dead-code --check",
+    "quantize zoo:mlp -o {}/small",
+    "lower zoo:mlp --backend native -o {}/fast.pt",
+    "bench zoo:mlp --backends native",
     "demo --model resnet18",
 ]
 

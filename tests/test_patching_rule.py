@@ -12,6 +12,7 @@ SOURCE = Path(torchgraft.__file__).parent
 # Where setattr is called on something that is our own: a program, a node, a class of ours, a module that is being built.
 OWN = {
     "analysis/effects/declared.py": {"function_or_class"},  # a mark on the function that it was given
+    "backends/cudagraphs.py": {"place"},  # switches of torch's, while a graph is recorded
     "backends/variants.py": {"self.copy"},  # a program that follows its model
     "backends/watch.py": {"self"},
     "capturing/state/leftovers.py": {"program"},

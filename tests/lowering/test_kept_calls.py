@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from torchgraft import BridgeError, GuardError, capture, capture_training
+from torchgraft import BridgeError, GuardError, capture, capture_training, wrap
 from torchgraft.lowering.kept_calls import gradients_of, outline, run_kept
 from torchgraft.lowering.tensors import TracedTensor
 from torchgraft.lowering.training import TrainingPrograms
@@ -247,3 +247,34 @@ def test_a_function_kept_whole_is_refused():
 
     with pytest.raises(BridgeError, match="the function is one call that runs Python\n  because"):
         capture_training(count, (X.requires_grad_(),))
+
+
+def padded(x, weight):
+    """Decides by a size."""
+    if x.shape[0] % 2:
+        x = torch.cat([x, x[:1]])
+    return (x @ weight).view(x.shape[0] // 2, 2, -1)
+
+
+wrap("padded")
+
+
+def test_a_function_that_decides_by_sizes_stays_one_call():
+    class Padding(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(6, 6))
+
+        def forward(self, x):
+            return padded(x, self.weight) * 2
+
+    model = Padding()
+    programs = capture_training(model, (X,))
+    assert programs.joint.graph.find_nodes(op="call_function", target=run_kept)
+    for rows in (4, 5, 9):
+        x = torch.randn(rows, 6)
+        result = model(x)
+        gradient = torch.autograd.grad(result.sum(), model.weight)[0]
+        step = programs.run(x)
+        torch.testing.assert_close(step.results, result.detach())
+        torch.testing.assert_close(step.gradients["weight"], gradient)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torchgraft import QuantizeError
-from torchgraft.quantize import Config, Numbers, Scheme, default_config
+from torchgraft.quantize import Config, Numbers, Scheme, default_config, quantize
 from torchgraft.quantize.config import BACKENDS, as_config
 from torchgraft.quantize.schemes import NAMED
 
@@ -29,6 +29,19 @@ def test_a_name_wins_over_a_pattern_a_type_and_a_function():
     assert config.name_of("x", torch.nn.Linear, torch.nn.functional.conv2d) == "static-int8"
     assert config.name_of("x", torch.nn.Conv2d, torch.nn.functional.conv2d) == "bf16"
     assert config.name_of("x", None) == "float"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="about machines without a GPU")
+def test_what_a_machine_cannot_run_is_said_with_what_it_can():
+    model, data = torch.nn.Sequential(torch.nn.Linear(4, 4)).eval(), [torch.ones(2, 4)]
+    with pytest.raises(QuantizeError) as error:
+        quantize(model, data, config="float8")
+    assert str(error.value).splitlines()[0] == (
+        "this machine has no kernel for the scheme 'float8', which wants a GPU with 8-bit floats"
+    )
+    assert "static-int8" in str(error.value)
+    with pytest.raises(QuantizeError, match='there is no CUDA device for backend="cuda"'):
+        quantize(model, data, backend="cuda")
 
 
 def test_subclasses_of_a_type_count():

@@ -327,6 +327,24 @@ def test_weights_that_the_program_writes_stay_floats():
         assert [layer.reason for layer in plan_of(prepare(program)).layers.values()] == [reason, None]
 
 
+@pytest.mark.parametrize("level", LEVELS)
+def test_padding_that_is_not_zero_is_never_left_out(level):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1, padding_mode="reflect"), nn.ReLU(), nn.Conv2d(4, 4, 1)).eval()
+    quantized = quantize(program_at(level, model, images()), [images()])
+    with torch.no_grad():
+        assert decibels(model(images()), quantized(images())) > 35
+    reasons = [layer.reason for layer in plan_of(quantized).layers.values()]
+    assert (reasons[0] is None) == (level in ("function", "aten"))
+
+
+def test_what_is_inside_of_one_call_is_named():
+    encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 1).eval()
+    program = torchgraft.capture(encoder, torch.randn(1, 3, 8), level="module")
+    assert "it is one call in this program; capture with level='function'" in refused(lambda: prepare(program))
+    assert quantize(encoder, [torch.randn(1, 3, 8)])(torch.randn(1, 3, 8)).shape == (1, 3, 8)
+
+
 def test_groups_that_do_not_fit_stay_floats():
     model = nn.Sequential(nn.Linear(40, 8), nn.Linear(8, 64)).eval()
     plan = plan_of(

@@ -99,6 +99,27 @@ def test_a_residual_network_is_integers_from_end_to_end():
     assert functions.count(max_pool_bytes) == 1
 
 
+def test_one_image_without_a_batch():
+    torch.manual_seed(0)
+
+    class Single(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.one, self.two = nn.Conv2d(3, 3, 3, padding=1), nn.Conv2d(3, 3, 3, padding=1)
+
+        def forward(self, x):
+            x = F.max_pool2d(F.relu(self.one(x)), 2)
+            return self.two(F.relu(self.two(x) + x))
+
+    for shape in ((3, 8, 8), (2, 3, 8, 8)):
+        data = [torch.randn(shape) for _ in range(3)]
+        reference, native = both(Single().eval(), data)
+        assert "IntegerLayerWithSum" in kinds(native)
+        with torch.no_grad():
+            assert native(data[0]).shape == reference(data[0]).shape
+            assert decibels(reference(data[0]), native(data[0])) > 35
+
+
 def test_a_sum_never_destroys_what_is_used_again():
     class Twice(nn.Module):
         def __init__(self):
@@ -164,6 +185,17 @@ def test_weights_alone(scheme, bias):
             assert decibels(reference(x).float(), found.float()) > 35
     size = sum(value.numel() * value.element_size() for value in native.buffers())
     assert size < sum(value.numel() * 2 for value in model.parameters()) * (0.6 if scheme == "weight-int8" else 0.4)
+
+
+def test_rows_with_scales_of_their_own():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(40, 56), nn.ReLU(), nn.Linear(56, 24)).eval()
+    reference, native = both(model, [torch.randn(5, 40)], "dynamic-int8-rows")
+    assert kinds(native) == ["RowLinear", "RowLinear"]
+    for rows in (1, 17, 40):
+        x = torch.randn(2, rows, 40) * torch.logspace(-2, 2, rows)[:, None]
+        with torch.no_grad():
+            assert decibels(reference(x), native(x)) > 60 and decibels(model(x), native(x)) > 35
 
 
 def test_weights_alone_of_32_bit_floats_stay_in_the_reference_form():
@@ -249,12 +281,12 @@ def test_images_laid_out_otherwise_and_views_of_them():
 )  # fmt: skip
 def test_pooling_of_bytes_is_pooling(count, kernel, stride, padding, dilation, size):
     padding = min(padding, kernel // 2)
-    steps = torch.randint(
-        0, 256, (count, 3, size, size), dtype=torch.uint8, generator=torch.Generator().manual_seed(size)
-    )
     pairs = [(item, item) for item in (kernel, stride, padding, dilation)]
-    expected = F.max_pool2d(steps.float(), kernel, stride, padding, dilation)
-    assert torch.equal(max_pool_bytes(steps, *pairs).float(), expected)
+    generator = torch.Generator().manual_seed(size)
+    for low, dtype in ((0, torch.uint8), (-128, torch.int8)):
+        steps = torch.randint(low, low + 256, (count, 3, size, size), dtype=dtype, generator=generator)
+        expected = F.max_pool2d(steps.float(), kernel, stride, padding, dilation)
+        assert torch.equal(max_pool_bytes(steps, *pairs).float(), expected)
 
 
 @settings(max_examples=40)

@@ -8,8 +8,9 @@ import torch
 from torch import nn
 
 from torchgraft import QuantizeError
-from torchgraft.quantize import load_weights, quantize
+from torchgraft.quantize import Numbers, load_weights, quantize, weights
 from torchgraft.quantize import streaming as room
+from torchgraft.quantize.weights import quantize_weight
 
 
 class Block(nn.Module):
@@ -74,6 +75,21 @@ def test_there_is_never_more_than_one_tensor_in_floats(tmp_path, monkeypatch):
     monkeypatch.setattr(room, "quantize_weight", watched)
     load_weights(program, tmp_path, others={"shift": torch.ones(64)})
     assert len(sizes) == 3 and max(sizes) <= model.embedding.weight.numel()
+
+
+@pytest.mark.parametrize(
+    "numbers", [Numbers(8, True, True, "channel"), Numbers(4, per="group", group=32), Numbers(4, True, True, "channel")]
+)
+def test_large_weights_are_rounded_in_parts(numbers, monkeypatch):
+    weight = torch.randn(37, 64, generator=torch.Generator().manual_seed(0))
+    whole = quantize_weight(weight, numbers, 0)
+    monkeypatch.setattr(weights, "_PART", 640)
+    parts = quantize_weight(weight, numbers, 0)
+    assert torch.equal(whole.steps, parts.steps) and torch.equal(whole.scale, parts.scale)
+    assert torch.equal(whole.values(), parts.values())
+    weight[30, 3] = float("nan")
+    with pytest.raises(QuantizeError, match="the weights of here hold infinite values"):
+        quantize_weight(weight, numbers, 0, "here")
 
 
 def test_what_is_missing_or_does_not_fit_is_said(tmp_path):

@@ -127,9 +127,16 @@ class Aliases:
         positions = [*self._anything, *self._writes.get(self._class(storage_of(tensor)), ())]
         return any(position != self.position.get(besides, -1) for position in positions)  # type: ignore[arg-type]
 
-    def is_known_to_be_written(self, tensor: torch.Tensor) -> bool:
-        """Whether a node is known to write a tensor of the module; calls of which nobody knows what they do are not counted."""
-        return bool(self._writes.get(self._class(storage_of(tensor)), ()))
+    def is_known_to_be_written(self, value: torch.Tensor | Node) -> bool:
+        """Whether a node is known to write a tensor of the module, or the memory of a node's value; calls of which nobody knows
+        what they do are not counted."""
+        key = value if isinstance(value, Node) else storage_of(value)
+        return bool(self._writes.get(self._class(key), ()))
+
+    def is_known_to_change_between(self, value: Node, user: Node) -> bool:
+        """Whether a node is known to write the memory of a value after it was made and before a later node."""
+        first, last = self.position[value], self.position[user]
+        return any(first < position < last for position in self._writes.get(self._class(value), ()))
 
     def is_input_or_state(self, node: Node) -> bool:
         """Whether the memory of a value may be that of an input, of the module's state, or of something outside."""

@@ -89,6 +89,16 @@ def register_backend(cls: type[Backend]) -> type[Backend]:
     """Make a backend of your own known by its name in this process; a decorator.
 
     An installed package does the same for everybody with an entry point in the group `torchgraft.backends`.
+
+    >>> import torch, torchgraft
+    >>> @torchgraft.register_backend
+    ... class Plain(torchgraft.Backend):
+    ...     name = "plain-for-show"
+    ...
+    ...     def compile(self, part, inputs, options):
+    ...         return part.forward
+    >>> torchgraft.lower(torch.relu, torch.ones(2), backend="plain-for-show")(-torch.ones(2))
+    tensor([0., 0.])
     """
     if not (isinstance(cls, type) and issubclass(cls, Backend)) or not cls.name:
         raise BackendError(f"cannot register {cls!r}: give a subclass of Backend that has a name")

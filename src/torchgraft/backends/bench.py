@@ -100,6 +100,8 @@ def bench(
             torch.set_num_threads(count)
             with stage(f"batch {batch}, {count} threads", number, len(cases)):
                 given, named = of_batch(args, kwargs, batch)
+                with torch.no_grad():
+                    model(*given, **named)  # what the model itself refuses, it says best
                 results += _rows(_ways(model, given, named, backends, time_limit), batch, count)
     finally:
         torch.set_num_threads(before)

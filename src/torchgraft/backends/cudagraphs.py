@@ -16,6 +16,7 @@ from torchgraft.analysis.aliases import Aliases
 from torchgraft.backends.backend import Backend, Options
 from torchgraft.backends.native import make_direct
 from torchgraft.codegen.graph_module import GraphModule
+from torchgraft.ir.node import Node
 
 # Runs before a graph is recorded: libraries choose kernels and take workspace in the first ones.
 _WARM_UPS = 3
@@ -38,7 +39,7 @@ class GraphOfPart:
     ) -> None:
         self._function, self._written, self._options = function, written, options
         self._lock = threading.Lock()
-        self._graphs: dict[tuple[int, ...], _Recorded] = {}
+        self._graphs: dict[tuple[int, ...], Callable[[tuple[Any, ...]], Any]] = {}
         self._warm_up(inputs)
 
     def _warm_up(self, inputs: tuple[Any, ...]) -> None:
@@ -51,6 +52,16 @@ class GraphOfPart:
                 self._function(*copies)
         torch.cuda.current_stream().wait_stream(stream)
 
+    def _record(self, inputs: tuple[Any, ...]) -> Callable[[tuple[Any, ...]], Any]:
+        """A graph; where memory is short, the function itself, whose kernels are launched one by one."""
+        try:
+            with _best_kernels(self._options):
+                return _Recorded(self._function, inputs, self._written)
+        except torch.cuda.OutOfMemoryError as error:
+            warnings.warn(f"no CUDA graph for lack of memory, kernels are launched one by one: {error}", stacklevel=3)
+            torch.cuda.empty_cache()
+            return lambda given: self._function(*given)
+
     def __call__(self, *inputs: Any) -> Any:
         """Replay; what the graph computes with is this object's, so one call at a time."""
         with self._lock:
@@ -60,32 +71,43 @@ class GraphOfPart:
                 if len(self._graphs) >= _MOST_PLACES:
                     torch.cuda.synchronize()  # it may still be running
                     self._graphs.pop(next(iter(self._graphs)))
-                with _best_kernels(self._options):
-                    recorded = self._graphs[place] = _Recorded(self._function, inputs, self._written)
+                recorded = self._graphs[place] = self._record(inputs)
             return recorded(inputs)
 
 
 def written_inputs(part: GraphModule) -> list[int]:
-    """The numbers of the inputs whose memory a part may write."""
+    """The numbers of the inputs that a part writes, itself or through views of them."""
     memory = Aliases(part.graph)
+    seen: set[Any] = set()
+    pending = [item for effects in memory.effects.values() for item in effects.writes]
+    while pending:
+        item = pending.pop()
+        if isinstance(item, Node) and item not in seen:
+            seen.add(item)
+            pending += memory.shares(item)
     placeholders = [node for node in part.graph.nodes if node.op == "placeholder"]
-    return [number for number, node in enumerate(placeholders) if memory.has_writes and memory.is_written(node)]
+    return [number for number, node in enumerate(placeholders) if node in seen]
 
 
 @contextlib.contextmanager
 def _best_kernels(options: Options) -> Iterator[None]:
     """Let cuDNN try its kernels, and use TF32 where it is the precision: what is recorded stays chosen."""
-    flags: list[tuple[Any, str, bool]] = [(torch.backends.cudnn, "benchmark", True)]
-    if options.precision == "tf32":
-        flags += [(torch.backends.cudnn, "allow_tf32", True), (torch.backends.cuda.matmul, "allow_tf32", True)]
-    before = [getattr(place, name) for place, name, _ in flags]
-    try:
-        for place, name, value in flags:
-            setattr(place, name, value)
-        yield
-    finally:
-        for (place, name, _), value in zip(flags, before, strict=True):
-            setattr(place, name, value)
+    cudnn, is_tf32 = torch.backends.cudnn, options.precision == "tf32"
+    before = torch.get_float32_matmul_precision()
+    flags = cudnn.flags(
+        enabled=cudnn.enabled,
+        benchmark=True,
+        deterministic=cudnn.deterministic,
+        allow_tf32=is_tf32 or cudnn.allow_tf32,
+    )
+    with flags:
+        if is_tf32:
+            torch.set_float32_matmul_precision("high")
+        try:
+            yield
+        finally:
+            if is_tf32:
+                torch.set_float32_matmul_precision(before)
 
 
 class _Recorded:

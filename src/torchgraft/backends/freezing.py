@@ -43,9 +43,11 @@ def frozen(program: GraphModule, inputs: dict[Node, Any]) -> GraphModule:
     Functionalize().run(body)
     with torch.no_grad():
         FuseConvNorm().run(body)
+    _drop_settled_guards(body)
+    Functionalize().run(body)  # what was a norm's result, which may share anything, is now a layer's
+    with torch.no_grad():
         FoldConstants(max_bytes=_MOST_BYTES, freeze=True).run(body)
     RemoveNoOps(inference=True).run(body)
-    _drop_settled_guards(body)
     RemoveDeadCode().run(body)
     return body
 
@@ -85,7 +87,7 @@ def _drop_switched_off(body: GraphModule) -> None:
             continue
         if len(node._args) != 1 or node._kwargs or not isinstance(node._args[0], Node):
             continue
-        for user in list(node.users):
+        for user in list(node._users):
             if user._target is check_result:
                 body.graph.erase_node(user)
         node.replace_all_uses_with(node._args[0])

@@ -5,6 +5,7 @@ Backends whose compiled code takes any size do without this; guards on other thi
 from __future__ import annotations
 
 import copy
+import operator
 import threading
 import time
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from typing import Any
 
 import torch
 
+from torchgraft.analysis.aliases import Aliases
 from torchgraft.analysis.comparison import tensors_in
 from torchgraft.analysis.dry_run import DryRun
 from torchgraft.backends.variants import call_key, call_text, log
@@ -82,7 +84,7 @@ def for_one_size(body: GraphModule, args: tuple[Any, ...], kwargs: dict[str, Any
     ['x', 'guard', 'view', 'mul', 'output']
     """
     result = GraphModule(body, copy.deepcopy(body.graph), type(body).__name__)
-    values, are_static = _plain_values(result, args, kwargs)
+    values, dtypes, are_static = _plain_values(result, args, kwargs)
     fixed: dict[Node, Any] = {}
     for node in list(result.graph.nodes):
         known = [source for source in node._inputs if source in fixed]
@@ -101,16 +103,45 @@ def for_one_size(body: GraphModule, args: tuple[Any, ...], kwargs: dict[str, Any
             result.graph.erase_node(node)
         elif node in values and (is_metadata_read(node) or (known and not node._inputs)):
             fixed[node] = values[node]
+    _compute_plainly(result, dtypes)
     RemoveDeadCode().run(result)
     return result
 
 
-def _plain_values(program: GraphModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[dict[Node, Any], bool]:
-    """The values of the nodes that are no tensors, and whether they follow from sizes alone."""
+def _compute_plainly(program: GraphModule, dtypes: dict[Node, torch.dtype]) -> None:
+    """`x += y` becomes `x + y` where only this node uses `x`, which the program has made, and both have one dtype."""
+    memory = Aliases(program.graph)
+    for node in program.graph.nodes:
+        plain = _PLAIN_FORMS.get(node._target) if node._op in ("call_method", "call_function") else None
+        if plain is None or len(node._args) != 2 or node._kwargs:
+            continue
+        target, other = node._args
+        if not isinstance(target, Node) or target not in dtypes or list(target._users) != [node] or target is other:
+            continue
+        if target._op in ("placeholder", "get_attr") or not memory.is_fresh(target):
+            continue
+        is_same = dtypes.get(other) == dtypes[target] if isinstance(other, Node) else dtypes[target].is_floating_point
+        if is_same and memory.region[target] is memory.region[node]:
+            node.target = plain
+
+
+_PLAIN_FORMS: dict[Any, Any] = {
+    operator.iadd: operator.add, operator.imul: operator.mul, operator.isub: operator.sub,
+    "add_": "add", "mul_": "mul", "sub_": "sub",
+}  # fmt: skip
+
+
+def _plain_values(
+    program: GraphModule, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[dict[Node, Any], dict[Node, torch.dtype], bool]:
+    """The values of the nodes that are no tensors, the dtypes of those that are, and whether all follows from sizes alone."""
     found: dict[Node, Any] = {}
+    dtypes: dict[Node, torch.dtype] = {}
 
     def note(node: Node, value: Any) -> None:
-        if isinstance(value, torch.Size):
+        if isinstance(value, torch.Tensor):
+            dtypes[node] = value.dtype
+        elif isinstance(value, torch.Size):
             found[node] = tuple(value)
         elif isinstance(value, _PLAIN) or (type(value) is tuple and all(type(item) is int for item in value)):
             found[node] = value
@@ -118,10 +149,10 @@ def _plain_values(program: GraphModule, args: tuple[Any, ...], kwargs: dict[str,
     try:
         # Copies, because a program may write into objects that it is given (a cache).
         DryRun(program, *copied_inputs(args, kwargs), node_done=note, compute=False).forward()
-        return found, True
+        return found, dtypes, True
     except GuardError:
         raise
     except Exception:  # shapes that depend on values
         found.clear()
         DryRun(program, *copied_inputs(args, kwargs), node_done=note, compute=True).forward()
-        return found, False
+        return found, dtypes, False

@@ -72,7 +72,8 @@ def _imported(package: str) -> ModuleType:
     try:
         return importlib.import_module(package)
     except ImportError as error:
-        raise GraftError(f"cannot import {package}: {error}\ninstall it with: pip install {package}") from error
+        name = package.partition(".")[0]
+        raise GraftError(f"cannot import {name}: {error}\ninstall it with: pip install {name}") from error
     except Exception as error:  # torchvision raises RuntimeError where its operators do not fit this torch
         raise GraftError(f"cannot import {package}: {one_line(error)}") from error
 

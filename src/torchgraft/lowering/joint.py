@@ -271,20 +271,23 @@ class _JointWalk(Walk):
         if any(id(leaf) in self._objects for leaf in leaves((args, kwargs))):
             return self._hold(self._run(node, args, kwargs))
         if kind is Kind.OPERATORS:
-            return self._unless_fixed(functools.partial(super().call, kind), node, args, kwargs)
+            return self._unless_fixed(functools.partial(super().call, kind), node, args, kwargs, True)
         return super().call(kind, node, args, kwargs)
 
-    def _unless_fixed(self, write: Callable[..., Any], node: Node, args: Any, kwargs: Any) -> Any:
-        """What a call computes, unless torch's code for it takes sizes of this run: then it stays one call, if it can."""
-        last, fixed = self.recorder.begin(node), self.recorder.fixed
+    def _unless_fixed(self, write: Callable[..., Any], node: Node, args: Any, kwargs: Any, is_torch: bool) -> Any:
+        """What a call computes, unless sizes of this run go into that, or decide in a function that is not torch's: then it stays
+        one call, if it can."""
+        recorder = self.recorder
+        last, fixed, decisions = recorder.begin(node), recorder.fixed, recorder.decisions
         value = write(node, args, kwargs)
-        if self.recorder.fixed == fixed or node.name in self.kept or self.recorder.has_written():
+        is_free = recorder.fixed == fixed and (is_torch or recorder.decisions == decisions)
+        if is_free or node.name in self.kept or recorder.has_written(last):
             return value
-        self.recorder.take_back(last)
+        recorder.take_back(last)
         try:
             return self._one_call(node, args, kwargs)
         except Exception:
-            self.recorder.take_back(last)
+            recorder.take_back(last)
             return write(node, args, kwargs)
 
     def _run(self, node: Node, args: Any, kwargs: Any) -> Any:
@@ -304,7 +307,7 @@ class _JointWalk(Walk):
         if node.name not in self.kept:  # it was not tried yet
             last = self.recorder.begin(node)
             try:
-                return self._unless_fixed(self._run, node, args, kwargs)
+                return self._unless_fixed(self._run, node, args, kwargs, False)
             except Exception as error:
                 self.recorder.take_back(last)
                 self.kept[node.name] = f"{type(error).__name__}: {error}"

@@ -56,8 +56,8 @@ class Recorder:
         # The traced tensors that share a memory, by its address.
         self._sharing: dict[int, list[weakref.ref[TracedTensor]]] = {}
         self._outside: set[int] = set()
-        # How many numbers the program is tied to.
-        self.fixed = 0
+        # How many numbers the program is tied to, and how often Python has decided something by comparing some.
+        self.fixed = self.decisions = 0
         # Arithmetic on sizes that was done before, so that equal sizes are one number.
         self.combined: dict[Any, SymbolicNumber] = {}
         # What an operator in place has changed about traced tensors, in case the call has to be taken back.
@@ -149,9 +149,9 @@ class Recorder:
             tensor.actual, tensor.source, tensor.sizes = actual, source, sizes
         self._changed.clear()
 
-    def has_written(self) -> bool:
-        """Whether the call that is being run has changed a tensor."""
-        return bool(self._changed)
+    def has_written(self, last: Node) -> bool:
+        """Whether the call that is being run, since this node, has changed a tensor that was there before."""
+        return any(not isinstance(source, Node) or not last < source for _, _, source, _ in self._changed)
 
     def begin(self, above: Node) -> Node:
         """Go on with a node of the program above; the last node that was written."""

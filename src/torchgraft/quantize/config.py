@@ -148,6 +148,26 @@ def has_vnni() -> bool:
     return bool(torch.cpu._is_vnni_supported() or torch.cpu._is_amx_tile_supported())
 
 
+def check_machine(config: Config, backend: str) -> None:
+    """Refuse a backend or scheme that this machine has no kernels for."""
+    if backend not in ("native", "cuda"):
+        return
+    has_gpu = torch.cuda.is_available()
+    if backend == "cuda" and not has_gpu:
+        raise QuantizeError('there is no CUDA device for backend="cuda"\nuse backend="native" or "reference" here')
+    for name in dict.fromkeys(
+        (config.scheme, *config.modules.values(), *config.types.values(), *config.functions.values())
+    ):
+        used = scheme(name, dict(config.schemes))
+        is_float8 = any(part is not None and part.kind == "float8" for part in (used.weights, used.inputs))
+        if is_float8 and not (backend == "cuda" and torch.cuda.get_device_capability() >= (8, 9)):
+            possible = [known for known, item in NAMED.items() if item.weights is not None and known != "float8"]
+            raise QuantizeError(
+                f"this machine has no kernel for the scheme {name!r}, which wants a GPU with 8-bit floats\n"
+                f'use backend="reference", which computes the same with ordinary operators, or one of: {", ".join(possible)}'
+            )
+
+
 def as_config(value: Config | str | PathLike[str] | None, backend: str) -> Config:
     """A configuration, however it was given: a `Config`, the name of a scheme, a TOML text or a file."""
     default = default_config(backend)

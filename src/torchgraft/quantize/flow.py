@@ -11,7 +11,7 @@ from typing import Any
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import QuantizeError
 from torchgraft.quantize.calibrating import Progress, batches, calibrate, inputs_of, number_of
-from torchgraft.quantize.config import as_config
+from torchgraft.quantize.config import as_config, check_machine
 from torchgraft.quantize.converting import convert
 from torchgraft.quantize.preparing import ConfigLike, Model, prepare
 
@@ -36,7 +36,7 @@ def quantize(
     >>> bool((program(torch.ones(2, 16)) - model(torch.ones(2, 16))).abs().max() < 0.1)
     True
     """
-    as_config(config, backend)  # a mistake in it is said before anything is run
+    check_machine(as_config(config, backend), backend)  # a mistake is said before anything is run
     given: Iterable[Any] = batches(data)
     args: Any = ()
     kwargs: dict[str, Any] = {}

@@ -150,20 +150,26 @@ class _Planner:
         elif scheme.is_float:
             planned.reason = "the configuration keeps it in floats"
         else:
-            planned.reason = _unsuited(layer, scheme) or self._written(layer)
+            planned.reason = _unsuited(layer, scheme) or self._written(layer, node)
         if planned.reason is None and isinstance(layer, Layer):
             self.layers[node] = layer
             planned.dtype, planned.shape = str(layer.weight.dtype), tuple(layer.weight.shape)
             if scheme.is_static:
                 self.static[node] = planned
 
-    def _written(self, layer: Layer) -> str | None:
-        """Why the weights of a layer cannot be rounded once and for all."""
+    def _written(self, layer: Layer, node: Node) -> str | None:
+        """Why the weights of a layer cannot be rounded once and for all, or its input and result not be other tensors."""
         if self.memory is None:
             self.memory = Aliases(self.program.graph)
         tensors = [tensor for tensor in (layer.weight, layer.bias) if tensor is not None]
-        is_written = any(self.memory.is_known_to_be_written(tensor) for tensor in tensors)
-        return "the program writes its weights" if is_written else None
+        if any(self.memory.is_known_to_be_written(tensor) for tensor in tensors):
+            return "the program writes its weights"
+        changes = self.memory.is_known_to_change_between(layer.source, node)
+        return "its input is written in place by the program" if changes else None
+
+    def _changes(self, value: Node, user: Node) -> bool:
+        """Whether a value is written between its making and a user, so that what is rounded at once is not what the user sees."""
+        return self.memory is not None and self.memory.is_known_to_change_between(value, user)
 
     # ---- values ----
 
@@ -178,6 +184,8 @@ class _Planner:
         self.leader[value] = value
         name = operation(value, self.program)
         source = first_input(value)
+        if any(self._changes(part, value) for part in value.all_input_nodes):
+            return
         if (name in MOVES or name in SELECTS) and source is not None and source.op != "get_attr":
             self._need(source, value, planned)
             self._join(value, source)
@@ -203,7 +211,7 @@ class _Planner:
             return
         fused = max(mine, key=lambda item: item._order)
         for other in total.args:
-            if other is not fused and isinstance(other, Node):
+            if other is not fused and isinstance(other, Node) and not self._changes(other, total):
                 self._need(other, total, planned)
 
     def _join(self, first: Node, second: Node) -> None:
@@ -282,6 +290,8 @@ def _has_layers(module: Any) -> bool:
 
 def _unsuited(layer: Layer, scheme: Scheme) -> str | None:
     """Why a layer cannot have a scheme."""
+    if getattr(layer.module, "padding_mode", "zeros") != "zeros":
+        return "it pads with other values than zero; capture with level='function', where that is a call of its own"
     weights = scheme.weights
     if weights is None:
         return None

@@ -118,6 +118,7 @@ def check_anything(plan: Plan, program: GraphModule) -> None:
         more = "it has no convolution or linear layer with weights of its own"
         whole = program.meta.get("kept_whole", {}).get("")
         more += f"; it is one call, because {whole}" if whole else ""
+        more += "".join([f"\n'{name}': {reason}" for name, reason in list(plan.others.items())[:3]])
     raise QuantizeError(f"nothing in {type(program).__name__} can be quantized\n{more}")
 
 

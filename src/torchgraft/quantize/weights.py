@@ -10,6 +10,7 @@ from torchgraft.errors import QuantizeError
 from torchgraft.quantize.operators import dequantize_tensor, quantize_tensor, scale_of_range
 from torchgraft.quantize.schemes import Numbers
 
+_PART = 1 << 20
 # Where few steps have to do, it pays to look for a range narrower than the extremes.
 _NARROWER = [1.0 - 0.04 * step for step in range(11)]
 
@@ -36,6 +37,9 @@ def quantize_weight(weight: torch.Tensor, numbers: Numbers, axis: int | None, wh
     >>> found.steps.tolist(), [round(item, 4) for item in found.scale.tolist()]
     ([[50, -127], [127, 0]], [0.02, 0.0008])
     """
+    by_rows = numbers.per == "group" or (numbers.per == "channel" and axis == 0)
+    if by_rows and weight.numel() > _PART and not weight.is_meta:
+        return _in_parts(weight, numbers, axis, where)
     if not weight.is_meta and not bool(torch.isfinite(weight).all()):
         raise QuantizeError(f"the weights of {where or 'a layer'} hold infinite values or no numbers\ncheck the model")
     scale, zero_point = weight_scale(weight, numbers, axis)
@@ -43,6 +47,20 @@ def quantize_weight(weight: torch.Tensor, numbers: Numbers, axis: int | None, wh
     low, high = numbers.range
     steps = quantize_tensor(weight.detach(), scale, zero_point, low, high, numbers.dtype, axis, group)
     return QuantizedWeight(steps, scale, zero_point, axis, group)
+
+
+def _in_parts(weight: torch.Tensor, numbers: Numbers, axis: int | None, where: str) -> QuantizedWeight:
+    """Rows have scales of their own, so that a few at a time will do: less memory, and most of it in the cache."""
+    count = max(1, _PART // (weight.numel() // weight.shape[0]))
+    steps = torch.empty(weight.shape, dtype=numbers.dtype, device=weight.device)
+    scales, zeros = [], []
+    for first in range(0, weight.shape[0], count):
+        part = quantize_weight(weight[first : first + count], numbers, axis, where)
+        steps[first : first + count] = part.steps
+        scales.append(part.scale)
+        zeros.append(part.zero_point)
+    zero_point = None if zeros[0] is None else torch.cat([item for item in zeros if item is not None])
+    return QuantizedWeight(steps, torch.cat(scales), zero_point, *spread(numbers, axis))
 
 
 def spread(numbers: Numbers, axis: int | None) -> tuple[int | None, int | None]:

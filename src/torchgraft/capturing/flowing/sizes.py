@@ -147,7 +147,10 @@ class SymbolicNumber:
     def int_(self) -> Any:
         return self._decide()
 
-    bool_ = int_
+    def bool_(self) -> Any:
+        """Python decides, and not torch's own code."""
+        self.watcher.decisions += self._make is not None
+        return self._decide()
 
 
 # Python makes the text of `assert` and `raise` only where something has failed; what is in one else is in its condition.
@@ -343,7 +346,7 @@ def _add_operator(name: str, function: Callable[..., Any], symbol: str, is_swapp
             theirs = SymbolicNumber(mine.watcher, other, None)
         result = combine(function, symbol, theirs, mine) if is_swapped else combine(function, symbol, mine, theirs)
         # A comparison is there to decide something; and where it flows on, torch wants a plain bool.
-        return result._decide() if type(result.value) is bool else wrapped(result)
+        return result.bool_() if type(result.value) is bool else wrapped(result)
 
     for cls in (_Int, _Float, _Bool):
         setattr(cls, name, apply)

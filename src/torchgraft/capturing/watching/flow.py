@@ -28,6 +28,8 @@ class Flow:
 
     # Set when the run is over: what it has handed out and somebody still holds is plain from then on.
     is_over = False
+    # How often Python has decided something by comparing numbers.
+    decisions = 0
 
     def __init__(self, watcher: Watcher, guards: Guards, sizes_are_symbolic: bool) -> None:
         self._watcher = watcher

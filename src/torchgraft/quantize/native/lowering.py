@@ -40,7 +40,7 @@ from torchgraft.quantize.native.layers import (
     PostOperation,
     WeightOnlyLayer,
 )
-from torchgraft.quantize.native.reading import Reader, Steps, all_values, chain, is_call, only_user
+from torchgraft.quantize.native.reading import Reader, Steps, all_values, chain, is_call, only_user, writes_in_place
 from torchgraft.quantize.operations import ACTIVATIONS, MOVES, SELECTS, first_input, is_shape_read, is_sum, operation
 from torchgraft.quantize.operators import dequantize_tensor, quantize_tensor
 from torchgraft.quantize.preparing import MOVED, STORED, inherit
@@ -197,6 +197,8 @@ class _Lowering(Reader):
         ):
             second = user.args[1] if user.args[0] is last else user.args[0]
             found = self.steps(second) if isinstance(second, Node) and second is not last else None
+            if found is not None and user.args[0] is second and writes_in_place(user):
+                return last, None, post
             if found is not None and found.node < node:
                 after = only_user(user)
                 last, other = user, (found, second)
@@ -262,6 +264,8 @@ class _Lowering(Reader):
             return
         after = self.numbers(leaving, leaving.args[1], leaving.args[2])
         sources = [item for item in node.all_input_nodes if is_call(item, dequantize_tensor)]
+        if writes_in_place(node) and any(len(item._users) > 1 for item in sources):
+            return  # the others are to see what it writes
         entering = [self.steps(item) for item in sources]
         if after is None or not sources or any(item is None for item in entering):
             return

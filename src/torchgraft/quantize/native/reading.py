@@ -66,6 +66,12 @@ def is_call(node: Any, function: Any) -> bool:
     return isinstance(node, Node) and node.op == "call_function" and node.target is function
 
 
+def writes_in_place(node: Node) -> bool:
+    """Whether a call writes into its first argument, by its name."""
+    name = node.target if node.op == "call_method" else getattr(node.target, "__name__", "").partition(".")[0]
+    return str(name).endswith("_") or str(name) in ("iadd", "imul", "isub") or bool(node.kwargs.get("inplace"))
+
+
 def only_user(node: Node) -> Node | None:
     """The one call that takes a value; None if there are more, or if others look at more than its sizes."""
     users = [user for user in node._users if not is_shape_read(user)]
