@@ -11,6 +11,7 @@ from torch import nn
 
 from torchgraft import Backend, lower
 from torchgraft.errors import InputError
+from torchgraft.ir.guards import is_guard
 
 
 class Plain(Backend):
@@ -183,3 +184,28 @@ def test_lowering_leaves_objects_that_are_given_alone(backend: str) -> None:
             torch.testing.assert_close(fast(torch.ones(1, 4), ours), model(torch.ones(1, 4), theirs))
             torch.testing.assert_close(ours.rows, theirs.rows)
             assert type(ours.rows) is torch.Tensor
+
+
+class Forgetful(Backend):
+    """Leaves out what has no result, as exporters do."""
+
+    name = "forgetful"
+
+    def compile(self, part: Any, inputs: Any, options: Any) -> Any:
+        for node in list(part.graph.nodes):
+            if node.op == "call_function" and (is_guard(node.target) or node.target is torch._assert):
+                part.graph.erase_node(node)
+        return part.forward
+
+
+def test_checks_of_values_stay_in_python() -> None:
+    def model(x: Any) -> Any:
+        y = torch.sin(x) * 2
+        torch._assert(x.min() > -5, "too small")
+        return y + 1 if x.max() > 1000 else y - 1
+
+    fast = lower(model, torch.ones(3), backend=Forgetful())
+    for x in (torch.ones(3), torch.full((3,), 2000.0), torch.ones(4)):
+        torch.testing.assert_close(fast(x), model(x))
+    with pytest.raises(AssertionError, match="too small"):
+        fast(torch.full((3,), -6.0))

@@ -23,6 +23,7 @@ from torchgraft.codegen.bound import BoundCodeGen
 from torchgraft.codegen.calling import copied_inputs, placeholder_values
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import BackendError, GraftError, one_line
+from torchgraft.ir.guards import is_guard
 from torchgraft.ir.modules import is_from_torch
 from torchgraft.ir.node import Node
 from torchgraft.ir.origin import source_of
@@ -100,6 +101,9 @@ def compile_parts(
         node.meta[_NAME] = node.name
     unpacking = _unpacking(body, args, kwargs)
     memory = Aliases(body.graph)
+    # Exporters leave out what has no result, so checks stay in Python; a check goes where the value is made that it checks.
+    checks = [node for node in body.graph.nodes if node._op == "call_function" and _is_check(node._target)]
+    checked = {source for node in checks for source in (node, *node._inputs)}
 
     def supports(node: Node) -> bool | str:
         if node in unpacking:
@@ -107,6 +111,7 @@ def compile_parts(
         return (
             refused.get(node.meta[_NAME])
             or _reason_to_stay(node, body, memory, backend.takes_writes)
+            or ("its value is checked" if node in checked else None)
             or backend.supports(node)
         )
 
@@ -125,6 +130,10 @@ def compile_parts(
         if not blamed:
             return _assembled(found, compiled, inputs)
         refused |= blamed
+
+
+def _is_check(target: Any) -> bool:
+    return is_guard(target) or target is torch._assert
 
 
 def _reason_to_stay(node: Node, body: GraphModule, memory: Aliases, writes: bool) -> str | None:

@@ -133,14 +133,14 @@ def max_pool_bytes(
         # The smallest step never wins over one that is there.
         around = (padding[1], padding[1], padding[0], padding[0])
         steps = torch.nn.functional.pad(steps, around, value=torch.iinfo(steps.dtype).min)
-    for axis, place in ((-2, 0), (-1, 1)):
+    for axis, place in ((2, 0), (3, 1)):
         reach = dilation[place] * (kernel[place] - 1)
         count = (steps.shape[axis] - reach - 1) // stride[place] + 1
         length = (count - 1) * stride[place] + 1
         result = None
         for step in range(0, reach + 1, dilation[place]):
             part = steps.narrow(axis, step, length)
-            part = part[..., :: stride[place], :] if axis == -2 else part[..., :: stride[place]]
+            part = part[:, :, :: stride[place]] if axis == 2 else part[:, :, :, :: stride[place]]
             result = part if result is None else torch.maximum(result, part)
         assert result is not None
         steps = result

@@ -158,7 +158,7 @@ class IntegerLayer(_Packing):
     def _compute(
         self, steps: torch.Tensor, scale: float, zero_point: int, output: tuple[float, int] | None, post: PostOperation
     ) -> torch.Tensor:
-        if self.convolution is not None and steps.dim() < self.weight.dim():  # one image without a batch
+        if self._is_single(steps):
             return self._compute(steps.unsqueeze(0), scale, zero_point, output, post).squeeze(0)
         out_scale, out_zero = output or (1.0, 0)
         out_type = self.dtype if output is None else torch.uint8
@@ -172,10 +172,6 @@ class IntegerLayer(_Packing):
         last = (out_scale, out_zero, out_type, post.name, post.options, post.algorithm)
         return _onednn.qconv_pointwise.default(*common, self.bias, *where, *last)
 
-    def _is_single(self, steps: torch.Tensor) -> bool:
-        """Whether this is one image without a batch, which torch's convolutions take and these kernels do not."""
-        return self.convolution is not None and steps.dim() == self.weight.dim() - 1
-
     def _result_shape(self, steps: torch.Tensor) -> tuple[int, ...]:
         if self.convolution is None:
             return (*steps.shape[:-1], self.weight.shape[0])
@@ -187,6 +183,10 @@ class IntegerLayer(_Packing):
             )
         ]
         return (steps.shape[0], self.weight.shape[0], *sizes)
+
+    def _is_single(self, steps: torch.Tensor) -> bool:
+        """Whether this is one image without a batch, which torch's convolutions take and these kernels do not."""
+        return self.convolution is not None and steps.dim() == self.weight.dim() - 1
 
     def extra_repr(self) -> str:
         """What is printed of it."""
@@ -261,8 +261,7 @@ class IntegerLayerWithSum(IntegerLayer):
         if self._is_single(steps):
             return self._add(steps.unsqueeze(0), other.unsqueeze(0)).squeeze(0)
         assert self.input_scale is not None and self.output is not None
-        is_batch = self.convolution is None or steps.dim() == self.weight.dim()
-        if not is_batch or not steps.numel() or tuple(other.shape) != self._result_shape(steps):
+        if not steps.numel() or tuple(other.shape) != self._result_shape(steps):
             return self._spread(steps, other)
         common = (steps, *self.input_scale, self.packed(steps), self.weight_scale, self.weight_zero_point)
         post = self.post
