@@ -50,6 +50,7 @@ def steps(page: str) -> list[tuple[str, re.Match[str] | None]]:
 def comparable(text: str) -> str:
     """Without file names, which the reader chooses, and without times."""
     text = re.sub(r"[^\s(\"]+\.py\b:?", "", text)
+    text = re.sub(r"[\d.]+ [µm]?s\b", "a while", text)
     return " ".join(re.sub(r"\d+\.\d+", "0", text).split())
 
 
