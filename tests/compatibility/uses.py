@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import gc
 import io
 import pickle
 import threading
@@ -194,6 +195,9 @@ def distributed(module: nn.Module, inputs: Callable[[int], Given]) -> Any:
         parallel = nn.parallel.DistributedDataParallel(module)
         result = called(parallel, inputs(2))
         loss_of(result).backward()
+        # The last to let go of the group waits for its threads, and DDP would do so while it keeps Python from running them.
+        del parallel
+        gc.collect()
     return result, [parameter.grad for parameter in module.parameters()]
 
 

@@ -10,7 +10,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Mapping
 from os import PathLike
-from typing import Any
+from typing import Any, overload
 
 import torch
 
@@ -312,6 +312,33 @@ def _kept_state(model: Any) -> Iterator[None]:
         state.restore_all()
 
 
+@overload
+def lower(
+    model: torch.nn.Module | Callable[..., Any],
+    args: Any = ...,
+    kwargs: Mapping[str, Any] | None = ...,
+    *,
+    level: str,
+) -> GraphModule: ...
+
+
+@overload
+def lower(
+    model: torch.nn.Module | Callable[..., Any],
+    args: Any = ...,
+    kwargs: Mapping[str, Any] | None = ...,
+    *,
+    backend: str | Backend = ...,
+    precision: str | None = ...,
+    layout: str = ...,
+    on_guard: str | None = ...,
+    max_variants: int = ...,
+    verify: bool = ...,
+    time_limit: float | None = ...,
+    choice: str | PathLike[str] | None = ...,
+) -> Lowered: ...
+
+
 def lower(
     model: torch.nn.Module | Callable[..., Any],
     args: Any = (),
@@ -326,7 +353,7 @@ def lower(
     time_limit: float | None = None,
     choice: str | PathLike[str] | None = None,
     level: str | None = None,
-) -> Any:
+) -> Lowered | GraphModule:
     """A module with the signature of a model or program that runs it compiled by a backend, without gradients.
 
     `backend` is "native" (torch's own kernels, everywhere), "inductor", "cudagraphs", "openvino", "onnxruntime", a
