@@ -23,6 +23,7 @@ from torch.utils._device import DeviceContext
 from torchgraft.analysis.aliases import Aliases
 from torchgraft.analysis.effects import Effects
 from torchgraft.backends.watch import ModelWatch
+from torchgraft.capturing.whole import SHARED_WITH_MODEL
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import GuardError, RunError, TraceError, one_line
 from torchgraft.ir.guards import check_result, guard, is_guard
@@ -37,11 +38,6 @@ ON_GUARD = ("recapture", "raise", "eager")
 # Calls that look different are told apart by so many hints at most; then they are collected anew.
 _MOST_HINTS = 1024
 _PLAIN = frozenset({int, float, bool, str, bytes, type(None), torch.dtype, torch.device, complex})
-# What a module shares with the model that it stands for, so that both have one state dict and move together.
-_SHARED = (
-    *("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"),
-    *("_state_dict_hooks", "_state_dict_pre_hooks", "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks"),
-)
 
 
 @dataclass(eq=False)
@@ -148,7 +144,7 @@ class VariantModule(torch.nn.Module):
         self._said: set[str] = set()
         self._watch: ModelWatch | None = None
         if isinstance(model, torch.nn.Module):
-            self.__dict__.update({name: model.__dict__[name] for name in _SHARED if name in model.__dict__})
+            self.__dict__.update({name: model.__dict__[name] for name in SHARED_WITH_MODEL if name in model.__dict__})
         function = model.forward if isinstance(model, torch.nn.Module) else model
         with contextlib.suppress(TypeError, ValueError):
             self.__signature__ = inspect.signature(function)

@@ -32,8 +32,8 @@ class WholeModel:
         return f"WholeModel({type(self.model).__name__})"
 
 
-# What a program shares with a model that is one call of it.
-_SHARED = (
+# What a program that is one call of a model, or a module in its place, shares with it: they have one state dict.
+SHARED_WITH_MODEL = (
     *("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"),
     *("_state_dict_hooks", "_state_dict_pre_hooks", "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks"),
 )
@@ -77,7 +77,7 @@ def whole_program(
     graph.output(graph.call_function(call_whole, arguments))
     program = GraphModule(holder, graph, program_name(model))
     if root is not None:
-        program.__dict__.update({name: root.__dict__[name] for name in _SHARED if name in root.__dict__})
+        program.__dict__.update({name: root.__dict__[name] for name in SHARED_WITH_MODEL if name in root.__dict__})
     return program
 
 
