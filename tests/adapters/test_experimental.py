@@ -197,7 +197,7 @@ def test_types_are_broadcast_as_in_torch_fx(one: Any, two: Any) -> None:
         assert checker.broadcast_types(kinds.Dyn, made[0]) == (kinds.Dyn, made[0])
         with pytest.raises(TypeError, match="Cannot broadcast types"):
             checker.broadcast_types(made[0], 5)
-        assert len(checker.expand_to_tensor_dim(kinds.Dyn, 3).dims) == 3
+        assert len(checker.expand_to_tensor_dim(kinds.Dyn, 3).__args__) == 3
         with pytest.raises(TypeError, match="It should have rank 9"):
             checker.expand_to_tensor_dim(made[0], 9)
     assert texts[0] == texts[1]

@@ -7,6 +7,7 @@ import inspect
 from typing import Any
 
 import pytest
+import torch
 
 from torchgraft.fx_passes.paths import HOMES
 
@@ -91,8 +92,9 @@ def test_names_and_parameters_are_those_of_torch_fx(path: str) -> None:
 
 def test_no_exception_is_out_of_date() -> None:
     found = {difference for path in PATHS for difference in differences(path)}
-    # Other versions of torch lack some of the names.
-    assert {name for name in EXCEPTIONS if is_in_torch_fx(name)} <= found
+    # Older versions of torch lack some of the names, and have others whose parameters are the same.
+    if torch.__version__ >= "2.13":
+        assert {name for name in EXCEPTIONS if is_in_torch_fx(name)} <= found
 
 
 def is_in_torch_fx(name: str) -> bool:

@@ -465,3 +465,36 @@ def test_a_model_made_while_tracing_leaves_the_random_state_alone():
     except torchgraft.TraceError:
         pass
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_one_thread_watches_while_another_traces_symbolically() -> None:
+    inside, tracing = threading.Event(), threading.Event()
+
+    class Watched(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(2, 2)
+            self.register_buffer("scale", torch.full((2,), 3.0))
+
+        def forward(self, x: Any) -> Any:
+            inside.set()
+            tracing.wait(10)
+            return self.layer(x) * self.scale
+
+    class Traced(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(2, 2)
+
+        def forward(self, x: Any) -> Any:
+            tracing.set()
+            watched.result(10)
+            return self.layer(x)
+
+    with ThreadPoolExecutor(1) as pool:
+        watched = pool.submit(torchgraft.capture, Watched(), torch.randn(1, 2))
+        inside.wait(10)
+        traced = torchgraft.symbolic_trace(Traced())
+    assert [node.op for node in traced.graph.nodes] == ["placeholder", "call_module", "output"]
+    targets = [node.target for node in watched.result().graph.nodes]
+    assert "layer" in targets and "scale" in targets, watched.result().explain()

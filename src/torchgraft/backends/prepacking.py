@@ -49,21 +49,24 @@ def convolution_and_sum(
     name, numbers, algorithm = activation
     if other.shape[0] != x.shape[0]:
         return _one_by_one(x, other, weight, bias, padding, stride, dilation, groups, activation)
-    result = _CONVOLUTION_SUM(
-        x,
-        other,
-        weight,
-        bias,
-        padding,
-        stride,
-        dilation,
-        groups,
-        "add",
-        1.0,
-        name if name != "none" else None,
-        numbers,
-        algorithm,
-    )
+    try:
+        result = _CONVOLUTION_SUM(
+            x,
+            other,
+            weight,
+            bias,
+            padding,
+            stride,
+            dilation,
+            groups,
+            "add",
+            1.0,
+            name if name != "none" else None,
+            numbers,
+            algorithm,
+        )
+    except RuntimeError:  # torch 2.11, where the result would have to be broadcast
+        return _one_by_one(x, other, weight, bias, padding, stride, dilation, groups, activation)
     if other.shape != result.shape:  # the kernel would broadcast the other tensor alone, and take what it finds
         return _one_by_one(x, other, weight, bias, padding, stride, dilation, groups, activation)
     return result

@@ -65,6 +65,8 @@ class TracerBase(ScopeState):
     trace_asserts: bool = False
     proxy_buffer_attributes: bool = False
     traced_func_name: str = "forward"
+    # Whether reading a submodule gives the submodule: no subclass has a `getattr` of its own.
+    _default_getattr = True
     # Inputs that may be None and that nobody has asked about.
     _optional_inputs: Mapping[Node, str] = {}
     # Whether the traced program runs on real tensors (a watched run) and not on proxies.

@@ -44,17 +44,20 @@ def paths_of_modules(root: torch.nn.Module) -> dict[torch.nn.Module, str]:
     >>> list(paths_of_modules(torch.nn.Sequential(torch.nn.ReLU())).values())
     ['', '0']
     """
-    paths: dict[torch.nn.Module, str] = {}
-    pending = [(root, "")]
+    paths = {root: ""}
+    # Modules whose children are being looked at; no recursion, because a chain may be longer than Python's stack.
+    pending = [("", iter(root._modules.items()))]
     while pending:
-        module, path = pending.pop()
-        if module in paths:  # used twice, or a circle
-            continue
-        paths[module] = path
-        inner = module._modules
-        if inner:
-            prefix = f"{path}." if path else ""
-            pending += [(child, prefix + name) for name, child in reversed(inner.items()) if child is not None]
+        prefix, children = pending[-1]
+        for name, child in children:
+            if child is None or child in paths:  # used twice, or a circle
+                continue
+            paths[child] = path = prefix + name
+            if child._modules:
+                pending.append((path + ".", iter(child._modules.items())))
+                break
+        else:
+            pending.pop()
     return paths
 
 

@@ -69,6 +69,8 @@ def _lent_getattr(self: torch.nn.Module, name: str) -> Any:
     tracer = _torchgraft_active.tracer
     if tracer is None:
         return _torchgraft_getattr(self, name)
+    if tracer._default_getattr and name in (modules := self.__dict__.get("_modules", ())):
+        return modules[name]  # what is asked most of all
     return tracer._read_attribute(self, name)
 
 

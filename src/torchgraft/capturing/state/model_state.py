@@ -74,9 +74,10 @@ class ModelState:
         self._states: list[tuple[torch.nn.Module, str, _Kept]] = []
         self._iterators: list[tuple[str, Any]] = []
         seen: set[int] = set()
+        # Modules of torch.nn keep no notes of their own, and there are many of them.
+        users_own = {cls for cls in set(map(type, paths)) if not is_from_torch(cls)}
         for module in paths:
-            # Modules of torch.nn keep no notes of their own, and there are many of them.
-            if not is_from_torch(module):
+            if type(module) in users_own and not module.__dict__.keys() <= _STANDARD:
                 for name, value in module.__dict__.items():
                     if name not in _STANDARD and type(value) not in _PLAIN:
                         self._keep(module, name, value, seen, 0)

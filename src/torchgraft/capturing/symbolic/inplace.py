@@ -33,17 +33,18 @@ PLAIN_FORM = {
 _FRESH_OPERATORS = frozenset(PLAIN_FORM.values()) | {operator.neg, operator.invert}
 
 
-def simplify_in_place(graph: Graph, paths: dict[torch.nn.Module, str]) -> None:
+def simplify_in_place(graph: Graph, paths: dict[torch.nn.Module, str], has_regions: bool) -> None:
     """Replace in-place operators by plain ones where the value written is new and nothing else refers to it.
 
-    `v += w` keeps the type of `v`, and `v + w` may not; so the types must be known to agree. `paths` has the model's modules.
+    `v += w` keeps the type of `v`, and `v + w` may not; so the types must be known to agree. `paths` has the model's modules,
+    and `has_regions` says whether the graph enters contexts.
     """
     candidates = [node for node in graph.nodes if node._target in PLAIN_FORM and node._op == "call_function"]
-    if candidates:
-        types = _Types({path: module for module, path in paths.items()}, _under_autocast(graph))
-        for node in candidates:
-            if types.may_be_plain(node):
-                node.target = PLAIN_FORM[node._target]
+    modules = {path: module for module, path in paths.items()}
+    types = _Types(modules, _under_autocast(graph) if has_regions else set())
+    for node in candidates:
+        if types.may_be_plain(node):
+            node.target = PLAIN_FORM[node._target]
 
 
 def renew_constants(graph: Graph, ids_outside: Callable[[], frozenset[int]]) -> None:
@@ -100,8 +101,6 @@ def _under_autocast(graph: Graph) -> set[Node]:
     """The nodes that run under autocast, which decides on types by rules of its own."""
     found: set[Node] = set()
     regions: list[Any] = []
-    if not graph.find_nodes(op="call_function", target=enter_context):
-        return found
     for node in graph.nodes:
         if node._target is enter_context:
             regions.append(node._args[0])

@@ -82,7 +82,6 @@ class Tracer(ModelAttributes):
     # Whether no subclass has a say in how modules are called and nodes are made.
     _default_rules = True
     _default_answers = True
-    _default_getattr = True
     # Whether a subclass finds paths of its own: it may install a module of which the model has none.
     _installs_modules = False
     _state: Any = None
@@ -309,7 +308,7 @@ class Tracer(ModelAttributes):
             remove_empty_regions(self.graph)
         guard_identities(self.graph, self._last_of_inputs, [item.__code__ for item in self._functions()])
         if not targets.isdisjoint(PLAIN_FORM):
-            simplify_in_place(self.graph, self._state.paths)
+            simplify_in_place(self.graph, self._state.paths, enter_context in targets)
         if not targets.isdisjoint(NUMBERS):
             refuse_compared_types(self.graph)
 
@@ -358,9 +357,6 @@ class Tracer(ModelAttributes):
     def _read_attribute(self, module: torch.nn.Module, name: str) -> Any:
         """A parameter, buffer or submodule, as `Tracer.getattr` hands it out."""
         if self._default_getattr:
-            modules = module.__dict__.get("_modules")
-            if modules is not None and name in modules:
-                return modules[name]
             return self.getattr(name, read_attribute(module, name), self._parameter_cache)
         value = self._module_getattr(name, read_attribute(module, name), self._parameter_cache)
         if isinstance(value, torch.Tensor):

@@ -13,6 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 from torchgraft.capturing.flowing.sizes import unwrapped
 from torchgraft.capturing.patching.active import active
+from torchgraft.capturing.patching.module_patches import read_attribute
 from torchgraft.capturing.refusals import UnsupportedArgument
 from torchgraft.capturing.state.model_state import ModelState
 from torchgraft.capturing.tracer_base import UNCHANGED_TYPES, TracerBase
@@ -168,6 +169,9 @@ class Watcher(TracerBase):
 
     def _enter_module(self, module: torch.nn.Module) -> None:
         self.state.watch(module)
+
+    def _read_attribute(self, module: torch.nn.Module, name: str) -> Any:
+        return read_attribute(module, name)  # asked only where another thread traces symbolically meanwhile
 
     def _is_written_in_place(self, module: torch.nn.Module, name: str, value: Any) -> bool:
         return False  # the value is the buffer itself, and that is no change
