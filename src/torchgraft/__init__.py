@@ -18,6 +18,7 @@ from torchgraft.version import __version__ as __version__
 if TYPE_CHECKING:
     from torchgraft import passes as passes
     from torchgraft import quantize as quantize
+    from torchgraft import schedule as schedule
     from torchgraft import subgraph_rewriter as subgraph_rewriter
     from torchgraft import zoo as zoo
     from torchgraft.analysis.cost import Cost as Cost

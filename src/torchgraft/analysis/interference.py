@@ -7,7 +7,7 @@ Here the pieces of memory of each value are kept apart: a `cat` of two views doe
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from typing import Any
 
@@ -35,10 +35,11 @@ _NONE = Effects()
 class Interference:
     """Answers for one program, whose nodes are numbered from 0."""
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Graph, known: Mapping[Node, Effects] | None = None) -> None:
+        """`known` has what somebody knows better than `effects_of` does."""
         self._nodes = list(graph.nodes)
         self._aliases = Aliases(graph)
-        self._effects: dict[Node, Effects] = {}
+        self._effects: dict[Node, Effects] = dict(known or {})
 
     def between(self, low: int, high: int, region: list[Node]) -> bool:
         """Whether anything at positions low to high (excluded), other than the region, could notice that it moved."""

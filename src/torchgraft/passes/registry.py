@@ -20,7 +20,10 @@ GROUP = "torchgraft.passes"
 BUILT_IN = (
     *("remove-dead-code", "merge-common", "fold-constants", "normalize-arguments", "remove-no-ops", "functionalize"),
     *("propagate-shapes", "fuse-conv-norm", "fuse-activations", "replace-module", "reorder-for-memory"),
+    "overlap-remote-calls",
 )
+# Those that live in another room.
+_HOMES = {"overlap-remote-calls": "torchgraft.schedule"}
 
 _registered: dict[str, type[Pass]] = {}
 
@@ -67,7 +70,7 @@ def find(name: str) -> type[Pass]:
     'FoldConstants'
     """
     if name in BUILT_IN:
-        module = importlib.import_module(f"torchgraft.passes.{name.replace('-', '_')}")
+        module = importlib.import_module(f"{_HOMES.get(name, 'torchgraft.passes')}.{name.replace('-', '_')}")
         return getattr(module, name.replace("-", " ").title().replace(" ", ""))
     if name in _registered:
         return _registered[name]

@@ -48,7 +48,7 @@ class ReorderForMemory(Pass):
             order = plan.better_order()
             if plan.peak(order) >= plan.peak(plan.nodes):
                 return moved
-            moved += _put_in_order(module, order)
+            moved += put_in_order(module, order)
 
     def notes(self, module: GraphModule) -> list[str]:
         """Say so where nothing could be done for want of sizes."""
@@ -250,7 +250,12 @@ def _sizes(module: GraphModule) -> dict[Node, int]:
     """The bytes that calls return, where they are known."""
     calls = ("call_function", "call_method", "call_module")
     nodes = [node for node in module.graph.nodes if node._meta is not None and node._op in calls]
-    return {node: size for node in nodes if (size := _bytes_of(known_value(node)))}
+    return {node: size for node in nodes if (size := bytes_of_value(node))}
+
+
+def bytes_of_value(node: Node) -> int:
+    """The bytes of the value of a node where its shape is known, else 0."""
+    return _bytes_of(known_value(node))
 
 
 def _bytes_of(known: Any) -> int:
@@ -262,7 +267,7 @@ def _bytes_of(known: Any) -> int:
     return math.prod(map(int, shape)) * dtype.itemsize
 
 
-def _put_in_order(module: GraphModule, order: list[Node]) -> int:
+def put_in_order(module: GraphModule, order: list[Node]) -> int:
     """Move what does not stand where the order has it; return how many nodes that were."""
     moved = 0
     graph = module.graph

@@ -12,6 +12,7 @@ A region (`with torch.no_grad():`) is no node of a part: each part opens it agai
 from __future__ import annotations
 
 import operator
+from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
 
@@ -47,8 +48,10 @@ class Order:
     ([sin], [add_])
     """
 
-    def __init__(self, graph: Graph, open_regions: bool = True) -> None:
+    def __init__(self, graph: Graph, open_regions: bool = True, known: Mapping[Node, Effects] | None = None) -> None:
         self.graph = graph
+        # What somebody knows better than `effects_of` does.
+        self._known = known or {}
         self.nodes = list(graph.nodes)
         # Without opening regions again, their marks are calls like others, and nothing passes them.
         self.exits = _find_regions(self.nodes) if open_regions else {}
@@ -131,9 +134,10 @@ class Order:
     @cached_property
     def _bound_by_effects(self) -> dict[Node, list[Node]]:
         effects = {node: effects_of(node) if node.is_impure() else _NONE for node in self.calls}
+        effects.update(self._known)
         if not any(effects.values()):
             return {}
-        memory = _Memory(Interference(self.graph)) if any(map(_writes_memory, effects.values())) else None
+        memory = _Memory(Interference(self.graph, self._known)) if any(map(_writes_memory, effects.values())) else None
         bound: dict[Node, list[Node]] = {}
         barrier: list[Node] = []
         since: list[Node] = []

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from torchgraft.capturing.patching.active import NamespacePatch, Patch, active, shared_patch
+from torchgraft.capturing.patching.remote_calls import remote_call_patches
 from torchgraft.capturing.refusals import LEAF, in_lines
 from torchgraft.capturing.symbolic.proxy import find_proxy
 from torchgraft.errors import TraceError
@@ -43,15 +44,15 @@ def _numpy_random() -> tuple[ModuleType, dict[int, Callable[..., Any]]]:
     return module, {id(function): function for function in functions}
 
 
-def recorded_leaf(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A leaf function: a call with traced values is one node, and stays one when the generated code is traced again."""
+def recorded_leaf(function: Callable[..., Any], always: bool = False) -> Callable[..., Any]:
+    """A leaf function: a call with traced values, or any, is one node, and stays one when the generated code is traced again."""
 
     def record(tracer: Any, args: Any, kwargs: Any) -> Any:
         result = tracer.create_proxy("call_function", function, args, kwargs)
         result.node.meta["is_wrapped"] = True
         return result
 
-    return _replacement(function, record)
+    return _replacement(function, record, always=always)
 
 
 def recorded_call(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -108,14 +109,17 @@ def marked(replacement: Any, function: Callable[..., Any], fallback: list[Any]) 
     return replacement
 
 
-def _replacement(function: Callable[..., Any], record: Callable[..., Any], is_leaf: bool = True) -> Callable[..., Any]:
+def _replacement(
+    function: Callable[..., Any], record: Callable[..., Any], is_leaf: bool = True, always: bool = False
+) -> Callable[..., Any]:
     @functools.wraps(function, updated=())
     def replacement(*args: Any, **kwargs: Any) -> Any:
         tracer = active.tracer
         if is_leaf and tracer is not None and tracer._runs_for_real:
-            return tracer.calls.leaf(function, function, args, kwargs)
+            return tracer.calls.leaf(function, function, args, kwargs, always=always)
         proxy = find_proxy((args, kwargs))
-        return fallback[0](*args, **kwargs) if proxy is None else record(proxy.tracer, args, kwargs)
+        tracer = tracer if proxy is None and always else getattr(proxy, "tracer", None)
+        return fallback[0](*args, **kwargs) if tracer is None else record(tracer, args, kwargs)
 
     fallback = [function]
     return marked(replacement, function, fallback)
@@ -134,13 +138,13 @@ def looking_inside() -> Iterator[None]:
         _looks_inside.reset(token)
 
 
-def wrapped_patches() -> list[Patch]:
-    """Patches for everything that `wrap` of torchgraft or of torch.fx was called on."""
+def wrapped_patches() -> list[Any]:
+    """Patches for everything that `wrap` of torchgraft or of torch.fx was called on, and for calls of other processes."""
     if _looks_inside.get():
         return []
     patches = [shared_patch(scope, name, recorded_leaf) for scope, name in leaf_functions()]
     patches += [shared_patch(cls, name, recorded_method) for cls, name in wrapped_methods]
-    return [patch for patch in patches if patch is not None]
+    return [*remote_call_patches(), *[patch for patch in patches if patch is not None]]
 
 
 def leaf_functions() -> list[tuple[dict[str, Any], str]]:

@@ -135,9 +135,17 @@ class Calls:
 
     # ---- calls that are not looked into ----
 
-    def leaf(self, target: Any, function: Callable[..., Any], args: Any, kwargs: Any, name: str | None = None) -> Any:
-        """Run a function without looking inside, and write it down as one call."""
-        if self._watcher._switching or not has_tensor((args, kwargs)):
+    def leaf(
+        self,
+        target: Any,
+        function: Callable[..., Any],
+        args: Any,
+        kwargs: Any,
+        name: str | None = None,
+        always: bool = False,
+    ) -> Any:
+        """Run a function without looking inside, and write it down as one call; without tensors only if it is `always` to be."""
+        if self._watcher._switching or not (always or has_tensor((args, kwargs))):
             return function(*args, **kwargs)
         node = self._watcher.create_call("call_function", target, *self._arguments.lowered(args, kwargs), name)
         return self._watcher.unwatched(self.run_whole, function, node, concrete(args), concrete(kwargs), None)

@@ -1,0 +1,204 @@
+"""Scheduled programs in two and four real processes: remote calls, collectives, and what happens when somebody fails."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as distributed
+from torch import nn
+from torch.distributed import rpc
+
+import torchgraft
+from tests.schedule.processes import run_processes
+from torchgraft.schedule import OverlapRemoteCalls
+
+pytestmark = [pytest.mark.distributed, pytest.mark.slow]
+
+DELAY = 0.02
+
+
+@torchgraft.pure
+def lookup(table: int, ids: Any) -> Any:
+    time.sleep(DELAY)
+    return torch.arange(100.0).reshape(50, 2)[ids % 50] + table
+
+
+@torchgraft.pure
+def broken(ids: Any) -> Any:
+    raise LookupError("no such row")
+
+
+@torchgraft.pure
+def dying(ids: Any) -> Any:
+    os._exit(3)
+
+
+@torchgraft.pure
+def sleeping(ids: Any) -> Any:
+    time.sleep(30)
+
+
+class Recommender(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense, self.top = nn.Linear(2, 2), nn.Linear(2, 1)
+
+    def forward(self, ids: Any, x: Any) -> Any:
+        total = self.dense(x)
+        for table in range(8):
+            total = total + rpc.rpc_sync("rank1", lookup, args=(table, ids + table))
+        return self.top(total)
+
+
+def _with_rpc(rank: int, count: int, client: Any) -> Any:
+    options = rpc.TensorPipeRpcBackendOptions(init_method=f"tcp://127.0.0.1:{os.environ['MASTER_PORT']}")
+    rpc.init_rpc(f"rank{rank}", rank=rank, world_size=count, rpc_backend_options=options)
+    try:
+        return client() if rank == 0 else None
+    finally:
+        rpc.shutdown()
+
+
+def _fetches(rank: int, count: int) -> Any:
+    def client() -> Any:
+        torch.manual_seed(0)
+        model, example = Recommender().eval(), (torch.tensor([1, 2]), torch.randn(2, 2))
+        program = torchgraft.capture(model, example)
+        expected = program(*example)
+        begin = time.perf_counter()
+        program(*example)
+        blocking = time.perf_counter() - begin
+        changes = OverlapRemoteCalls()(program).changes
+        begin = time.perf_counter()
+        same = torch.equal(program(*example), expected)
+        return changes, same, blocking, time.perf_counter() - begin
+
+    return _with_rpc(rank, count, client)
+
+
+def test_eight_fetches_wait_together() -> None:
+    changes, same, blocking, overlapped = run_processes(_fetches, 2)[0]
+    assert changes == 8
+    assert same
+    assert blocking > 8 * DELAY
+    assert overlapped < blocking / 2
+
+
+def _failing(rank: int, count: int, kind: str) -> Any:
+    function = {"broken": broken, "dying": dying, "sleeping": sleeping}[kind]
+    options = rpc.TensorPipeRpcBackendOptions(init_method=f"tcp://127.0.0.1:{os.environ['MASTER_PORT']}")
+    rpc.init_rpc(f"rank{rank}", rank=rank, world_size=count, rpc_backend_options=options)
+    if rank == 1:
+        time.sleep(8)
+        os._exit(0)
+
+    def model(ids: Any, x: Any) -> Any:
+        return x.sin() + rpc.rpc_sync("rank1", lookup, args=(0, ids)).sum()
+
+    example = (torch.tensor([1]), torch.ones(2))
+    program = torchgraft.capture(model, example)
+    OverlapRemoteCalls()(program)
+    program(*example)
+    for node in program.graph.nodes:
+        if node.name.startswith("rpc_async"):
+            constant = node.args[1].target
+            setattr(program, constant, function)
+            node.kwargs = {"args": (node.kwargs["args"][1],), "timeout": 2.0}
+    begin = time.perf_counter()
+    try:
+        program(*example)
+    except Exception as error:
+        notes = "\n".join([str(error), *getattr(error, "__notes__", [])])
+        return type(error).__name__, notes, time.perf_counter() - begin
+    return "nothing", "", 0.0
+
+
+@pytest.mark.parametrize("kind", ["broken", "dying", "sleeping"])
+def test_an_error_names_the_node_and_the_line(kind: str) -> None:
+    error, notes, seconds = run_processes(_failing, 2, kind, first_only=True)[0]
+    assert error != "nothing"
+    assert "wait_for_future" in notes and "test_in_processes.py" in notes
+    assert seconds < 8
+
+
+class Parallel(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(8, 8) for _ in range(4)])
+
+    def forward(self, x: Any) -> Any:
+        results = []
+        for layer in self.layers:
+            part = layer(x)
+            distributed.all_reduce(part)
+            results.append(part.relu())
+        gathered = [torch.empty_like(results[0]) for _ in range(distributed.get_world_size())]
+        distributed.all_gather(gathered, results[0] + 1)
+        whole = torch.empty(x.shape[0] * distributed.get_world_size(), 8)
+        distributed.all_gather_into_tensor(whole, results[1])
+        distributed.broadcast(results[2], src=0)
+        return [*results, *gathered, whole, x.sin()]
+
+
+def _collectives(rank: int, count: int) -> Any:
+    distributed.init_process_group("gloo", rank=rank, world_size=count)
+    torch.manual_seed(0)
+    model = Parallel().eval()
+    torch.manual_seed(rank)
+    x = torch.randn(2, 8)
+    with torch.no_grad():
+        expected = model(x)
+        program = torchgraft.capture(model, x)
+        changes = OverlapRemoteCalls()(program).changes
+        same = all(map(torch.equal, program(x), expected))
+    order = [
+        str(node.target.__name__) for node in program.graph.nodes if "c10d" in getattr(node.target, "__module__", "")
+    ]
+    distributed.destroy_process_group()
+    return changes, same, order
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_collectives_are_in_the_same_order_on_every_rank(count: int) -> None:
+    results = run_processes(_collectives, count)
+    for changes, same, order in results:
+        assert changes == 7
+        assert same
+        assert order == results[0][2]
+
+
+def _raising(rank: int, count: int) -> Any:
+    from datetime import timedelta
+
+    distributed.init_process_group("gloo", rank=rank, world_size=count, timeout=timedelta(seconds=3))
+
+    def model(x: Any) -> Any:
+        y = x * 1
+        distributed.all_reduce(y)
+        return y + x.sin()
+
+    program = torchgraft.capture(model, torch.ones(2))
+    OverlapRemoteCalls()(program)
+    if rank == 1:
+        return "raised", "", 0.0  # and never takes part again
+    begin = time.perf_counter()
+    try:
+        program(torch.ones(2))
+    except Exception as error:
+        return (
+            type(error).__name__,
+            "\n".join([str(error), *getattr(error, "__notes__", [])]),
+            time.perf_counter() - begin,
+        )
+    return "nothing", "", 0.0
+
+
+def test_a_rank_that_is_gone_stops_the_others_in_bounded_time() -> None:
+    error, notes, seconds = run_processes(_raising, 2)[0]
+    assert error not in ("nothing", "raised")
+    assert "test_in_processes.py" in notes
+    assert seconds < 15
