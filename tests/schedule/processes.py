@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import socket
 import traceback
@@ -35,7 +36,7 @@ def run_processes(
             process.start()
         while len(results) < count and not (first_only and 0 in results):
             rank, value = answers.get(timeout=limit)
-            results[rank] = value
+            results[rank] = torch.load(io.BytesIO(value), weights_only=False)
     finally:
         for process in started:
             process.join(0 if first_only else 5)
@@ -49,6 +50,10 @@ def _run(function: Any, rank: int, count: int, port: int, answers: Any, args: An
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), GLOO_SOCKET_IFNAME="lo", TP_SOCKET_IFNAME="lo")
     torch.set_num_threads(1)
     try:
-        answers.put((rank, function(rank, count, *args)))
+        value = function(rank, count, *args)
     except BaseException:
-        answers.put((rank, traceback.format_exc()))
+        value = traceback.format_exc()
+    # As bytes: tensors would be in memory that is gone with the process.
+    file = io.BytesIO()
+    torch.save(value, file)
+    answers.put((rank, file.getvalue()))

@@ -1,0 +1,417 @@
+"""`pipeline`: cut a program into balanced stages that torch.distributed.pipelining runs, one or more in each process.
+What one stage is, is in `stage.py`; where a program may be cut is known to `splitting/`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils import _pytree
+
+from torchgraft.analysis.cost import cost as cost_of
+from torchgraft.analysis.dry_run import DryRun
+from torchgraft.capturing.program import capture
+from torchgraft.codegen.calling import example_inputs, placeholder_values
+from torchgraft.codegen.graph_module import GraphModule
+from torchgraft.distributed.stage import Form, Stage, form_of
+from torchgraft.errors import GraphError
+from torchgraft.ir.node import Node, map_arg
+from torchgraft.ir.verify import find_attribute
+from torchgraft.results.shown import Tabular
+from torchgraft.results.tables import Table, amount
+from torchgraft.schedule.report import node_times
+from torchgraft.splitting.split import Split, split
+from torchgraft.splitting.strategies import Stages
+
+Cost = str | Callable[[Node], float]
+_SCHEDULES = {"gpipe": "ScheduleGPipe", "1f1b": "Schedule1F1B", "interleaved": "ScheduleInterleaved1F1B"}
+
+
+@dataclass(frozen=True, repr=False)
+class Pipeline(Tabular):
+    """A program in stages. `stages` are modules; `schedule(...)` makes those of this process into what torch.distributed runs.
+
+    `costs` are the shares of the work, `parameter_bytes` what the weights of each stage take, and `sent_bytes` what each hands on
+    for the example.
+    """
+
+    name: str
+    stages: tuple[Stage, ...]
+    names: tuple[dict[str, str], ...]
+    costs: tuple[float, ...]
+    parameter_bytes: tuple[int, ...]
+    sent_bytes: tuple[int, ...]
+    program: GraphModule
+    constants: frozenset[str]
+    can_be_joined: bool
+    examples: tuple[tuple[torch.Tensor, ...], ...]
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One row for each stage."""
+        columns = zip(self.costs, self.parameter_bytes, self.sent_bytes, strict=True)
+        return [{"stage": n, "cost": c, "parameter_bytes": p, "sent_bytes": s} for n, (c, p, s) in enumerate(columns)]
+
+    def headline(self) -> str:
+        """How many stages there are, and how well they are balanced."""
+        mean = sum(self.costs) / len(self.costs) or 1.0
+        return (
+            f"{self.name} in {len(self.stages)} stages, the heaviest with {max(self.costs) / mean:.2f} times the mean"
+        )
+
+    def _table(self) -> Table:
+        total = sum(self.costs) or 1.0
+        cells = [
+            (
+                f"{row['stage']}",
+                f"{row['cost'] / total:.1%}",
+                amount(row["parameter_bytes"], "B"),
+                amount(row["sent_bytes"], "B"),
+            )
+            for row in self.rows()
+        ]
+        columns = ("stage", "work", "weights", "hands on")
+        return Table(self.headline(), columns, cells, frozenset(columns))
+
+    def tied(self) -> dict[str, list[int]]:
+        """The parameters that several stages have, by their names in the program, with those stages."""
+        found: dict[str, list[int]] = {}
+        for number, names in enumerate(self.names):
+            parameters = dict(self.stages[number].named_parameters(remove_duplicate=False))
+            for path, name in names.items():
+                if path in parameters and number not in found.setdefault(name, []):
+                    found[name].append(number)
+        return {name: stages for name, stages in found.items() if len(stages) > 1}
+
+    def of_rank(self, rank: int, ranks: int) -> list[int]:
+        """The stages of one of several processes: stage n lives in process n modulo their number."""
+        if len(self.stages) % ranks:
+            raise GraphError(
+                f"{len(self.stages)} stages cannot be shared by {ranks} processes: ask for a multiple of that number"
+            )
+        return list(range(rank, len(self.stages), ranks))
+
+    def schedule(
+        self,
+        kind: str = "1f1b",
+        *,
+        microbatches: int,
+        loss: Callable[[Any, Any], torch.Tensor] | None = None,
+        device: torch.device | str = "cpu",
+        group: Any = None,
+        scale_gradients: bool = True,
+    ) -> Run:
+        """Make the stages of this process ready to run with the others by one of torch's schedules: gpipe, 1f1b or interleaved.
+
+        `loss(output, target)` is called in the last stage for every micro-batch; without it only forward is run. Call it in every
+        process of `group`, once torch.distributed is initialized.
+        """
+        from torch.distributed import get_rank, get_world_size, is_initialized, pipelining
+
+        if kind not in _SCHEDULES:
+            raise GraphError(f"no schedule is called {kind!r}; use one of {', '.join(_SCHEDULES)}")
+        if not is_initialized():
+            raise GraphError(
+                "torch.distributed is not initialized\n"
+                "  call torch.distributed.init_process_group() in every process, or run the script by torchrun"
+            )
+        rank, ranks = get_rank(group), get_world_size(group)
+        numbers = self.of_rank(rank, ranks)
+        if kind != "interleaved" and len(numbers) != 1:
+            raise GraphError(
+                f"{kind} has one stage in each process, and here are {len(self.stages)} stages for {ranks}; use 'interleaved'"
+            )
+        for number in numbers:
+            self.stages[number].to(device)
+        count = len(self.stages)
+        # What travels is said beforehand: torch would find it out by a run on uninitialized memory, which batch norms remember.
+        stages = [
+            pipelining.PipelineStage(
+                self.stages[number],
+                *(number, count, torch.device(device)),
+                input_args=self.examples[number],
+                output_args=self.examples[number + 1],
+                group=group,
+            )
+            for number in numbers
+        ]
+        wrapped = None if loss is None else lambda result, target: loss(self.result_of(result), target)
+        made: Any = getattr(pipelining, _SCHEDULES[kind])
+        given = stages if kind == "interleaved" else stages[0]
+        runner = made(given, microbatches, loss_fn=wrapped, scale_grads=scale_gradients)
+        return Run(self, runner, microbatches, numbers, group)
+
+    def result_of(self, tensors: Any) -> Any:
+        """What the program returns, of the tensors that the last stage gives."""
+        flat = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+        values: dict[str, Any] = {}
+        for name, form in self.stages[-1].gives.items():
+            values[name], flat = form.unpack(flat[: form.width]), flat[form.width :]
+        output = next(node for node in self.program.graph.nodes if node.op == "output")
+        return self.program.graph.process_outputs(map_arg(output.args[0], lambda node: values[node.name]))
+
+
+class Run:
+    """A pipeline in this process. Every process calls `step`; the first stage takes the inputs, the last the targets."""
+
+    def __init__(self, plan: Pipeline, runner: Any, microbatches: int, numbers: list[int], group: Any) -> None:
+        self.pipeline, self.runner, self.microbatches, self.numbers = plan, runner, microbatches, numbers
+        self.is_first, self.is_last, self._group = 0 in numbers, len(plan.stages) - 1 in numbers, group
+        self._tied = self._shared_parameters()
+
+    @property
+    def stages(self) -> list[Stage]:
+        """The stages that live here; their parameters are what an optimizer here takes."""
+        return [self.pipeline.stages[number] for number in self.numbers]
+
+    def parameters(self) -> list[torch.nn.Parameter]:
+        """The parameters that live here, each once."""
+        return list(dict.fromkeys(parameter for stage in self.stages for parameter in stage.parameters()))
+
+    def step(self, *args: Any, target: Any = None, **kwargs: Any) -> tuple[Any, list[torch.Tensor]]:
+        """Run one batch, forward and (where there is a loss) backward: (what the program returns, the losses), in the last stage.
+
+        Gradients of weights that several stages have are summed over them. What the program returns is None where results of
+        micro-batches cannot be joined to one, because they are no tensors with a dimension for the batch.
+        """
+        losses: list[torch.Tensor] = []
+        given = self._inputs(args, kwargs) if self.is_first else []
+        options: dict[str, Any] = {"target": target, "losses": losses} if self.is_last else {}
+        result = self.runner.step(*given, **options, return_outputs=self.pipeline.can_be_joined)
+        self._sum_tied_gradients()
+        if not self.is_last or result is None:
+            return None, losses
+        return self.pipeline.result_of(result), losses
+
+    def _inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+        """The tensors that are divided into micro-batches; what is the same for all of them is left with the first stage."""
+        stage, plan = self.pipeline.stages[0], self.pipeline
+        given = {node.name: value for node, value in placeholder_values(plan.program, args, kwargs).items()}
+        stage.constants = {name: given[name] for name in plan.constants}
+        tensors = [tensor for name, form in stage.takes.items() for tensor in form.pack(given[name], name)]
+        for name, tensor, example in zip(stage.takes, tensors, plan.examples[0], strict=True):
+            wanted = (example.shape[0] * self.microbatches, *example.shape[1:])
+            if tuple(tensor.shape) != wanted:
+                raise GraphError(
+                    f"expected {wanted} for '{name}', {self.microbatches} micro-batches, got {tuple(tensor.shape)}\n"
+                    "  plan the pipeline with micro-batches of the size that it is given, or name the input in `constants`"
+                )
+        return tensors
+
+    def _shared_parameters(self) -> list[tuple[Any, list[torch.nn.Parameter]]]:
+        """The processes that share each parameter, as groups made everywhere in the same order, and what of it is here."""
+        from torch.distributed import get_process_group_ranks, get_world_size, new_group
+
+        ranks = get_world_size(self._group)
+        found = []
+        for name, stages in sorted(self.pipeline.tied().items()):
+            members = sorted({number % ranks for number in stages})
+            world = [get_process_group_ranks(self._group)[member] for member in members] if self._group else members
+            group = new_group(world) if len(world) > 1 else None
+            here = [number for number in stages if number in self.numbers]
+            parameters = []
+            for number in here:
+                paths = [path for path, original in self.pipeline.names[number].items() if original == name]
+                parameters.append(dict(self.pipeline.stages[number].named_parameters(remove_duplicate=False))[paths[0]])
+            if here:
+                found.append((group, list(dict.fromkeys(parameters))))
+        return found
+
+    def _sum_tied_gradients(self) -> None:
+        from torch.distributed import all_reduce
+
+        for group, parameters in self._tied:
+            first = parameters[0]
+            gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+            if not torch.is_grad_enabled():
+                continue
+            total = (
+                torch.stack(gradients).sum(0)
+                if len(gradients) > 1
+                else gradients[0].clone()
+                if gradients
+                else torch.zeros_like(first)
+            )
+            if group is not None:
+                all_reduce(total, group=group)
+            for parameter in parameters:
+                parameter.grad = total
+
+
+def pipeline(
+    model: Any,
+    args: Any,
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    stages: int,
+    cost: Cost = "flops",
+    memory_limit: int | None = None,
+    constants: Iterable[str] = (),
+) -> Pipeline:
+    """Cut a model, or a program that was captured of it, into stages of about the same work, for torch.distributed.pipelining.
+
+    `args` are those of one micro-batch. `cost` is "flops", "measured" (the program is run a few times), or a function of a node.
+    `memory_limit` is what the weights of a stage may take, in bytes. `constants` names inputs that are no batches, such as masks,
+    and are given whole to every micro-batch; inputs that are no tensors always are. Nothing in the model has to be changed:
+    connections that skip stages, weights that several stages use, several inputs and results, and guards are taken care of.
+
+    >>> import torch
+    >>> model = torch.nn.Sequential(*[torch.nn.Linear(8, 8) for _ in range(4)])
+    >>> plan = pipeline(model, torch.randn(2, 8), stages=2)
+    >>> x = torch.randn(2, 8)
+    >>> torch.equal(plan.stages[1](*plan.stages[0](x))[0], model(x))
+    True
+    """
+    values, keywords = example_inputs(args, kwargs)
+    program = model if isinstance(model, GraphModule) else capture(model, values, keywords)
+    parts = split(program, Stages(stages, _cost_function(program, cost, values, keywords)))
+    return _Planner(program, parts, values, keywords, frozenset(constants)).plan(memory_limit)
+
+
+class _Planner:
+    """Makes modules of the parts of a program: what each takes and hands on, and what it has of its own."""
+
+    def __init__(
+        self,
+        program: GraphModule,
+        parts: Split,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        constants: frozenset[str],
+    ) -> None:
+        self._program, self._split = program, parts
+        self._nodes = {node.name: node for node in program.graph.nodes}
+        self._examples: dict[str, Any] = {}
+        self._own: dict[int, dict[str, str]] = {}
+        DryRun(program, args, kwargs, node_done=self._note).forward()
+        inputs = [name for name, node in self._nodes.items() if node.op == "placeholder"]
+        if unknown := constants.difference(inputs):
+            raise GraphError(
+                f"the program has no input {', '.join(map(repr, sorted(unknown)))}; it has {', '.join(inputs)}"
+            )
+        self._constants = constants | {name for name in inputs if not isinstance(self._examples[name], torch.Tensor)}
+
+    def _note(self, node: Node, value: Any) -> None:
+        self._examples[node.name] = value
+
+    def plan(self, memory_limit: int | None) -> Pipeline:
+        output = next(node for node in self._program.graph.nodes if node.op == "output")
+        results = [node.name for node in output.all_input_nodes]
+        crossing = self._crossing(results)
+        modules = []
+        for number, part in enumerate(self._split.parts):
+            is_last = number == len(self._split.parts) - 1
+            needed = dict.fromkeys([*part.inputs, *(results if is_last else ())])
+            takes, gives = self._forms(crossing[number]), self._forms(results if is_last else crossing[number + 1])
+            if number == 0:
+                takes = {name: form for name, form in takes.items() if name not in self._constants}
+            stage = Stage(part.module, part.inputs, part.outputs, takes, gives, len(part.outputs) == 1)
+            stage.train(self._program.training)
+            for name in needed:
+                if self._nodes[name].op == "get_attr":
+                    stage.own[name] = self._adopted(stage, self._nodes[name].target)
+            modules.append(stage)
+        weights = tuple(_bytes(stage.parameters()) for stage in modules)
+        _refuse_large(weights, memory_limit)
+        sent = tuple(sum(_bytes(_tensors(self._examples[name])) for name in stage.gives) for stage in modules)
+        return Pipeline(
+            name=self._program._get_name(),
+            stages=tuple(modules),
+            names=tuple(self._names(part.name, stage) for part, stage in zip(self._split.parts, modules, strict=True)),
+            costs=tuple(part.cost or 0.0 for part in self._split.parts),
+            parameter_bytes=weights,
+            sent_bytes=sent,
+            program=self._program,
+            constants=self._constants,
+            examples=(*[self._sent(stage.takes) for stage in modules], self._sent(modules[-1].gives)),
+            can_be_joined=all(tensor.dim() > 0 for name in results for tensor in _tensors(self._examples[name])),
+        )
+
+    def _crossing(self, results: list[str]) -> list[list[str]]:
+        """For each stage the values that come in: made before, needed in it or later. Inputs of the program come in at first."""
+        inputs = [name for name, node in self._nodes.items() if node.op == "placeholder"]
+        made = dict.fromkeys(inputs, 0)
+        needed = {name: len(self._split.parts) - 1 for name in results}
+        for number, part in enumerate(self._split.parts):
+            made.update(dict.fromkeys(part.outputs, number + 1))
+            for name in part.inputs:
+                needed[name] = max(needed.get(name, 0), number)
+        return [
+            [name for name, begin in made.items() if begin <= number <= needed.get(name, -1)]
+            for number in range(len(self._split.parts))
+        ]
+
+    def _forms(self, names: list[str]) -> dict[str, Form]:
+        return {name: form_of(self._examples[name], name) for name in names}
+
+    def _sent(self, forms: dict[str, Form]) -> tuple[torch.Tensor, ...]:
+        """Tensors without data like those that travel."""
+        packed = [tensor for name, form in forms.items() for tensor in form.pack(self._examples[name], name)]
+        return tuple(
+            torch.empty_strided(
+                tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta", requires_grad=tensor.requires_grad
+            )
+            for tensor in packed
+        )
+
+    def _adopted(self, stage: Stage, path: str) -> str:
+        """The name under which a stage has what the program has at `path`."""
+        value, problem = find_attribute(self._program, path)
+        if problem is not None:
+            raise GraphError(f"cannot make stages: the program refers to '{path}', but {problem}")
+        if path == "training" or path.endswith(".training"):
+            return "training"
+        name = path.replace(".", "_")
+        if isinstance(value, torch.nn.Parameter):
+            stage.register_parameter(name, value)
+        elif isinstance(value, torch.Tensor):
+            stage.register_buffer(name, value)
+        else:
+            setattr(stage, name, value)
+        self._own.setdefault(id(stage), {})[name] = path
+        return name
+
+    def _names(self, part: str, stage: Stage) -> dict[str, str]:
+        """The name in the program of every parameter and buffer of a stage."""
+        moved = {new.partition(".")[2]: old for new, old in self._split.names.items() if new.partition(".")[0] == part}
+        names = dict(self._own.get(id(stage), {}))
+        for path, _ in [*stage.named_parameters(remove_duplicate=False), *stage.named_buffers(remove_duplicate=False)]:
+            if path not in names:
+                first, _, rest = path.removeprefix("part.").partition(".")
+                names[path] = ".".join(filter(None, [moved.get(first, first), rest]))
+        return names
+
+
+def _cost_function(
+    program: GraphModule, cost: Cost, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Callable[[Node], float]:
+    if callable(cost):
+        return cost
+    if cost == "flops":
+        found = cost_of(program, args, kwargs, backward=False)
+        # One for the call itself, so that what has no arithmetic is not free.
+        flops = {item.name: float(item.forward.flops) for item in found.nodes}
+        return lambda node: 1.0 + flops.get(node.name, 0.0)
+    if cost == "measured":
+        times = node_times(program, args, kwargs)
+        return lambda node: times.get(node, 0.0)
+    raise GraphError(f"no cost is called {cost!r}; use 'flops', 'measured' or a function of a node")
+
+
+def _refuse_large(weights: tuple[int, ...], limit: int | None) -> None:
+    if limit is not None and max(weights) > limit:
+        number = weights.index(max(weights))
+        raise GraphError(
+            f"stage {number} takes {amount(weights[number], 'B')} of weights, more than the limit of {amount(limit, 'B')}\n"
+            f"  the whole takes {amount(sum(weights), 'B')}: ask for more stages, or balance by cost=parameter_bytes"
+        )
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in _pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+
+
+def _bytes(tensors: Iterable[torch.Tensor]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)

@@ -1,0 +1,108 @@
+"""Pipelines in two and four real processes: outputs, gradients and buffers are those of one process."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as distributed
+from torch import nn
+
+from tests.schedule.processes import run_processes
+from torchgraft.distributed import pipeline
+
+pytestmark = [pytest.mark.distributed, pytest.mark.slow]
+
+MICROBATCHES = 4
+
+
+class Skipping(nn.Module):
+    """Connections that skip stages, tied weights, buffers, a number that flows, several inputs, a structure as result."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(12, 8)
+        self.layers = nn.ModuleList([nn.Linear(8, 8) for _ in range(8)])
+        self.norm = nn.BatchNorm1d(8)
+        self.register_buffer("scale", torch.full((8,), 0.5))
+
+    def forward(self, ids: Any, extra: Any, factor: float = 2.0) -> Any:
+        x = first = self.embedding(ids) + extra
+        count = x.shape[0]
+        for number, layer in enumerate(self.layers):
+            x = torch.tanh(layer(x)) + (first * self.scale if number % 3 == 2 else x)
+        x = self.norm(x) * factor
+        return {"logits": x @ self.embedding.weight.t(), "hidden": x.reshape(count, 2, 4)}
+
+
+def loss_of(result: Any, target: Any) -> Any:
+    return nn.functional.cross_entropy(result["logits"], target) + result["hidden"].square().mean()
+
+
+def made() -> tuple[nn.Module, Any, Any]:
+    torch.manual_seed(0)
+    model = Skipping().double()
+    ids, extra, target = torch.randint(0, 12, (16,)), torch.randn(16, 8).double(), torch.randint(0, 12, (16,))
+    return model, (ids, extra), target
+
+
+def _trained(rank: int, count: int, kind: str, stages: int) -> Any:
+    distributed.init_process_group("gloo", rank=rank, world_size=count, timeout=timedelta(seconds=30))
+    model, inputs, target = made()
+    example = tuple(value[:4] for value in inputs)
+    plan = pipeline(model, example, stages=stages)
+    run = plan.schedule(kind, microbatches=MICROBATCHES, loss=loss_of)
+    result, losses = run.step(*inputs, target=target)
+    gradients = {}
+    buffers = {}
+    for number in run.numbers:
+        stage, names = plan.stages[number], plan.names[number]
+        for path, parameter in stage.named_parameters(remove_duplicate=False):
+            gradients[names[path]] = None if parameter.grad is None else parameter.grad.clone()
+        for path, buffer in stage.named_buffers():
+            buffers[names[path]] = buffer.clone()
+    distributed.barrier()
+    distributed.destroy_process_group()
+    logits = None if result is None else result["logits"].detach()
+    return gradients, buffers, logits, [loss.detach() for loss in losses]
+
+
+def expected() -> tuple[nn.Module, Any, Any]:
+    model, inputs, target = made()
+    results, losses = [], []
+    for chunk, wanted in zip(
+        zip(*[value.chunk(MICROBATCHES) for value in inputs], strict=True), target.chunk(MICROBATCHES), strict=True
+    ):
+        result = model(*chunk)
+        loss = loss_of(result, wanted)
+        loss.backward()
+        results.append(result["logits"].detach())
+        losses.append(loss.detach())
+    for parameter in model.parameters():
+        parameter.grad /= MICROBATCHES  # type: ignore[operator]
+    return model, torch.cat(results), losses
+
+
+@pytest.mark.parametrize(
+    ("count", "kind", "stages"),
+    [(2, "gpipe", 2), (2, "1f1b", 2), (2, "interleaved", 4), (4, "1f1b", 4), (4, "gpipe", 4)],
+)
+def test_training_is_that_of_one_process(count: int, kind: str, stages: int) -> None:
+    found = run_processes(_trained, count, kind, stages)
+    model, logits, losses = expected()
+    parameters, buffers = dict(model.named_parameters()), dict(model.named_buffers())
+    seen = set()
+    for answer in found:
+        assert not isinstance(answer, str), answer
+        gradients, others, result, found_losses = answer
+        for name, gradient in gradients.items():
+            seen.add(name)
+            torch.testing.assert_close(gradient, parameters[name].grad, rtol=1e-13, atol=1e-15)
+        for name, buffer in others.items():
+            torch.testing.assert_close(buffer, buffers[name], rtol=0, atol=0)
+        if result is not None:
+            assert torch.equal(result, logits)
+            assert all(map(torch.equal, found_losses, losses))
+    assert seen == set(parameters)
