@@ -197,7 +197,7 @@ def _train(rank: int, count: int, port: int, rounds: int) -> None:
             f"{'yes' if same and close else 'NO'}",
             flush=True,
         )
-    del parallel, step  # which torch's reducer wants gone before its group
+    parallel = None  # type: ignore[assignment]  # torch's reducer must be gone before its group
     distributed.barrier()
     distributed.destroy_process_group()
 
