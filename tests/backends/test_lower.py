@@ -82,7 +82,7 @@ def test_native_computes_what_the_model_computes(activation):
 
 def test_native_has_no_norms_dropouts_or_modules_left():
     fast = torchgraft.lower(_net(), X, backend="native")
-    code = next(iter(fast._variants[0].run.found.values())).module.code
+    code = next(iter(fast._variants[0].compiled.found.values())).module.code
     assert "norm" not in code and "dropout" not in code and "self." not in code
     assert code.count("_convolution_pointwise") + code.count("convolution_and_sum(") >= 2
 
@@ -315,7 +315,7 @@ def test_a_part_is_compiled_for_each_size():
     for size in (2, 3, 2, 3, 4):
         assert torch.equal(fast(torch.ones(size)), _body(torch.ones(size)))
     assert seen == [2, 3, 4]
-    assert len(fast._variants[0].run.found) == 2
+    assert len(fast._variants[0].compiled.found) == 2
 
 
 @pytest.mark.parametrize("kind", ["crash", "wrong", "nan", "crash when run", "hang"])

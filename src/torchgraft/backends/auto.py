@@ -18,7 +18,8 @@ import torch
 
 from torchgraft.analysis.comparison import tensors_in
 from torchgraft.backends.backend import Backend, backend_names, find_backend
-from torchgraft.backends.variants import call_text, log
+from torchgraft.backends.calls import call_text
+from torchgraft.backends.variants import log
 from torchgraft.errors import BackendError, one_line
 from torchgraft.results.files import write_text
 from torchgraft.results.progress import stage

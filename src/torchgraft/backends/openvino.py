@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from torchgraft.backends.arrays import arrays_of
 from torchgraft.backends.backend import Backend, Options, missing
 from torchgraft.bridge.exporting import Exported, exported
 from torchgraft.codegen.graph_module import GraphModule
@@ -49,20 +50,30 @@ def _tensors(inputs: tuple[Any, ...]) -> list[torch.Tensor]:
 
 
 class _Run:
-    """A compiled model as a function from tensors to tensors. Requests are not shared, so several threads may call it."""
+    """A compiled model as a function from tensors to tensors. Requests are not shared, so several threads may call it.
+
+    `request.infer` does the same as setting tensors, starting and waiting, in twice the time for a small model."""
 
     def __init__(self, compiled: Any, is_one: bool) -> None:
-        self._compiled, self._is_one = compiled, is_one
+        from openvino import Tensor
+
+        self._compiled, self._is_one, self._tensor = compiled, is_one, Tensor
+        self._count = len(compiled.outputs)
         self._requests: list[Any] = [compiled.create_infer_request()]
 
     def __call__(self, *inputs: Any) -> Any:
-        arrays = [tensor.detach().contiguous().numpy() for tensor in _tensors(inputs)]
         try:
             request = self._requests.pop()
         except IndexError:
             request = self._compiled.create_infer_request()
-        results = request.infer(arrays, share_inputs=True, share_outputs=False)
-        found = [torch.from_numpy(results[port]) for port in self._compiled.outputs]
+        tensor = self._tensor
+        held = [tensor(array, shared_memory=True) for array in arrays_of(inputs)]
+        for number, item in enumerate(held):
+            request.set_input_tensor(number, item)
+        request.start_async()
+        request.wait()
+        # Copies, because the next call writes into the same memory.
+        found = [torch.from_numpy(request.get_output_tensor(number).data.copy()) for number in range(self._count)]
         self._requests.append(request)
         return found[0] if self._is_one else tuple(found)
 

@@ -18,7 +18,7 @@ import torch
 from torchgraft.analysis.aliases import Aliases
 from torchgraft.analysis.comparison import Difference, FrozenTensor, Tolerance, compare, frozen_leaves
 from torchgraft.backends.backend import PRECISIONS, Backend, Options
-from torchgraft.backends.variants import written_outside
+from torchgraft.backends.late_guards import written_outside
 from torchgraft.codegen.bound import BoundCodeGen
 from torchgraft.codegen.calling import copied_inputs, placeholder_values
 from torchgraft.codegen.graph_module import GraphModule

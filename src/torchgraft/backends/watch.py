@@ -1,9 +1,9 @@
 """Whether a model is still what it was when programs were made from it: its submodules, plain attributes and, where a program
 has copies of them, its weights. What is done about a change is decided by who asks.
 
-A look has to be cheap, because every call takes one, with nothing in the caches of the processor: it reads the counters that Python
-keeps of writes to dicts and torch of writes to tensors, and compares what they hold only where a counter has moved. A write that
-torch does not count (through `.data`, or through memory shared with numpy) is not seen.
+A look has to be cheap, because every call takes one, when nothing of this is in the processor's caches: it reads the counters
+that Python keeps of writes to dicts, and torch of writes to tensors, and compares what dicts hold only where a counter has
+moved. A write that torch does not count (through `.data`, or through memory shared with numpy) is not seen.
 """
 
 from __future__ import annotations
@@ -19,10 +19,8 @@ from torch.utils.hooks import RemovableHandle
 from torchgraft.analysis.aliases import Aliases
 from torchgraft.ir.modules import is_from_torch
 
-try:  # what torch.compile goes by; without it every look compares
-    from torch._C._dynamo.guards import dict_version as _tag
-except ImportError:  # pragma: no cover
-    _tag = None
+# What torch.compile goes by; without it every look compares.
+_tag: Any = getattr(torch._C._dynamo.guards, "dict_version", None)
 
 _STANDARD = frozenset(torch.nn.Module().__dict__)
 _CONTAINERS = frozenset({list, dict, set})
@@ -62,7 +60,7 @@ class ModelWatch:
         self._modes: list[torch.nn.Module] = []
         self._names: list[str] = []
         self._tensors: list[torch.Tensor] = []
-        self._tagged: list[dict[str, Any]] = []
+        self._tagged: list[dict[Any, Any]] = []
         self._tags: list[int] | None = None
         for path, module in model.named_modules() if isinstance(model, torch.nn.Module) else ():
             self._watch(path, module, weights)
@@ -74,7 +72,7 @@ class ModelWatch:
 
     def _watch(self, path: str, module: torch.nn.Module, weights: bool) -> None:
         self._dicts.append(module._modules)
-        tables = [module._modules, module._parameters, module._buffers]
+        tables: list[Any] = [module._modules, module._parameters, module._buffers]
         # What is added to an empty table of a layer of torch, its code does not look at.
         self._tagged += [_state_of(module), *[table for table in tables if table or not is_from_torch(module)]]
         self._tagged += [table for table in (module._forward_pre_hooks, module._forward_hooks) if table]
@@ -189,9 +187,10 @@ class ModelWatch:
 
     def _what_was_written(self) -> str | None:
         """A container or tensor that is the same object and holds something else."""
-        for path, value, before in self._containers:
-            if _differs(value, before):
-                return f"a container of {_named(path)} was changed"
+        if self._containers:
+            for path, value, before in self._containers:
+                if _differs(value, before):
+                    return f"a container of {_named(path)} was changed"
         if self._tensors:
             versions, pointers = list(map(_version, self._tensors)), list(map(torch.Tensor.data_ptr, self._tensors))
             if versions != self._versions or pointers != self._pointers:
