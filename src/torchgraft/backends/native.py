@@ -22,6 +22,7 @@ from torchgraft.interpreter import Interpreter
 from torchgraft.ir.node import Node
 from torchgraft.passes.fuse_activations import FuseActivations
 from torchgraft.passes.layer_calls import is_layer
+from torchgraft.passes.merge_linears import MergeLinears
 from torchgraft.passes.remove_dead_code import RemoveDeadCode
 
 
@@ -41,6 +42,8 @@ class Native(Backend):
 def make_direct(part: GraphModule, inputs: tuple[Any, ...], options: Options) -> None:
     """Choose kernels for a frozen program and bind what it refers to."""
     if any(is_layer(node, part) for node in part.graph.nodes):
+        if any(isinstance(item, torch.Tensor) and item.is_cuda for item in inputs):
+            MergeLinears().run(part)
         known = _shapes(part, inputs)
         if options.layout != "contiguous" and prepack(part, known):
             may_be_reshaped(part)

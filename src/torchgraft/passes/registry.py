@@ -19,7 +19,14 @@ GROUP = "torchgraft.passes"
 
 BUILT_IN = (
     *("remove-dead-code", "merge-common", "fold-constants", "normalize-arguments", "remove-no-ops", "functionalize"),
-    *("propagate-shapes", "fuse-conv-norm", "fuse-activations", "replace-module", "reorder-for-memory"),
+    *(
+        "propagate-shapes",
+        "fuse-conv-norm",
+        "fuse-activations",
+        "merge-linears",
+        "replace-module",
+        "reorder-for-memory",
+    ),
 )
 
 _registered: dict[str, type[Pass]] = {}
