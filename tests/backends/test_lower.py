@@ -441,3 +441,26 @@ def test_what_a_part_writes():
     assert written_inputs(program) == [1]
     program = torchgraft.capture(lambda x, y: x.view(-1)[1:].add_(y), (torch.ones(2, 2), torch.ones(3)))
     assert written_inputs(program) == [0]
+
+
+def test_native_computes_a_residual_block_in_one_call_for_each_convolution() -> None:
+    """`x += y` becomes a sum and a cast, which must not keep the activation from the convolution."""
+
+    class Residual(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Conv2d(4, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=1)
+
+        def forward(self, x: Any) -> Any:
+            y = self.second(torch.relu(self.first(x)))
+            y += x
+            return torch.relu(y)
+
+    model, x = Residual().eval(), torch.randn(2, 4, 8, 8)
+    fast = torchgraft.lower(model, x, backend="native")
+    module = next(iter(fast._variants[0].compiled.found.values())).module
+    calls = [node.name for node in module.graph.nodes if node.op.startswith("call_")]
+    assert calls == ["guard_1", "_convolution_pointwise_default", "convolution_and_sum", "contiguous"]
+    for batch in (1, 2, 5):
+        x = torch.randn(batch, 4, 8, 8)
+        torch.testing.assert_close(fast(x), model(x).detach(), rtol=1e-4, atol=1e-5)

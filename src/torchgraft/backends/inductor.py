@@ -12,7 +12,7 @@ import torch
 
 from torchgraft.backends.backend import Backend, Options
 from torchgraft.backends.cudagraphs import GraphOfPart, on_gpu, written_inputs
-from torchgraft.backends.freezing import may_be_reshaped
+from torchgraft.backends.freezing import views_nobody_writes
 from torchgraft.backends.prepacking import channels_last_weights
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.passes.layer_calls import is_layer
@@ -36,7 +36,8 @@ class Inductor(Backend):
         written = written_inputs(part)
         is_gpu = on_gpu(inputs)
         if options.layout != "contiguous" and channels_last_weights(part):
-            may_be_reshaped(part)
+            for node in views_nobody_writes(part):
+                node.target = "reshape"
             inputs = images_channels_last(part, inputs, written) if is_gpu else inputs
         if is_gpu:
             MergeLinears().run(part)

@@ -110,8 +110,7 @@ def lower(
     def lowered(by: Backend, options: Options = options) -> Lowered:
         module = Lowered(model, by, options, on_guard or "", max_variants, verify)
         module.example = given, named = copied_inputs(values, keywords)
-        with torch.no_grad():
-            module(*given, **named)
+        module.prepare(given, named)
         return module
 
     if chosen is not None:

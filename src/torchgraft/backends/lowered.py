@@ -108,6 +108,11 @@ class Lowered(VariantModule):
 
     # ---- making variants ----
 
+    def prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Compile for calls like this one, without calling the model for its effects."""
+        with self._lock, torch.no_grad():
+            self._add("the first call", args, kwargs)
+
     def _make(self, why: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Variant:
         """Capture and compile for a call."""
         self._watch = ModelWatch(self._model, weights=True)

@@ -201,6 +201,8 @@ class VariantModule(torch.nn.Module):
         if variant.links:
             variant.follow_model()
         result = variant.run(*args, **kwargs)
+        if not (variant.calls or variant.is_frozen) and self._watch is not None:
+            self._watch.settle()
         variant.calls += 1
         variant.last_used = time.monotonic()
         return result
@@ -232,10 +234,7 @@ class VariantModule(torch.nn.Module):
                     made = self._add("the first call" if error is None else first_line(error), args, kwargs)
         self._remember(key, made)
         try:
-            result = self._run(made, args, kwargs)
-            if self._watch is not None and not made.is_frozen:
-                self._watch.settle()
-            return result
+            return self._run(made, args, kwargs)
         except GuardError as refusal:  # what a guard looks at has changed since, by another thread or the model itself
             self._say_once(f"{self._name}: runs the model's own Python once, because {first_line(refusal)}")
             return self._model(*args, **kwargs)
