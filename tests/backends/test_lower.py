@@ -451,7 +451,7 @@ def test_native_computes_a_residual_block_in_one_call_for_each_convolution() -> 
             super().__init__()
             self.first, self.second = nn.Conv2d(4, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=1)
 
-        def forward(self, x: Any) -> Any:
+        def forward(self, x):
             y = self.second(torch.relu(self.first(x)))
             y += x
             return torch.relu(y)

@@ -185,13 +185,15 @@ def in_turns(runs: dict[str, Callable[[], Any]], rounds: int = _ROUNDS) -> dict[
                 begin = time.perf_counter()
                 run()
                 _wait()
-                once = time.perf_counter() - begin
-                count = max(1, min(2000, int(_SECONDS_OF_ROUND / max(once, 1e-9))))
-                begin = time.perf_counter()
-                for _ in range(count):
-                    run()
-                _wait()
-                best[name] = min(best.get(name, once), (time.perf_counter() - begin) / count)
+                took = time.perf_counter() - begin
+                count = min(2000, int(_SECONDS_OF_ROUND / max(took, 1e-9)))
+                if count > 1:
+                    begin = time.perf_counter()
+                    for _ in range(count):
+                        run()
+                    _wait()
+                    took = (time.perf_counter() - begin) / count
+                best[name] = min(best.get(name, took), took)
     return best
 
 

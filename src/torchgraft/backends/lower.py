@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+import gc
+from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from typing import Any, overload
 
@@ -42,7 +43,7 @@ def lower(
     args: Any = ...,
     kwargs: Mapping[str, Any] | None = ...,
     *,
-    backend: str | Backend = ...,
+    backend: str | Backend | Sequence[str] = ...,
     precision: str | None = ...,
     layout: str = ...,
     on_guard: str | None = ...,
@@ -58,7 +59,7 @@ def lower(
     args: Any = (),
     kwargs: Mapping[str, Any] | None = None,
     *,
-    backend: str | Backend = "auto",
+    backend: str | Backend | Sequence[str] = "auto",
     precision: str | None = None,
     layout: str = "auto",
     on_guard: str | None = None,
@@ -70,11 +71,12 @@ def lower(
 ) -> Lowered | GraphModule:
     """A module with the signature of a model or program that runs it compiled by a backend, without gradients.
 
-    `backend` is "native" (torch's own kernels, everywhere), "inductor", "cudagraphs", "openvino", "onnxruntime", a
-    backend of your own, or "auto", which measures those that are installed. What a backend does not take stays in Python:
-    `.explain()` says what and why. `precision` is "fp32", "tf32", "bf16" or "fp16" (where it is not given, that of the model),
-    `layout` is "auto", "channels_last" or "contiguous". Results are compared with the model's on the example and on other values,
-    unless `verify` is False; `time_limit` is how many seconds compiling a part may take, and with "auto" all candidates together.
+    `backend` is "native" (torch's own kernels, everywhere), "inductor", "cudagraphs", "openvino", "onnxruntime", a backend of
+    your own, or "auto", which measures those that are installed; of several names it measures these. What a backend does not
+    take stays in Python: `.explain()` says what and why. `precision` is "fp32", "tf32", "bf16" or "fp16" (where it is not given,
+    that of the model), `layout` is "auto", "channels_last" or "contiguous". Results are compared with the model's on the example
+    and on other values, unless `verify` is False; `time_limit` is how many seconds compiling a part may take, and with "auto" all
+    candidates together.
 
     What "auto" has measured is in `.choice`; with a file in `choice` it is kept there, and used again for the same inputs on the
     same machine. `follow_progress` tells how far it is.
@@ -100,7 +102,10 @@ def lower(
         raise ValueError(f'layout must be "auto", "channels_last" or "contiguous", not {layout!r}')
     if on_guard is None:
         on_guard = "raise" if isinstance(model, GraphModule) else "recapture"
-    chosen = None if backend == "auto" else find_backend(backend)
+    names = [backend] if isinstance(backend, (str, Backend)) else list(backend)
+    if not names:
+        raise ValueError('backend is empty: give a name, several names, or "auto"')
+    chosen = None if len(names) > 1 or names[0] == "auto" else find_backend(names[0])
     if getattr(model, "training", False) and not (isinstance(model, GraphModule) and not has_modes(model)):
         raise BackendError(
             "cannot lower a model in training mode: lowered modules are for inference\n  call model.eval() first"
@@ -115,7 +120,7 @@ def lower(
 
     if chosen is not None:
         return lowered(chosen)
-    return _quickest(model, values, keywords, options, lowered, choice)
+    return _quickest(model, values, keywords, options, lowered, choice, None if names[0] == "auto" else names)
 
 
 def _quickest(
@@ -125,12 +130,13 @@ def _quickest(
     options: Options,
     lowered: Callable[..., Lowered],
     path: str | PathLike[str] | None,
+    names: list[Any] | None,
 ) -> Lowered:
     """The module of the backend that is quickest on these inputs, or of the one that a file says was."""
     name = type(model).__name__ if isinstance(model, torch.nn.Module) else getattr(model, "__name__", "model")
     key = key_of(name, args, kwargs, options.precision)
     known = saved_choice(path, key)
-    if known is not None:
+    if known is not None and (names is None or known.backend in names):
         module = lowered(find_backend(known.backend))
         module.choice = known
         return module
@@ -143,7 +149,9 @@ def _quickest(
         return lambda: module(*args, **kwargs)
 
     devices = {tensor.device.type for tensor in tensors_in((args, kwargs))} or {"cpu"}
-    found = candidates("cuda" if "cuda" in devices else "cpu")
+    found = (
+        candidates("cuda" if "cuda" in devices else "cpu") if names is None else [find_backend(name) for name in names]
+    )
     eager = functools.partial(model, *args, **kwargs)
     try:
         choice = measure(key, found, make, eager, options.time_limit)
@@ -154,6 +162,8 @@ def _quickest(
             made["native"] if "native" in made else next(iter(made.values()))
         )  # the model's own Python, for all of them
     module = made[choice.backend]
+    made.clear()
+    gc.collect()  # the others give back their threads and memory
     module.options, module.choice = options, choice
     if path is not None:
         choice.save(path)

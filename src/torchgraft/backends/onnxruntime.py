@@ -32,11 +32,12 @@ class OnnxRuntime(Backend):
 
     def compile(self, part: GraphModule, inputs: tuple[Any, ...], options: Options) -> Callable[..., Any]:
         """Convert and make a session."""
-        return run_with_onnxruntime(exported(part, inputs), options)
+        program = exported(part, inputs)
+        return _Run(onnx_session(program, options), program.is_one)
 
 
-def run_with_onnxruntime(program: Exported, options: Options) -> Callable[..., Any]:
-    """A function of tensors that runs an exported program."""
+def onnx_session(program: Exported, options: Options) -> Any:
+    """A session of ONNX Runtime for an exported program."""
     import onnxruntime
 
     with _silence():
@@ -46,8 +47,7 @@ def run_with_onnxruntime(program: Exported, options: Options) -> Callable[..., A
     settings = onnxruntime.SessionOptions()
     settings.intra_op_num_threads = torch.get_num_threads()
     settings.log_severity_level = 3
-    session = onnxruntime.InferenceSession(content.getvalue(), settings, providers=["CPUExecutionProvider"])
-    return _Run(session, program.is_one)
+    return onnxruntime.InferenceSession(content.getvalue(), settings, providers=["CPUExecutionProvider"])
 
 
 @contextlib.contextmanager
