@@ -100,6 +100,20 @@ class Lowered(VariantModule):
         eager = [f"{self._name} for {item.inputs}: {item.runs_as}" for item in self._variants if item.program is None]
         return "\n".join([*texts, *eager]) or f"{self._name} is not compiled yet: call it"
 
+    def drawn_program(self) -> Any:
+        """What `draw` shows: the program of the first variant, with what the backend runs and what stays in Python marked."""
+        found = next((item for variant in self._variants for item in compiled_of(variant) if item.whole is not None), None)
+        if found is None or found.whole is None:
+            args, kwargs = self.example
+            return capture(self._model, args, kwargs)
+        result = GraphModule(found.whole, copy.deepcopy(found.whole.graph), self._name)
+        for node in result.graph.nodes:
+            if node.op.startswith("call_"):
+                node.meta["drawn_as"] = "python" if node.name in found.stays else "compiled"
+                node.meta["drawn_because"] = found.stays.get(node.name, "")
+        result.meta["legend"] = {"compiled": f"runs on {self.backend.name}"}
+        return result
+
     def save(self, path: str | PathLike[str]) -> None:
         """Write the program of the example, the weights and the options to a file for `load_lowered`, which compiles again."""
         from torchgraft.backends.saving import save_lowered
@@ -155,7 +169,7 @@ class Lowered(VariantModule):
             calls = len([node for node in sized.graph.nodes if node.op not in ("placeholder", "get_attr", "output")])
             values = tuple(placeholder_values(sized, args, kwargs).values())
             run = within(options.time_limit, lambda: backend.compile(sized, values, options))
-            return Compiled(run, text, calls, calls, 1, module=sized)
+            return Compiled(run, text, calls, calls, 1, module=sized, whole=sized)
 
         try:
             if is_free:
