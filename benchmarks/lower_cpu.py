@@ -2,12 +2,13 @@
 Twelve models; those of torchvision and transformers are left out where these are not installed, runtimes likewise.
 
 By default every model at batch 1, ResNet-50 also at batch 16, without torch.compile: a few minutes. `--all` takes both batches
-of all of them, and `--compile` torch.compile, too, which takes most of an hour.
+of all of them, in about ten, `--markdown` prints a table; `--compile` has torch.compile, too, which takes most of an hour.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import importlib.util
 import time
 import timeit
@@ -24,11 +25,12 @@ from benchmarks.models import small_mlp
 from torchgraft import zoo
 from torchgraft.backends.auto import in_turns
 from torchgraft.backends.backend import Options, find_backend
-from torchgraft.backends.bench import _ALONE, of_batch
+from torchgraft.backends.bench import ALONE, of_batch
 from torchgraft.bridge.exporting import exported_model
 from torchgraft.errors import BackendError
 
 Call = Callable[[], Any]
+OURS = "lower, auto"
 IMAGES = {
     "ResNet-50": "resnet50", "MobileNetV3": "mobilenet_v3_large", "EfficientNet": "efficientnet_b0", "ViT": "vit_b_16",
     "Swin": "swin_t", "ConvNeXt": "convnext_tiny",
@@ -104,9 +106,9 @@ def fused_channels_last(model: nn.Module, args: tuple[Any, ...]) -> Call:
 
 
 def alone(name: str, model: nn.Module, args: tuple[Any, ...]) -> Call:
+    """A runtime as its makers' pages use it, on the model itself as torch.export sees it."""
     find_backend(name)
-    run = _ALONE[name](exported_model(model, args, {}), Options())
-    return lambda: run(*args)
+    return ALONE[name](exported_model(model, args, {}), Options())
 
 
 def measured(title: str, batch: int, with_compile: bool) -> dict[str, Any] | None:
@@ -123,15 +125,16 @@ def measured(title: str, batch: int, with_compile: bool) -> dict[str, Any] | Non
     if with_compile:
         compiled = torch.compile(model)
         makers["torch.compile"] = lambda: lambda: compiled(*args)
-    makers |= {f"{name} alone": (lambda name=name: alone(name, model, args)) for name in _ALONE}  # type: ignore[misc]
-    names = ["native", *_ALONE, *(["inductor"] if with_compile else [])]
-    modules: dict[str, Any] = {}
+    makers |= {f"{name} alone": (lambda name=name: alone(name, model, args)) for name in ALONE}  # type: ignore[misc]
+    found: list[Any] = []
 
-    def lowered(name: str) -> Call:
-        modules[name] = module = torchgraft.lower(model, args, backend=name, time_limit=300)
+    def lowered() -> Call:
+        names = [name for name in ("native", *ALONE, *(["inductor"] if with_compile else [])) if is_usable(name)]
+        module = torchgraft.lower(model, args, backend=names, time_limit=300)
+        found.append(module)
         return lambda: module(*args)
 
-    makers |= {f"lower, {name}": (lambda name=name: lowered(name)) for name in names}  # type: ignore[misc]
+    makers[OURS] = lowered
     runs, ready = {}, {}
     for way, make in makers.items():
         begin = time.perf_counter()
@@ -142,35 +145,76 @@ def measured(title: str, batch: int, with_compile: bool) -> dict[str, Any] | Non
             runs[way] = run
         except Exception as error:
             if not (isinstance(error, BackendError) and "not installed" in str(error)):
-                print(
-                    f"    {way}: {type(error).__name__}: {str(error).splitlines()[0][:150] if str(error) else ''}",
-                    flush=True,
-                )
+                reason = str(error).splitlines()[0][:150] if str(error) else ""
+                print(f"    {way}: {type(error).__name__}: {reason}", flush=True)
         ready[way] = time.perf_counter() - begin
-    times = in_turns(runs, rounds=7)
-    for name, module in modules.items():
-        if name != "native" or "Python" in module.explain():
-            stays = module.explain().splitlines()
-            if len(stays) > 1 or "own Python" in stays[0]:
-                print("    " + "\n    ".join(line[:160] for line in stays[:4]), flush=True)
-    return {"times": times, "ready": ready}
+    gc.collect()  # runtimes that were not chosen give back their threads
+    with torch.no_grad():
+        begin = time.perf_counter()
+        model(*args)
+        slow = time.perf_counter() - begin
+    times = in_turns(runs, rounds=3 if slow > 1 else 5 if slow > 0.3 else 9)
+    return {"times": times, "ready": ready, "module": found[0] if found else None}
+
+
+def is_usable(name: str) -> bool:
+    """Whether a backend is installed."""
+    try:
+        find_backend(name)
+    except BackendError:
+        return False
+    return True
 
 
 def show(title: str, batch: int, found: dict[str, Any]) -> float | None:
-    """Print a model's rows; how the best of ours does beside the best of the others."""
-    times, eager = found["times"], found["times"]["eager"]
+    """Print a model's rows; how ours does beside the best of the others."""
+    times, eager, module = found["times"], found["times"]["eager"], found["module"]
     print(f"{title}, batch {batch}", flush=True)
     for way, took in sorted(times.items(), key=lambda item: item[1]):
+        chosen = f"   chooses {chosen_by(module)}" if way == OURS else ""
         print(
-            f"    {way:<26} {took * 1e3:10.3f} ms {eager / took:7.2f} x   ready in {found['ready'][way]:5.1f} s",
+            f"    {way:<26} {took * 1e3:10.3f} ms {eager / took:7.2f} x   ready in {found['ready'][way]:5.1f} s{chosen}",
             flush=True,
         )
-    ours = min((took for way, took in times.items() if way.startswith("lower")), default=None)
-    peers = min(took for way, took in times.items() if not way.startswith("lower"))
-    if ours is None:
+    if module is None:
         return None
-    print(f"    best of lower, as a part of the best of the others: {peers / ours:.2f}\n", flush=True)
-    return peers / ours
+    if module.choice is not None:
+        rows = [f"{row.backend} {row.seconds * 1e3:.3f} ms" for row in module.choice.measurements if row.seconds]
+        print(f"    seen by auto: {', '.join(rows)}")
+        for row in module.choice.measurements:
+            if row.seconds is None:
+                print(f"    {row.backend}: {row.note[:150]}")
+    stays = module.explain().splitlines()
+    if len(stays) > 1 or "own Python" in stays[0]:
+        print("    " + "\n    ".join(line[:160] for line in stays[:4]), flush=True)
+    share = min(took for way, took in times.items() if way != OURS) / times[OURS]
+    print(f"    as a part of the best of the others: {share:.2f}\n", flush=True)
+    return share
+
+
+def chosen_by(module: Any) -> str:
+    """The backend that `auto` took."""
+    if module is None:
+        return "-"
+    return (
+        module.backend.name if all(item.program is not None for item in module._variants) else "the model's own Python"
+    )
+
+
+def markdown(rows: dict[tuple[str, int], dict[str, Any]], shares: dict[tuple[str, int], float | None]) -> str:
+    """The table of docs/lower.md: times eager."""
+    peers = ["fx-fused, channels last", "torch.compile", *[f"{name} alone" for name in ALONE]]
+    peers = [way for way in peers if any(way in found["times"] for found in rows.values())]
+    lines = [f"| | eager | {' | '.join(peers)} | `lower` | it chose | of the best |"]
+    lines.append("|---|" + "---|" * (len(peers) + 4))
+    for (title, batch), found in rows.items():
+        times = found["times"]
+        cells = [f"{times['eager'] / times[way]:.2f}" if way in times else "-" for way in [*peers, OURS]]
+        share = shares[title, batch]
+        ours = [found["chosen"], "-" if share is None else f"{share:.2f}"]
+        first = f"{title}, batch {batch}"
+        lines.append(f"| {first} | {times['eager'] * 1e3:.3g} ms | {' | '.join(cells)} | {' | '.join(ours)} |")
+    return "\n".join(lines)
 
 
 def finding() -> None:
@@ -196,8 +240,11 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--only", default="", help="models, with commas")
     parser.add_argument("--all", action="store_true")
+    parser.add_argument("--batch", default="", help="batches, with commas")
     parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--markdown", action="store_true", help="print the table of docs/lower.md, too")
     arguments = parser.parse_args()
+    batches = [int(item) for item in arguments.batch.split(",") if item]
     warnings.simplefilter("ignore")
     torch.set_num_threads(arguments.threads)
     installed = [
@@ -207,18 +254,25 @@ def main() -> None:
         import_torchvision()  # before transformers, which imports it in its own way
     print(f"torch {torch.__version__}, {arguments.threads} threads, with {', '.join(installed)}\n")
     finding()
-    begin, shares = time.perf_counter(), {}
+    begin = time.perf_counter()
+    rows: dict[tuple[str, int], dict[str, Any]] = {}
+    shares: dict[tuple[str, int], float | None] = {}
     for title in MODELS:
         if arguments.only and title not in arguments.only.split(","):
             continue
-        for batch in (1, 16) if arguments.all or title == "ResNet-50" else (1,):
+        for batch in batches if batches else (1, 16) if arguments.all or title == "ResNet-50" else (1,):
             found = measured(title, batch, arguments.compile)
             if found is not None:
-                shares[f"{title}, {batch}"] = show(title, batch, found)
-    worst = min((share for share in shares.values() if share is not None), default=None)
+                rows[title, batch] = found
+                shares[title, batch] = show(title, batch, found)
+                found["chosen"] = chosen_by(found.pop("module"))
+                gc.collect()
+    known = [share for share in shares.values() if share is not None]
     print(
-        f"all of it in {time.perf_counter() - begin:.0f} s; the least share of the best peer is {worst and round(worst, 2)}"
+        f"all of it in {time.perf_counter() - begin:.0f} s; the least share of the best peer is {min(known, default=0):.2f}"
     )
+    if arguments.markdown:
+        print("\n" + markdown(rows, shares))
 
 
 if __name__ == "__main__":

@@ -203,7 +203,7 @@ def images(batches: list[int], backends: list[str]) -> None:
             rows.add(f"lower(backend={backend!r}, precision='tf32')", lowered, model, (x,), backend, precision="tf32")
         rows.add("fused, channels last, reduce-overhead, fp16", half_compiled, model, x)
         for backend in backends:
-            rows.add(f"lower(backend={backend!r}), fp16", lowered_half, model, x.half(), backend)
+            rows.add(f"lower(backend={backend!r}), fp16", lowered_half, model, half_channels_last(x), backend)
         rows.done(f"ResNet-50, batch {batch}")
 
 
@@ -211,8 +211,12 @@ def half_compiled(model: nn.Module, x: Tensor) -> Callable[[], Any]:
     import torch.fx.experimental.optimization as optimization
 
     fused = optimization.fuse(model).half().to(memory_format=torch.channels_last)
-    given = x.half().contiguous(memory_format=torch.channels_last)
-    return compiled(fused, given)
+    return compiled(fused, half_channels_last(x))
+
+
+def half_channels_last(x: Tensor) -> Tensor:
+    """The input that both are given."""
+    return x.half().contiguous(memory_format=torch.channels_last)
 
 
 def lowered_half(model: nn.Module, x: Tensor, backend: str) -> Callable[[], Any]:

@@ -224,6 +224,7 @@ GROWING = {
     "propagate-shapes{inputs=4}": "varied",
     "fuse-conv-norm": "layered",
     "fuse-activations": "layered",
+    "merge-linears": "layered",
     "replace-module{old=torch.nn.ReLU, new=torch.nn.GELU}": "layered",
     "reorder-for-memory": "varied",
 }

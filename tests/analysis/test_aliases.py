@@ -199,3 +199,19 @@ def check_new(result, others):
     for other in others:
         if isinstance(other, torch.Tensor):
             assert result.untyped_storage()._cdata != other.untyped_storage()._cdata
+
+
+def test_a_guard_shares_nothing():
+    """Its result is None: a value that is checked is no part of the world outside, which others write."""
+
+    def function(x, keys):
+        first, second = x.exp().chunk(2)
+        keys.add_(1)
+        return first + second
+
+    program = torchgraft.capture(function, (torch.ones(4), torch.ones(4)))
+    memory = Aliases(program.graph)
+    nodes = {node.name: node for node in program.graph.nodes}
+    checks = [node for node in nodes["chunk"]._users if is_fixed(node)]
+    assert checks and all(memory.is_fresh(node) for node in checks)
+    assert memory.is_written(nodes["keys"]) and not memory.is_written(nodes["exp"])

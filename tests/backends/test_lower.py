@@ -82,7 +82,7 @@ def test_native_computes_what_the_model_computes(activation):
 
 def test_native_has_no_norms_dropouts_or_modules_left():
     fast = torchgraft.lower(_net(), X, backend="native")
-    code = next(iter(fast._variants[0].run.found.values())).module.code
+    code = next(iter(fast._variants[0].compiled.found.values())).module.code
     assert "norm" not in code and "dropout" not in code and "self." not in code
     assert code.count("_convolution_pointwise") + code.count("convolution_and_sum(") >= 2
 
@@ -315,7 +315,7 @@ def test_a_part_is_compiled_for_each_size():
     for size in (2, 3, 2, 3, 4):
         assert torch.equal(fast(torch.ones(size)), _body(torch.ones(size)))
     assert seen == [2, 3, 4]
-    assert len(fast._variants[0].run.found) == 2
+    assert len(fast._variants[0].compiled.found) == 2
 
 
 @pytest.mark.parametrize("kind", ["crash", "wrong", "nan", "crash when run", "hang"])
@@ -441,3 +441,26 @@ def test_what_a_part_writes():
     assert written_inputs(program) == [1]
     program = torchgraft.capture(lambda x, y: x.view(-1)[1:].add_(y), (torch.ones(2, 2), torch.ones(3)))
     assert written_inputs(program) == [0]
+
+
+def test_native_computes_a_residual_block_in_one_call_for_each_convolution() -> None:
+    """`x += y` becomes a sum and a cast, which must not keep the activation from the convolution."""
+
+    class Residual(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Conv2d(4, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=1)
+
+        def forward(self, x):
+            y = self.second(torch.relu(self.first(x)))
+            y += x
+            return torch.relu(y)
+
+    model, x = Residual().eval(), torch.randn(2, 4, 8, 8)
+    fast = torchgraft.lower(model, x, backend="native")
+    module = next(iter(fast._variants[0].compiled.found.values())).module
+    calls = [node.name for node in module.graph.nodes if node.op.startswith("call_")]
+    assert calls == ["guard_1", "_convolution_pointwise_default", "convolution_and_sum", "contiguous"]
+    for batch in (1, 2, 5):
+        x = torch.randn(batch, 4, 8, 8)
+        torch.testing.assert_close(fast(x), model(x).detach(), rtol=1e-4, atol=1e-5)

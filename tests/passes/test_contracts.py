@@ -26,6 +26,7 @@ from torchgraft.passes import (
     FuseActivations,
     FuseConvNorm,
     MergeCommon,
+    MergeLinears,
     NormalizeArguments,
     PropagateShapes,
     RemoveDeadCode,
@@ -36,7 +37,7 @@ from torchgraft.passes import (
 
 EXACT = (
     *(RemoveDeadCode(), MergeCommon(), FoldConstants(), NormalizeArguments(), NormalizeArguments(keywords=False)),
-    *(RemoveNoOps(), Functionalize(), FuseActivations(), FuseConvNorm(), ReorderForMemory()),
+    *(RemoveNoOps(), Functionalize(), FuseActivations(), FuseConvNorm(), MergeLinears(), ReorderForMemory()),
     ReplaceModule(nn.Linear, copy.deepcopy),
 )
 

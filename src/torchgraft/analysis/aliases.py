@@ -89,7 +89,8 @@ class Aliases:
         """What the value of a node may share memory with: input nodes, paths of state, or what lies outside."""
         result = self._shares.get(node)
         if result is None:
-            result = self._shares[node] = NO_PLACES if self._is_computed(node) else shares_of(node)
+            is_nothing = node._op == "call_function" and is_guard(node._target)  # it looks, and returns None
+            result = self._shares[node] = NO_PLACES if is_nothing or self._is_computed(node) else shares_of(node)
         return result
 
     def _is_computed(self, node: Node) -> bool:

@@ -10,7 +10,9 @@ from typing import Any
 
 import torch
 
-from torchgraft.backends.variants import Variant, VariantModule, call_text, late_guard, links_of, program_or_error
+from torchgraft.backends.calls import call_text
+from torchgraft.backends.late_guards import late_guard
+from torchgraft.backends.variants import Variant, VariantModule, links_of, program_or_error
 from torchgraft.capturing.program import capture
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.ir.modules import no_model

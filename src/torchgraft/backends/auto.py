@@ -18,7 +18,8 @@ import torch
 
 from torchgraft.analysis.comparison import tensors_in
 from torchgraft.backends.backend import Backend, backend_names, find_backend
-from torchgraft.backends.variants import call_text, log
+from torchgraft.backends.calls import call_text
+from torchgraft.backends.variants import log
 from torchgraft.errors import BackendError, one_line
 from torchgraft.results.files import write_text
 from torchgraft.results.progress import stage
@@ -184,13 +185,15 @@ def in_turns(runs: dict[str, Callable[[], Any]], rounds: int = _ROUNDS) -> dict[
                 begin = time.perf_counter()
                 run()
                 _wait()
-                once = time.perf_counter() - begin
-                count = max(1, min(2000, int(_SECONDS_OF_ROUND / max(once, 1e-9))))
-                begin = time.perf_counter()
-                for _ in range(count):
-                    run()
-                _wait()
-                best[name] = min(best.get(name, once), (time.perf_counter() - begin) / count)
+                took = time.perf_counter() - begin
+                count = min(2000, int(_SECONDS_OF_ROUND / max(took, 1e-9)))
+                if count > 1:
+                    begin = time.perf_counter()
+                    for _ in range(count):
+                        run()
+                    _wait()
+                    took = (time.perf_counter() - begin) / count
+                best[name] = min(best.get(name, took), took)
     return best
 
 

@@ -18,9 +18,9 @@ from torchgraft.analysis.comparison import tensors_in
 from torchgraft.backends.auto import EAGER, candidates, in_turns
 from torchgraft.backends.backend import Options, find_backend
 from torchgraft.backends.lower import lower
-from torchgraft.backends.onnxruntime import run_with_onnxruntime
-from torchgraft.backends.openvino import run_with_openvino
-from torchgraft.bridge.exporting import exported_model
+from torchgraft.backends.onnxruntime import onnx_session
+from torchgraft.backends.openvino import openvino_model
+from torchgraft.bridge.exporting import Exported, exported_model
 from torchgraft.codegen.calling import copied_inputs
 from torchgraft.errors import BackendError, one_line
 from torchgraft.results.progress import stage
@@ -28,7 +28,6 @@ from torchgraft.results.shown import Tabular
 from torchgraft.results.tables import Table, number_text, seconds_text
 
 COMPILE = "torch.compile"
-_ALONE = {"openvino": run_with_openvino, "onnxruntime": run_with_onnxruntime}
 
 
 @dataclass(frozen=True)
@@ -139,17 +138,46 @@ def _ways(
     def alone(backend: str) -> Callable[[], Callable[[], Any]]:
         def make() -> Callable[[], Any]:
             find_backend(backend)
-            run = _ALONE[backend](exported_model(model, args, kwargs), Options())
-            flat = tensors_in((args, kwargs))
-            return lambda: run(*flat)
+            return ALONE[backend](exported_model(model, args, kwargs), Options())
 
         return make
 
     for backend in names:
-        if backend in _ALONE:
+        if backend in ALONE:
             ways[f"{backend} alone"] = alone(backend)
         ways[f"lower, {backend}"] = lowered(backend)
     return ways
+
+
+def _alone_on_onnxruntime(program: Exported, options: Options) -> Callable[[], Any]:
+    session = onnx_session(program, options)
+    names = [item.name for item in session.get_inputs()]
+    tensors = tensors_in(program.inputs)
+
+    def run() -> list[torch.Tensor]:
+        feeds = {name: tensor.numpy() for name, tensor in zip(names, tensors, strict=True)}
+        return [torch.from_numpy(item) for item in session.run(None, feeds)]
+
+    return run
+
+
+def _alone_on_openvino(program: Exported, options: Options) -> Callable[[], Any]:
+    compiled = openvino_model(program, options)
+    request = compiled.create_infer_request()
+    tensors = tensors_in(program.inputs)
+
+    def run() -> list[torch.Tensor]:
+        results = request.infer([tensor.numpy() for tensor in tensors], share_inputs=True)
+        return [torch.from_numpy(results[port]) for port in compiled.outputs]
+
+    return run
+
+
+# Runtimes as their makers' pages use them, from tensors to tensors, on inputs that are known.
+ALONE: dict[str, Callable[[Exported, Options], Callable[[], Any]]] = {
+    "openvino": _alone_on_openvino,
+    "onnxruntime": _alone_on_onnxruntime,
+}
 
 
 def _called(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], Any]:

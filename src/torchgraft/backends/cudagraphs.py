@@ -40,13 +40,15 @@ class GraphOfPart:
         self._function, self._written, self._options = function, written, options
         self._lock = threading.Lock()
         self._graphs: dict[tuple[int, ...], Callable[[tuple[Any, ...]], Any]] = {}
-        self._warm_up(inputs)
+        copies = [item.clone() if isinstance(item, torch.Tensor) else item for item in inputs]
+        # As the function was made for them; a caller may lay out tensors in another way.
+        self._strides = [item.stride() if isinstance(item, torch.Tensor) else () for item in copies]
+        self._warm_up(copies)
 
-    def _warm_up(self, inputs: tuple[Any, ...]) -> None:
+    def _warm_up(self, copies: list[Any]) -> None:
         """Run on copies, so that libraries have chosen their kernels before a graph is recorded."""
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
-        copies = [item.clone() if isinstance(item, torch.Tensor) else item for item in inputs]
         with torch.cuda.stream(stream), _best_kernels(self._options):
             for _ in range(_WARM_UPS):
                 self._function(*copies)
@@ -56,7 +58,7 @@ class GraphOfPart:
         """A graph; where memory is short, the function itself, whose kernels are launched one by one."""
         try:
             with _best_kernels(self._options):
-                return _Recorded(self._function, inputs, self._written)
+                return _Recorded(self._function, inputs, self._written, self._strides)
         except torch.cuda.OutOfMemoryError as error:
             warnings.warn(f"no CUDA graph for lack of memory, kernels are launched one by one: {error}", stacklevel=3)
             torch.cuda.empty_cache()
@@ -113,10 +115,17 @@ def _best_kernels(options: Options) -> Iterator[None]:
 class _Recorded:
     """One CUDA graph, and the tensors that it reads and writes."""
 
-    def __init__(self, function: Callable[..., Any], inputs: tuple[Any, ...], written: list[int]) -> None:
+    def __init__(
+        self, function: Callable[..., Any], inputs: tuple[Any, ...], written: list[int], strides: list[tuple[int, ...]]
+    ) -> None:
         is_copied = [isinstance(item, torch.Tensor) and index not in written for index, item in enumerate(inputs)]
         self._copied = [index for index, copied in enumerate(is_copied) if copied]
-        held = [item.clone() if copied else item for item, copied in zip(inputs, is_copied, strict=True)]
+        held = list(inputs)
+        for index in self._copied:
+            place = torch.empty_strided(
+                inputs[index].shape, strides[index], dtype=inputs[index].dtype, device=inputs[index].device
+            )
+            held[index] = place.copy_(inputs[index])
         self._held = [held[index] for index in self._copied]
         self._alive = held  # also those that the caller may let go of
         self._graph = torch.cuda.CUDAGraph()

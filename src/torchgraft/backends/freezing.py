@@ -246,14 +246,11 @@ def spell_directly(body: GraphModule) -> None:
                 node.target, (node.args, node.kwargs) = found[0], (found[1], {})
 
 
-def may_be_reshaped(body: GraphModule) -> None:
-    """`view` refuses some layouts that `reshape` takes; where nobody writes into the result, nobody can tell them apart."""
+def views_nobody_writes(body: GraphModule) -> list[Node]:
+    """Calls of `view`, which refuses some layouts that `reshape` takes, where nobody could tell the two apart."""
     views = [node for node in body.graph.nodes if node._op == "call_method" and node._target == "view"]
-    if views:
-        memory = Aliases(body.graph)
-        for node in views:
-            if not isinstance(node._args[1], torch.dtype) and not memory.is_written(node):
-                node.target = "reshape"
+    memory = Aliases(body.graph)
+    return [node for node in views if not isinstance(node._args[1], torch.dtype) and not memory.is_written(node)]
 
 
 def keep_outputs_contiguous(body: GraphModule, shapes: Any) -> None:

@@ -13,7 +13,7 @@ from torchgraft.analysis.aliases import Aliases
 from torchgraft.analysis.dry_run import DryRun
 from torchgraft.analysis.shapes import TensorMetadata, tensor_metadata
 from torchgraft.backends.backend import Backend, Options
-from torchgraft.backends.freezing import keep_outputs_contiguous, may_be_reshaped, ranks_follow, spell_directly
+from torchgraft.backends.freezing import keep_outputs_contiguous, ranks_follow, spell_directly, views_nobody_writes
 from torchgraft.backends.prepacking import multiply_matrices, prepack
 from torchgraft.codegen.bound import BoundCodeGen
 from torchgraft.codegen.calling import copied_inputs
@@ -22,6 +22,7 @@ from torchgraft.interpreter import Interpreter
 from torchgraft.ir.node import Node
 from torchgraft.passes.fuse_activations import FuseActivations
 from torchgraft.passes.layer_calls import is_layer
+from torchgraft.passes.merge_linears import MergeLinears
 from torchgraft.passes.remove_dead_code import RemoveDeadCode
 
 
@@ -41,16 +42,34 @@ class Native(Backend):
 def make_direct(part: GraphModule, inputs: tuple[Any, ...], options: Options) -> None:
     """Choose kernels for a frozen program and bind what it refers to."""
     if any(is_layer(node, part) for node in part.graph.nodes):
+        if any(isinstance(item, torch.Tensor) and item.is_cuda for item in inputs):
+            MergeLinears().run(part)
         known = _shapes(part, inputs)
+        types_follow = ranks_follow(part)  # for the same reasons
+        if types_follow:
+            _drop_casts(part, known)
+        views = views_nobody_writes(part)  # before there are calls of ours, of which nobody knows what they write
         if options.layout != "contiguous" and prepack(part, known):
-            may_be_reshaped(part)
+            for node in views:
+                node.target = "reshape"
             keep_outputs_contiguous(part, known)
-        if ranks_follow(part):
+        if types_follow:
             multiply_matrices(part, known)
     FuseActivations().run(part)
     spell_directly(part)
     RemoveDeadCode().run(part)
     part.graph.set_codegen(BoundCodeGen())
+
+
+def _drop_casts(part: GraphModule, known: Any) -> None:
+    """What `x += y` has become casts the sum to the type of `x`, which it has; an activation could not be fused with the sum."""
+    for node in list(part.graph.nodes):
+        if node._op != "call_method" or node._target != "type_as" or len(node._args) != 2 or len(node._inputs) != 2:
+            continue
+        types = [getattr(known.get(source._name), "dtype", None) for source in node._inputs]
+        if types[0] is not None and types[0] is types[1]:
+            node.replace_all_uses_with(node._args[0])
+            part.graph.erase_node(node)
 
 
 class _Noting(Interpreter):

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from torchgraft.backends.arrays import arrays_of
 from torchgraft.backends.backend import Backend, Options, missing
 from torchgraft.bridge.exporting import Exported, exported
 from torchgraft.codegen.graph_module import GraphModule
@@ -31,11 +32,12 @@ class OnnxRuntime(Backend):
 
     def compile(self, part: GraphModule, inputs: tuple[Any, ...], options: Options) -> Callable[..., Any]:
         """Convert and make a session."""
-        return run_with_onnxruntime(exported(part, inputs), options)
+        program = exported(part, inputs)
+        return _Run(onnx_session(program, options), program.is_one)
 
 
-def run_with_onnxruntime(program: Exported, options: Options) -> Callable[..., Any]:
-    """A function of tensors that runs an exported program."""
+def onnx_session(program: Exported, options: Options) -> Any:
+    """A session of ONNX Runtime for an exported program."""
     import onnxruntime
 
     with _silence():
@@ -45,8 +47,7 @@ def run_with_onnxruntime(program: Exported, options: Options) -> Callable[..., A
     settings = onnxruntime.SessionOptions()
     settings.intra_op_num_threads = torch.get_num_threads()
     settings.log_severity_level = 3
-    session = onnxruntime.InferenceSession(content.getvalue(), settings, providers=["CPUExecutionProvider"])
-    return _Run(session, program.is_one)
+    return onnxruntime.InferenceSession(content.getvalue(), settings, providers=["CPUExecutionProvider"])
 
 
 @contextlib.contextmanager
@@ -63,19 +64,16 @@ def _silence() -> Any:
 
 
 class _Run:
-    """A session as a function from tensors to tensors; sessions may be run by several threads."""
+    """A session as a function from tensors to tensors, without copies; sessions may be run by several threads."""
 
     def __init__(self, session: Any, is_one: bool) -> None:
-        self._session, self._is_one = session, is_one
-        self._names = [item.name for item in session.get_inputs()]
+        self._run, self._is_one = session.run, is_one
+        self._inputs = [item.name for item in session.get_inputs()]
+        self._outputs = [item.name for item in session.get_outputs()]
 
     def __call__(self, *inputs: Any) -> Any:
-        tensors = [item for item in inputs if isinstance(item, torch.Tensor)]
-        arrays = [tensor.detach().contiguous().numpy() for tensor in tensors]
-        results = [
-            torch.from_numpy(item) for item in self._session.run(None, dict(zip(self._names, arrays, strict=True)))
-        ]
-        return results[0] if self._is_one else tuple(results)
+        results = self._run(self._outputs, dict(zip(self._inputs, arrays_of(inputs), strict=True)))
+        return torch.from_numpy(results[0]) if self._is_one else tuple(map(torch.from_numpy, results))
 
 
 BACKEND = OnnxRuntime

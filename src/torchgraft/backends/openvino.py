@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from torchgraft.backends.arrays import arrays_of
 from torchgraft.backends.backend import Backend, Options, missing
 from torchgraft.bridge.exporting import Exported, exported
 from torchgraft.codegen.graph_module import GraphModule
@@ -29,11 +30,12 @@ class OpenVino(Backend):
 
     def compile(self, part: GraphModule, inputs: tuple[Any, ...], options: Options) -> Callable[..., Any]:
         """Convert and compile for the sizes of the example."""
-        return run_with_openvino(exported(part, inputs), options)
+        program = exported(part, inputs)
+        return _Run(openvino_model(program, options), program.is_one)
 
 
-def run_with_openvino(program: Exported, options: Options) -> Callable[..., Any]:
-    """A function of tensors that runs an exported program."""
+def openvino_model(program: Exported, options: Options) -> Any:
+    """An exported program as OpenVINO has compiled it, for the sizes of its inputs."""
     import openvino
 
     converted = openvino.convert_model(program.program)
@@ -41,7 +43,7 @@ def run_with_openvino(program: Exported, options: Options) -> Callable[..., Any]
     converted.reshape(dict(zip(converted.inputs, shapes, strict=True)))
     hints = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_PRECISION_HINT": _PRECISIONS[options.precision]}
     hints["INFERENCE_NUM_THREADS"] = str(torch.get_num_threads())
-    return _Run(openvino.compile_model(converted, "CPU", hints), program.is_one)
+    return openvino.compile_model(converted, "CPU", hints)
 
 
 def _tensors(inputs: tuple[Any, ...]) -> list[torch.Tensor]:
@@ -49,20 +51,29 @@ def _tensors(inputs: tuple[Any, ...]) -> list[torch.Tensor]:
 
 
 class _Run:
-    """A compiled model as a function from tensors to tensors. Requests are not shared, so several threads may call it."""
+    """A compiled model as a function from tensors to tensors. Requests are not shared, so several threads may call it.
+
+    Giving the inputs to `infer` itself would be the same and twice as slow for a small model; with `start_async` this thread
+    would wait, and not take part."""
 
     def __init__(self, compiled: Any, is_one: bool) -> None:
-        self._compiled, self._is_one = compiled, is_one
+        from openvino import Tensor
+
+        self._compiled, self._is_one, self._tensor = compiled, is_one, Tensor
+        self._count = len(compiled.outputs)
         self._requests: list[Any] = [compiled.create_infer_request()]
 
     def __call__(self, *inputs: Any) -> Any:
-        arrays = [tensor.detach().contiguous().numpy() for tensor in _tensors(inputs)]
         try:
             request = self._requests.pop()
         except IndexError:
             request = self._compiled.create_infer_request()
-        results = request.infer(arrays, share_inputs=True, share_outputs=False)
-        found = [torch.from_numpy(results[port]) for port in self._compiled.outputs]
+        arrays = arrays_of(inputs)  # held here, because the request does not hold them
+        for number, array in enumerate(arrays):
+            request.set_input_tensor(number, self._tensor(array, shared_memory=True))
+        request.infer(share_outputs=True)
+        # Copies, because the next call writes into the same memory.
+        found = [torch.from_numpy(request.get_output_tensor(number).data.copy()) for number in range(self._count)]
         self._requests.append(request)
         return found[0] if self._is_one else tuple(found)
 

@@ -18,7 +18,7 @@ import torch
 from torchgraft.analysis.aliases import Aliases
 from torchgraft.analysis.comparison import Difference, FrozenTensor, Tolerance, compare, frozen_leaves
 from torchgraft.backends.backend import PRECISIONS, Backend, Options
-from torchgraft.backends.variants import written_outside
+from torchgraft.backends.late_guards import written_outside
 from torchgraft.codegen.bound import BoundCodeGen
 from torchgraft.codegen.calling import copied_inputs, placeholder_values
 from torchgraft.codegen.graph_module import GraphModule
@@ -69,6 +69,8 @@ class Compiled:
     stays: dict[str, str] = field(default_factory=dict)
     lines: dict[str, str] = field(default_factory=dict)
     module: GraphModule | None = None
+    # The program before it was cut, whose nodes `stays` speaks of.
+    whole: GraphModule | None = None
 
     def text(self, name: str, backend: str) -> str:
         """What was taken and what was not, with source lines."""
@@ -128,7 +130,9 @@ def compile_parts(
                 else:
                     compiled[part.name] = result
         if not blamed:
-            return _assembled(found, compiled, inputs)
+            result = _assembled(found, compiled, inputs)
+            result.whole = body
+            return result
         refused |= blamed
 
 

@@ -17,7 +17,7 @@ from torchgraft.results.files import write_whole
 from torchgraft.version import __version__
 
 if TYPE_CHECKING:
-    from torchgraft.backends.lower import Lowered
+    from torchgraft.backends.lowered import Lowered
 
 _KIND = "torchgraft lowered module"
 

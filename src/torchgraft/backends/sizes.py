@@ -16,7 +16,8 @@ import torch
 from torchgraft.analysis.aliases import Aliases
 from torchgraft.analysis.comparison import tensors_in
 from torchgraft.analysis.dry_run import DryRun
-from torchgraft.backends.variants import call_key, call_text, log
+from torchgraft.backends.calls import call_key, call_text
+from torchgraft.backends.variants import log
 from torchgraft.codegen.calling import copied_inputs
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import GuardError
@@ -70,9 +71,10 @@ class OneForEachSize:
 
 def _size_key(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """What a call looks like, with the sizes of all tensors: those in objects, too, which `call_key` does not open."""
-    if all(type(value) in _KNOWN for value in (*args, *kwargs.values())):
-        return call_key(args, kwargs, False)
-    return call_key(args, kwargs, False), tuple([(tensor.shape, tensor.dtype) for tensor in tensors_in((args, kwargs))])
+    key = call_key(args, kwargs, False)
+    if _KNOWN.issuperset(map(type, args)) and _KNOWN.issuperset(map(type, kwargs.values())):
+        return key
+    return key, tuple([(tensor.shape, tensor.dtype) for tensor in tensors_in((args, kwargs))])
 
 
 def for_one_size(body: GraphModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> GraphModule:

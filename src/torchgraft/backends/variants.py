@@ -20,15 +20,11 @@ import torch
 from torch.overrides import _len_torch_function_stack
 from torch.utils._device import DeviceContext
 
-from torchgraft.analysis.aliases import Aliases
-from torchgraft.analysis.effects import Effects
+from torchgraft.backends.calls import call_key, call_text
 from torchgraft.backends.watch import ModelWatch
 from torchgraft.capturing.whole import SHARED_WITH_MODEL
 from torchgraft.codegen.graph_module import GraphModule
-from torchgraft.errors import GuardError, RunError, TraceError, one_line
-from torchgraft.ir.guards import check_result, guard, is_guard
-from torchgraft.ir.node import Node
-from torchgraft.ir.origin import source_of
+from torchgraft.errors import GuardError, TraceError, one_line
 from torchgraft.results.shown import Tabular
 from torchgraft.results.tables import Table, seconds_text
 
@@ -37,7 +33,6 @@ log = logging.getLogger("torchgraft.backends")
 ON_GUARD = ("recapture", "raise", "eager")
 # Calls that look different are told apart by so many hints at most; then they are collected anew.
 _MOST_HINTS = 1024
-_PLAIN = frozenset({int, float, bool, str, bytes, type(None), torch.dtype, torch.device, complex})
 
 
 @dataclass(eq=False)
@@ -52,8 +47,10 @@ class Variant:
     seconds: float = 0.0
     runs_as: str = "captured program"
     calls: int = 0
-    last_used: int = 0
+    last_used: float = 0.0
     links: list[Link] = field(default_factory=list)
+    # What a backend has made of the program, with `found`: one for each size.
+    compiled: Any = None
     # Whether what the model's attributes held is in the program as constants.
     is_frozen: bool = False
 
@@ -140,7 +137,7 @@ class VariantModule(torch.nn.Module):
         self._lock = threading.RLock()
         self._variants: tuple[Variant, ...] = ()
         self._hints: dict[Any, Variant] = {}
-        self._clock = self._made = 0
+        self._made = 0
         self._said: set[str] = set()
         self._watch: ModelWatch | None = None
         if isinstance(model, torch.nn.Module):
@@ -204,8 +201,10 @@ class VariantModule(torch.nn.Module):
         if variant.links:
             variant.follow_model()
         result = variant.run(*args, **kwargs)
+        if not (variant.calls or variant.is_frozen) and self._watch is not None:
+            self._watch.settle()
         variant.calls += 1
-        variant.last_used = self._clock = self._clock + 1
+        variant.last_used = time.monotonic()
         return result
 
     def _search(
@@ -235,10 +234,7 @@ class VariantModule(torch.nn.Module):
                     made = self._add("the first call" if error is None else first_line(error), args, kwargs)
         self._remember(key, made)
         try:
-            result = self._run(made, args, kwargs)
-            if self._watch is not None and not made.is_frozen:
-                self._watch.settle()
-            return result
+            return self._run(made, args, kwargs)
         except GuardError as refusal:  # what a guard looks at has changed since, by another thread or the model itself
             self._say_once(f"{self._name}: runs the model's own Python once, because {first_line(refusal)}")
             return self._model(*args, **kwargs)
@@ -258,7 +254,7 @@ class VariantModule(torch.nn.Module):
             self._watch = ModelWatch(self._model)
         variant = self._make(why, args, kwargs)
         variant.seconds = time.perf_counter() - begin
-        variant.last_used = self._clock = self._clock + 1
+        variant.last_used = time.monotonic()
         kept = self._variants
         if len(kept) >= self.max_variants:
             oldest = min(kept, key=lambda item: item.last_used)
@@ -309,101 +305,12 @@ def links_of(model: Any, program: GraphModule) -> list[Link]:
     return list(found.values())
 
 
-def late_guard(program: GraphModule) -> str | None:
-    """Why a program cannot be tried: a guard that comes after something which cannot be undone. None where there is none.
-
-    What is checked of the result of a module that is kept whole cannot be checked before it; there the program insists.
-    """
-    memory: Aliases | None = None
-    done: Node | None = None
-    for node in program.graph.nodes:
-        if node._op in ("placeholder", "get_attr", "output"):
-            continue
-        if node._op == "call_function" and is_guard(node._target):
-            if done is not None and node._target is check_result:
-                node.target = insist_on_result
-            elif done is not None and node._target is not insist_on_result:
-                line = source_of(node)
-                where = f" at {line.place}" if line else ""
-                return f"the check '{node._name}'{where} comes after '{done._name}', whose effect cannot be undone"
-        elif done is None and node._target is not torch._assert and node.is_impure():
-            memory = memory or Aliases(program.graph)
-            effects = memory.effects.get(node)
-            if effects is not None and (effects.unknown or effects.random or written_outside(effects, memory)):
-                done = node
-    return None
-
-
-def written_outside(effects: Effects, memory: Aliases) -> list[Any]:
-    """What a call writes that is no value of the program's own making."""
-    return [item for item in effects.writes if not (isinstance(item, Node) and not memory.is_input_or_state(item))]
-
-
-@guard(check_result.__torchgraft_describe__)  # type: ignore[attr-defined]
-def insist_on_result(found: Any, kind: str, length: int | None, name: str, where: str) -> None:
-    """Raise an error that no other variant is tried after, because what has run cannot be undone."""
-    try:
-        check_result(found, kind, length, name, where)
-    except GuardError as error:
-        raise RunError(str(error)) from None
-
-
 def program_or_error(make: Callable[[], GraphModule]) -> GraphModule | str:
     """A captured program, or in words why there is none; what the model itself raises is raised."""
     try:
         return make()
     except TraceError as error:
         return one_line(error)
-
-
-# ---- what a call looks like ----
-
-
-def call_key(args: tuple[Any, ...], kwargs: dict[str, Any], training: bool) -> Any:
-    """What a call looks like, in a form that can be a key: shapes and dtypes of tensors, plain values, classes of others.
-
-    >>> call_key((torch.ones(2, 3), 5), {}, False) == call_key((torch.zeros(2, 3), 5), {}, False)
-    True
-    """
-    parts: list[Any] = [training, torch.is_grad_enabled()]
-    for value in args:
-        parts.append((value.shape, value.dtype) if type(value) is torch.Tensor else _part(value, 4))
-    for name, value in kwargs.items():
-        parts.append(name)
-        parts.append((value.shape, value.dtype) if type(value) is torch.Tensor else _part(value, 4))
-    return tuple(parts)
-
-
-def _part(value: Any, depth: int) -> Any:
-    kind = type(value)
-    if kind in _PLAIN:
-        return kind, value
-    if isinstance(value, torch.Tensor):
-        return kind, value.shape, value.dtype
-    if depth and kind in (tuple, list):
-        return kind, tuple([_part(item, depth - 1) for item in value])
-    if depth and kind is dict:
-        return kind, tuple(
-            [(name if type(name) is str else type(name), _part(item, depth - 1)) for name, item in value.items()]
-        )
-    return kind
-
-
-def call_text(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    """The inputs of a call in a few words.
-
-    >>> call_text((torch.ones(2, 3), 5), {"mask": None})
-    'float32[2, 3], 5, mask=None'
-    """
-    return ", ".join([_text(value) for value in args] + [f"{name}={_text(value)}" for name, value in kwargs.items()])
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, torch.Tensor):
-        return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
-    if type(value) in _PLAIN:
-        return repr(value)
-    return f"{type(value).__name__} of {len(value)}" if isinstance(value, (tuple, list, dict)) else type(value).__name__
 
 
 def first_line(error: BaseException) -> str:
@@ -413,7 +320,7 @@ def first_line(error: BaseException) -> str:
 
 def _is_watched() -> bool:
     """Whether somebody traces this run, and should see the model itself; a default device is no tracing."""
-    if torch.compiler.is_compiling() or torch.jit.is_tracing():
+    if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
         return True
     depth = _len_torch_function_stack()
     if not depth:

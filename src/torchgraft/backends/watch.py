@@ -1,8 +1,9 @@
 """Whether a model is still what it was when programs were made from it: its submodules, plain attributes and, where a program
 has copies of them, its weights. What is done about a change is decided by who asks.
 
-Looking takes well under a microsecond for a module: tables are compared as a whole, and tensors by torch's own counts of writes.
-A write that torch does not count (through `.data`, or through memory shared with numpy) is not seen.
+A look has to be cheap, because every call takes one, when nothing of this is in the processor's caches: it reads the counters
+that Python keeps of writes to dicts, and torch of writes to tensors, and compares what dicts hold only where a counter has
+moved. A write that torch does not count (through `.data`, or through memory shared with numpy) is not seen.
 """
 
 from __future__ import annotations
@@ -12,9 +13,14 @@ from operator import attrgetter, getitem, is_, itemgetter
 from typing import Any
 
 import torch
+from torch.nn.modules.batchnorm import _NormBase
+from torch.utils.hooks import RemovableHandle
 
 from torchgraft.analysis.aliases import Aliases
 from torchgraft.ir.modules import is_from_torch
+
+# What torch.compile goes by; without it every look compares.
+_tag: Any = getattr(torch._C._dynamo.guards, "dict_version", None)
 
 _STANDARD = frozenset(torch.nn.Module().__dict__)
 _CONTAINERS = frozenset({list, dict, set})
@@ -54,6 +60,8 @@ class ModelWatch:
         self._modes: list[torch.nn.Module] = []
         self._names: list[str] = []
         self._tensors: list[torch.Tensor] = []
+        self._tagged: list[dict[Any, Any]] = []
+        self._tags: list[int] | None = None
         for path, module in model.named_modules() if isinstance(model, torch.nn.Module) else ():
             self._watch(path, module, weights)
         self._sizes = list(map(len, self._dicts))
@@ -64,6 +72,10 @@ class ModelWatch:
 
     def _watch(self, path: str, module: torch.nn.Module, weights: bool) -> None:
         self._dicts.append(module._modules)
+        tables: list[Any] = [module._modules, module._parameters, module._buffers]
+        # What is added to an empty table of a layer of torch, its code does not look at.
+        self._tagged += [_state_of(module), *[table for table in tables if table or not is_from_torch(module)]]
+        self._tagged += [table for table in (module._forward_pre_hooks, module._forward_hooks) if table]
         # A program that is not compiled calls modules of torch as they are.
         if weights or not is_from_torch(module):
             self._dicts += [module._parameters, module._buffers]
@@ -80,11 +92,9 @@ class ModelWatch:
                 self._owners.append(path)
         if weights:
             for name, tensor in [*module._parameters.items(), *module._buffers.items()]:
-                if (
-                    tensor is not None
-                    and not tensor.is_inference()
-                    and not isinstance(tensor, torch.nn.UninitializedParameter)
-                ):
+                if tensor is None or isinstance(tensor, torch.nn.UninitializedParameter) or tensor.is_inference():
+                    continue
+                if name != "num_batches_tracked" or not isinstance(module, _NormBase):  # read in training mode alone
                     self._names.append(f"{path}.{name}".lstrip("."))
                     self._tensors.append(tensor)
 
@@ -110,6 +120,7 @@ class ModelWatch:
                 self._containers.append((path, value, _copied(value, 3)))
             elif _is_record(value):
                 self._seen.add(id(value))
+                self._tagged.append(vars(value))
                 self._watch_attributes(path, vars(value))
 
     def settle(self) -> None:
@@ -125,6 +136,7 @@ class ModelWatch:
                 self._attributes.append((path, itemgetter(*same), values, itemgetter(*same)(values)))
         self._containers = [item for item in self._containers if not _differs(item[1], item[2])]
         self._sizes = list(map(len, self._dicts))
+        self._tags = None
 
     def leave_out(self, program: Any) -> None:
         """Do not mind changes of the tensors that a program of the model writes itself."""
@@ -138,15 +150,25 @@ class ModelWatch:
 
     def change(self) -> str | None:
         """What has changed, in words; None for nothing."""
+        if _tag is None:
+            return self._what_was_set() or self._what_was_written()
+        # Before they are compared, so that what another thread sets meanwhile is seen the next time.
+        tags = [RemovableHandle.next_id, *map(_tag, self._tagged)]
+        if tags != self._tags:
+            change = self._what_was_set()
+            if change is not None:
+                return change
+            self._tags = tags
+        return self._what_was_written()
+
+    def _what_was_set(self) -> str | None:
+        """An attribute, a table of a module or a hook that is not what it was."""
         for path, getter, values, before in self._attributes:
             try:
                 if _differs(getter(values), before):
                     return f"an attribute of {_named(path)} was set"
             except KeyError:
                 return f"an attribute of {_named(path)} was deleted"
-        for path, value, before in self._containers:
-            if _differs(value, before):
-                return f"a container of {_named(path)} was changed"
         if list(map(len, self._dicts)) != self._sizes:
             return Grown("an attribute, tensor or submodule was added or removed")
         if list(chain.from_iterable(self._hook_tables)) != self._hooks:
@@ -161,6 +183,14 @@ class ModelWatch:
             return f"a submodule or tensor of {_named(path)} was replaced"
         if self._modes and list(map(_mode, self._modes)) != self._training:
             return "a module was switched between training and evaluation"
+        return None
+
+    def _what_was_written(self) -> str | None:
+        """A container or tensor that is the same object and holds something else."""
+        if self._containers:
+            for path, value, before in self._containers:
+                if _differs(value, before):
+                    return f"a container of {_named(path)} was changed"
         if self._tensors:
             versions, pointers = list(map(_version, self._tensors)), list(map(torch.Tensor.data_ptr, self._tensors))
             if versions != self._versions or pointers != self._pointers:

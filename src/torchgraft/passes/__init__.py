@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from torchgraft.passes.fuse_activations import FuseActivations
     from torchgraft.passes.fuse_conv_norm import FuseConvNorm
     from torchgraft.passes.merge_common import MergeCommon
+    from torchgraft.passes.merge_linears import MergeLinears
     from torchgraft.passes.normalize_arguments import NormalizeArguments
     from torchgraft.passes.pipeline import Pipeline, PipelineReport, Step
     from torchgraft.passes.propagate_shapes import PropagateShapes
@@ -38,6 +39,7 @@ __all__ = [
     "FuseActivations",
     "FuseConvNorm",
     "MergeCommon",
+    "MergeLinears",
     "NormalizeArguments",
     "Pass",
     "PassReport",

@@ -80,7 +80,7 @@ def draw(
     """Draw a program, with modules as nested frames, and write the drawing to `path` where one is given.
 
     `program` is what `capture` or `symbolic_trace` returns, a graph, a program of torch.fx or torch.export, or a plain
-    module, which is captured first. Shapes come from its metadata, or from one run where `args` (and `kwargs`) are given.
+    module, which is captured first; of a lowered module it is what runs where. Shapes come from its metadata, or from one run where `args` (and `kwargs`) are given.
     `depth` makes one box of every module that is so many calls deep, `fold` draws modules that repeat once, with a
     count. `direction` is "down" or "right", `theme` "auto" (light or dark, as the reader has it), "light" or "dark".
 
@@ -118,7 +118,9 @@ def draw(
 
 
 def _captured(program: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A plain module or function as a program; anything that has a graph as it is."""
+    """A plain module or function as a program; anything that has a graph as it is, or knows itself how it is drawn."""
+    if (drawn := getattr(type(program), "drawn_program", None)) is not None:
+        return drawn(program)
     if hasattr(program, "graph") or hasattr(program, "nodes") or not callable(program):
         return program
     if not args and not kwargs:

@@ -53,7 +53,7 @@ def _merge(
     shapes = list(dict.fromkeys(shapes))
     box = Box(
         this.module_path or this.key or "program",
-        "backward" if this.backward else "module",
+        "backward" if this.backward else _common_kind([scene.boxes[index].kind for index in calls]),
         this.detail or this.title or scene.title,
         count(nodes, "node"),
         f"{this.module_path or scene.title}\n{this.detail}\n{count(nodes, 'node')} of the program",
@@ -69,6 +69,12 @@ def _merge(
         representative[index] = calls[0]
         scene.boxes[index].removed = True
     scene.boxes[calls[0]] = box
+
+
+def _common_kind(kinds: list[str]) -> str:
+    """Where a part of a program runs is said of a module as of its calls, if it is the same for all of them."""
+    found = {kind for kind in kinds if kind != "guard"}
+    return next(iter(found)) if found in ({"compiled"}, {"python"}) else "module"
 
 
 def _redirect(scene: Scene, representative: list[int]) -> None:

@@ -25,6 +25,8 @@ KINDS = {
     "module": "module call",
     "function": "function",
     "method": "method",
+    "compiled": "runs compiled",
+    "python": "stays in Python",
     "integer": "computed with integers",
     "conversion": "between floats and integers",
     "backward": "backward step",
@@ -69,7 +71,7 @@ def kind_of(node: Any, root: Any, parameters: Mapping[str, str]) -> str:
         return "guard"
     if is_backward(node):
         return "backward"
-    said = node.meta.get("drawn_as")  # by who made the node: quantization marks what it changed
+    said = node.meta.get("drawn_as")  # by who made the node: quantization and backends mark what they changed
     return said if said in KINDS else _CALLS[node.op]
 
 
@@ -255,6 +257,7 @@ def tooltip_of(node: Any, kind: str, root: Any, shape: str) -> str:
             lines.append(f"kwargs: {argument_text(dict(node.kwargs), _LONGEST)}")
     if shape:
         lines.append(f"value: {shape}")
+    lines.append(node.meta.get("drawn_because", ""))
     # The line of an output is where the capture was asked for, which says nothing about the program.
     lines += [] if kind == "guard" or node.op == "output" else source_lines(node)
     return "\n".join(line for line in lines if line)

@@ -63,6 +63,8 @@ class Scene:
     boxes: list[Box]
     groups: list[Group] = field(default_factory=lambda: [Group(-1, "", "")])
     node_count: int = 0
+    # What the legend says of a kind of box, where that is more than it says of it in every drawing.
+    words: dict[str, str] = field(default_factory=dict)
 
     def alive(self) -> list[int]:
         return [index for index, box in enumerate(self.boxes) if not box.removed]
@@ -105,6 +107,7 @@ class SceneBuilder:
     def build(self) -> Scene:
         nodes = list(self.graph.nodes)
         self.scene.node_count = len(nodes)
+        self.scene.words = getattr(self.root, "meta", {}).get("legend", {})
         for node in nodes:
             entries = node.meta.get("entries") if node.op == "output" else None
             if entries and node.args and len(entries) == len(node.args[0]):

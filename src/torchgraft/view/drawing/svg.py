@@ -132,7 +132,7 @@ class Painter:
 
     def _samples(self) -> list[tuple[str, str]]:
         present = {self.scene.boxes[index].kind for index in self.captions}
-        result = [(kind, words) for kind, words in KINDS.items() if kind in present]
+        result = [(kind, self.scene.words.get(kind, words)) for kind, words in KINDS.items() if kind in present]
         if any(self.scene.boxes[index].scalar for index in self.captions):
             result.append(("", "dashed line: a number, not a tensor"))
         if any(caption.shape for caption in self.captions.values()):

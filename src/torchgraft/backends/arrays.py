@@ -1,0 +1,22 @@
+"""Tensors as the arrays of numpy that runtimes take, over the same memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+
+def arrays_of(inputs: tuple[Any, ...]) -> list[Any]:
+    """The tensors among the inputs of a part; one that is no array as it is (it needs a gradient, it is conjugated) is copied.
+
+    >>> [array.shape for array in arrays_of((torch.ones(2, 3), 5, torch.ones(4, requires_grad=True)))]
+    [(2, 3), (4,)]
+    """
+    return [
+        item.numpy()
+        if item.is_contiguous() and not item.requires_grad
+        else item.detach().contiguous().numpy(force=True)
+        for item in inputs
+        if isinstance(item, torch.Tensor)
+    ]
