@@ -8,7 +8,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -52,9 +52,15 @@ class Convolution:
     dilation: tuple[int, ...]
     groups: int
 
+    @property
+    def arguments(self) -> tuple[Any, ...]:
+        """What kernels take of it, in their order."""
+        return self.stride, self.padding, self.dilation, self.groups
 
-_PACKED = ("_packed", "_packed_few")
+
+_PACKED = ("_packed", "_packed_few", "_calls")
 _MOST_SIZES = 4
+_MOST_CALLS = 64
 _PART = 1 << 20
 
 
@@ -78,20 +84,28 @@ class _Packing(torch.nn.Module):
         for name in _PACKED:
             self.__dict__.pop(name, None)
 
-    def packed(self, steps: torch.Tensor) -> Any:
-        """The weights in the kernel's own order, which for images goes by their size: another order would be changed back and
-        forth in every call."""
-        kept: dict[Any, Any] = self.__dict__.setdefault("_packed", {})
-        size = tuple(steps.shape[2:]) if self.weight.dim() > 2 else ()
-        found = kept.get(size)
+    def _kept(self, name: str, key: Any, most: int, make: Callable[[], Any]) -> Any:
+        """What was made for a key before, or is made now; the oldest goes where there are too many."""
+        kept: dict[Any, Any] = self.__dict__.setdefault(name, {})
+        found = kept.get(key)
         if found is None:
-            if len(kept) >= _MOST_SIZES:
-                kept.pop(next(iter(kept)), None)
-            found = kept[size] = self._pack(steps)
+            if len(kept) >= most:
+                kept.pop(next(iter(kept), None), None)
+            found = kept[key] = make()
         return found
 
-    def _pack(self, steps: torch.Tensor) -> Any:
-        raise NotImplementedError
+
+class _Call(NamedTuple):
+    """How a kernel is called for inputs of one shape: what it takes after the input and its scale, and after the other side of
+    a sum. A convolution that looks at one pixel at a time is a linear layer of pixels, which is faster and need not copy sums;
+    `turned` and `back` are the orders of dimensions on the way there and back."""
+
+    kernel: Any
+    weights: tuple[Any, ...]
+    rest: tuple[Any, ...]
+    turned: tuple[int, ...] | None
+    back: tuple[int, ...]
+    shape: tuple[int, ...]
 
 
 class IntegerLayer(_Packing):
@@ -135,16 +149,6 @@ class IntegerLayer(_Packing):
             return
         super()._load_from_state_dict(state_dict, prefix, *args)
 
-    def _pack(self, steps: torch.Tensor) -> Any:
-        if self.convolution is None:
-            return _onednn.qlinear_prepack(self.weight, None)
-        where = self.convolution
-        scale, zero_point = self.input_scale or (1.0, 0)
-        return _onednn.qconv_prepack(
-            self.weight, self.weight_scale, scale, zero_point,
-            where.stride, where.padding, where.dilation, where.groups, list(steps.shape),
-        )  # fmt: skip
-
     def forward(self, steps: torch.Tensor) -> torch.Tensor:
         """The layer on bytes."""
         assert self.input_scale is not None
@@ -153,24 +157,59 @@ class IntegerLayer(_Packing):
         return self._run(steps, *self.input_scale)
 
     def _run(self, steps: torch.Tensor, scale: float, zero_point: int) -> torch.Tensor:
-        return self._compute(steps, scale, zero_point, self.output, self.post)
+        call = self.__dict__.get("_calls", _NONE).get(steps.shape)
+        if call is None:
+            if self._is_single(steps):
+                return self._run(steps.unsqueeze(0), scale, zero_point).squeeze(0)
+            if not steps.numel():
+                return steps.new_empty(
+                    self._result_shape(steps), dtype=self.dtype if self.output is None else torch.uint8
+                )
+            call = self._kept("_calls", steps.shape, _MOST_CALLS, lambda: self._call_for(steps, self.output, self.post))
+        return _run_call(call, steps, scale, zero_point)
 
-    def _compute(
-        self, steps: torch.Tensor, scale: float, zero_point: int, output: tuple[float, int] | None, post: PostOperation
-    ) -> torch.Tensor:
-        if self._is_single(steps):
-            return self._compute(steps.unsqueeze(0), scale, zero_point, output, post).squeeze(0)
-        out_scale, out_zero = output or (1.0, 0)
-        out_type = self.dtype if output is None else torch.uint8
-        if not steps.numel():
-            return steps.new_empty(self._result_shape(steps), dtype=out_type)
-        common = (steps, scale, zero_point, self.packed(steps), self.weight_scale, self.weight_zero_point)
-        if self.convolution is None:
-            last = (out_scale, out_zero, out_type, post.name, post.options, post.algorithm)
-            return _onednn.qlinear_pointwise.default(*common, self.bias, *last)
-        where = (self.convolution.stride, self.convolution.padding, self.convolution.dilation, self.convolution.groups)
-        last = (out_scale, out_zero, out_type, post.name, post.options, post.algorithm)
-        return _onednn.qconv_pointwise.default(*common, self.bias, *where, *last)
+    def _call_for(
+        self,
+        steps: torch.Tensor,
+        output: tuple[float, int] | None,
+        post: PostOperation,
+        other_scale: tuple[float, int] | None = None,
+    ) -> _Call:
+        dimensions = range(1, steps.dim() - 1)
+        is_by_pixel = self._is_by_pixel()
+        is_linear = self.convolution is None or is_by_pixel
+        # The kernel's own order of weights goes by the size of images: another would be changed back and forth in every call.
+        size = () if is_linear else tuple(steps.shape[2:])
+        packed = self._kept("_packed", size, _MOST_SIZES, lambda: self._pack(steps, is_linear))
+        where = () if self.convolution is None or is_linear else self.convolution.arguments
+        written = (*(output or (1.0, 0)), self.dtype if output is None else torch.uint8)
+        after: tuple[Any, ...] = (post.name, post.options, post.algorithm)
+        if other_scale is None:
+            kernel = (_onednn.qlinear_pointwise if is_linear else _onednn.qconv_pointwise).default
+        else:
+            kernel = (_onednn.qlinear_pointwise if is_linear else _onednn.qconv2d_pointwise).binary
+            after = (*other_scale, "sum", 1.0, *after)
+        return _Call(
+            kernel,
+            (packed, self.weight_scale, self.weight_zero_point),
+            (self.bias, *where, *written, *after),
+            (0, *(axis + 1 for axis in dimensions), 1) if is_by_pixel else None,
+            (0, steps.dim() - 1, *dimensions),
+            self._result_shape(steps),
+        )
+
+    def _pack(self, steps: torch.Tensor, is_linear: bool) -> Any:
+        if is_linear or self.convolution is None:
+            return _onednn.qlinear_prepack(self.weight.flatten(1), None)
+        scale, zero_point = self.input_scale or (1.0, 0)
+        where = self.convolution.arguments
+        return _onednn.qconv_prepack(self.weight, self.weight_scale, scale, zero_point, *where, list(steps.shape))
+
+    def _is_by_pixel(self) -> bool:
+        where = self.convolution
+        if where is None or where.groups != 1 or any(where.padding):
+            return False
+        return set(self.weight.shape[2:]) == {1} and set(where.stride) == {1}
 
     def _result_shape(self, steps: torch.Tensor) -> tuple[int, ...]:
         if self.convolution is None:
@@ -194,6 +233,17 @@ class IntegerLayer(_Packing):
         parts += [f"post={self.post.name}"] if self.post.name != "none" else []
         parts += [f"output={self.output}"] if self.output is not None else []
         return ", ".join(parts)
+
+
+_NONE: dict[Any, Any] = {}
+
+
+def _run_call(call: _Call, steps: torch.Tensor, scale: float, zero_point: int, *other: torch.Tensor) -> torch.Tensor:
+    if call.turned is None:
+        return call.kernel(steps, scale, zero_point, *call.weights, *other, *call.rest)
+    return call.kernel(steps.permute(call.turned), scale, zero_point, *call.weights, *other, *call.rest).permute(
+        call.back
+    )
 
 
 class IntegerLinear(IntegerLayer):
@@ -258,30 +308,35 @@ class IntegerLayerWithSum(IntegerLayer):
         return self._add(steps, other)
 
     def _add(self, steps: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-        if self._is_single(steps):
-            return self._add(steps.unsqueeze(0), other.unsqueeze(0)).squeeze(0)
-        assert self.input_scale is not None and self.output is not None
-        if not steps.numel() or tuple(other.shape) != self._result_shape(steps):
+        assert self.input_scale is not None
+        call = self.__dict__.get("_calls", _NONE).get(steps.shape)
+        if call is None:
+            if self._is_single(steps):
+                return self._add(steps.unsqueeze(0), other.unsqueeze(0)).squeeze(0)
+            if not steps.numel():
+                return self._spread(steps, other)
+            call = self._kept(
+                "_calls",
+                steps.shape,
+                _MOST_CALLS,
+                lambda: self._call_for(steps, self.output, self.post, self.other_scale),
+            )
+        if other.shape != call.shape:
             return self._spread(steps, other)
-        common = (steps, *self.input_scale, self.packed(steps), self.weight_scale, self.weight_zero_point)
-        post = self.post
-        total = other if self.may_write else other.clone()
-        if self.convolution is None:
-            return _onednn.qlinear_pointwise.binary(
-                *common, total.contiguous(), self.bias, *self.output, torch.uint8,
-                *self.other_scale, "sum", 1.0, post.name, post.options, post.algorithm,
-            )  # fmt: skip
-        total = total.contiguous(memory_format=torch.channels_last)
-        where = (self.convolution.stride, self.convolution.padding, self.convolution.dilation, self.convolution.groups)
-        return _onednn.qconv2d_pointwise.binary(
-            *common, total, self.bias, *where, *self.output, torch.uint8,
-            *self.other_scale, "sum", 1.0, post.name, post.options, post.algorithm,
-        )  # fmt: skip
+        if call.turned is not None:
+            other = other.permute(call.turned)
+        order = torch.channels_last if self.convolution is not None and call.turned is None else torch.contiguous_format
+        # The kernel writes its results here.
+        total = other.contiguous(memory_format=order) if self.may_write else other.clone(memory_format=order)
+        return _run_call(call, steps, *self.input_scale, total)
 
     def _spread(self, steps: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
         """A sum with something of another shape, which the kernel does not do."""
         assert self.input_scale is not None and self.output is not None
-        total = self._compute(steps, *self.input_scale, None, PostOperation()).float()
+        if steps.numel():
+            total = _run_call(self._call_for(steps, None, PostOperation()), steps, *self.input_scale).float()
+        else:
+            total = steps.new_empty(self._result_shape(steps), dtype=torch.float32)
         total = total + dequantize_fast(other, *self.other_scale)
         return quantize_fast(torch.relu(total) if self.post.name == "relu" else total, *self.output)
 
