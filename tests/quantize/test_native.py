@@ -286,7 +286,16 @@ def test_pooling_of_bytes_is_pooling(count, kernel, stride, padding, dilation, s
     for low, dtype in ((0, torch.uint8), (-128, torch.int8)):
         steps = torch.randint(low, low + 256, (count, 3, size, size), dtype=dtype, generator=generator)
         last = steps.contiguous(memory_format=torch.channels_last)
-        for laid_out in (steps, last, last[:1], last[0].unsqueeze(0), last[0], steps.transpose(2, 3), last[:, 1:], last[:0]):
+        for laid_out in (
+            steps,
+            last,
+            last[:1],
+            last[0].unsqueeze(0),
+            last[0],
+            steps.transpose(2, 3),
+            last[:, 1:],
+            last[:0],
+        ):
             expected = F.max_pool2d(laid_out.float(), kernel, stride, padding, dilation)
             assert torch.equal(max_pool_bytes(laid_out, *pairs).float(), expected)
 
