@@ -20,6 +20,11 @@ from torchgraft import zoo
 
 # Batches of the measured models, and of their calibration data.
 MODELS: dict[str, tuple[list[int], int]] = {"deep_recommender": ([1, 16, 64, 128, 256], 64), "resnet50": ([1, 16], 4)}
+TITLES = {"deep_recommender": "DeepRecommender", "resnet50": "ResNet-50"}
+# Where the table stands in a page.
+BEGINS, ENDS = "<!-- make bench-quantize -->\n", "<!-- end of make bench-quantize -->\n"
+# Threads of other libraries go on spinning for a while after a call, so that the first sample of a turn is theirs, too.
+SAMPLES = 4
 
 
 def main() -> int:
@@ -27,16 +32,25 @@ def main() -> int:
     parser.add_argument("--models", nargs="*", default=list(MODELS), choices=list(MODELS))
     parser.add_argument("--peers", nargs="*", default=list(PEERS), choices=list(PEERS))
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--seconds", type=float, default=4.0, help="how long each batch size is measured (default 4)")
+    parser.add_argument("--seconds", type=float, default=10.0, help="how long each batch size is measured (default 10)")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--markdown", type=Path, help="write the table into this page, between its two comments")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     warnings.simplefilter("ignore")
     rows: list[dict[str, Any]] = []
     for name in options.models:
         rows += measure(name, options.peers, options.seconds)
+    lines = table(rows)
+    print("\n" + "\n".join(lines))
     if options.json is not None:
         options.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    if options.markdown is not None:
+        text = options.markdown.read_text(encoding="utf-8")
+        before, _, rest = text.partition(BEGINS)
+        after = rest.partition(ENDS)[2]
+        page = before + BEGINS + "\n".join(lines) + "\n" + ENDS + after
+        options.markdown.write_text(page, encoding="utf-8")
     return 0
 
 
@@ -75,20 +89,42 @@ def measure(name: str, peers: list[str], seconds: float) -> list[dict[str, Any]]
 
 
 def interleaved(arms: dict[str, Callable[[], Any]], seconds: float) -> dict[str, float]:
-    """The lower quartile of each arm's times, one sample of each in turn, which a busy machine disturbs alike."""
+    """The least of each arm's times, a few samples of each in turn, which a busy machine disturbs alike."""
     for run in arms.values():
         run()
-        run()
-    times: dict[str, list[float]] = {name: [] for name in arms}
+    times = dict.fromkeys(arms, float("inf"))
     ends = time.perf_counter() + seconds
     rounds = 0
-    while rounds < 5 or time.perf_counter() < ends:
+    while rounds < 3 or time.perf_counter() < ends:
         for name, run in arms.items():
-            started = time.perf_counter()
-            run()
-            times[name].append(time.perf_counter() - started)
+            for _ in range(SAMPLES):
+                started = time.perf_counter()
+                run()
+                times[name] = min(times[name], time.perf_counter() - started)
         rounds += 1
-    return {name: sorted(found)[len(found) // 8] for name, found in times.items()}
+    return times
+
+
+def table(rows: list[dict[str, Any]]) -> list[str]:
+    """The figures as a table in Markdown: how many times faster than eager fp32."""
+    sizes = sorted({row["batch"] for row in rows if "batch" in row})
+    lines = [
+        f"| times faster than eager fp32 | made in | SQNR | {' | '.join(f'batch {size}' for size in sizes)} |",
+        f"|---|---:|---:|{'---:|' * len(sizes)}",
+    ]
+    for row in rows:
+        if "sqnr" not in row:
+            continue
+        model, program = row["model"], row["program"]
+        found = {
+            item["batch"]: item["times"]
+            for item in rows
+            if item.get("program") == program and "batch" in item and item["model"] == model
+        }
+        cells = [f"{found[size]:.2f}" if size in found else "" for size in sizes]
+        head = f"{TITLES[model]}: {program}" if program == "ours" else program
+        lines.append(f"| {head} | {row['seconds']:.1f} s | {row['sqnr']:.1f} dB | {' | '.join(cells)} |")
+    return lines
 
 
 def inputs(name: str, batch: int, seed: int) -> torch.Tensor:

@@ -285,8 +285,19 @@ def test_pooling_of_bytes_is_pooling(count, kernel, stride, padding, dilation, s
     generator = torch.Generator().manual_seed(size)
     for low, dtype in ((0, torch.uint8), (-128, torch.int8)):
         steps = torch.randint(low, low + 256, (count, 3, size, size), dtype=dtype, generator=generator)
-        expected = F.max_pool2d(steps.float(), kernel, stride, padding, dilation)
-        assert torch.equal(max_pool_bytes(steps, *pairs).float(), expected)
+        last = steps.contiguous(memory_format=torch.channels_last)
+        for laid_out in (
+            steps,
+            last,
+            last[:1],
+            last[0].unsqueeze(0),
+            last[0],
+            steps.transpose(2, 3),
+            last[:, 1:],
+            last[:0],
+        ):
+            expected = F.max_pool2d(laid_out.float(), kernel, stride, padding, dilation)
+            assert torch.equal(max_pool_bytes(laid_out, *pairs).float(), expected)
 
 
 @settings(max_examples=40)

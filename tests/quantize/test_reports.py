@@ -14,6 +14,7 @@ from torchgraft import QuantizeError
 from torchgraft.quantize import (
     Config,
     calibrate,
+    convert,
     explain_speed,
     prepare,
     quantize,
@@ -21,6 +22,7 @@ from torchgraft.quantize import (
     search,
     sensitivity,
     sqnr,
+    to_native,
 )
 
 
@@ -124,6 +126,22 @@ def test_a_drawing_shows_what_computes_with_integers(model):
     svg = torchgraft.draw(native).svg
     assert "computed with integers" in svg and "between floats and integers" in svg
     assert "computed with integers" not in torchgraft.draw(torchgraft.symbolic_trace(model)).svg
+
+
+def test_a_drawing_shows_errors_in_colours(model):
+    found = report(model, DATA, config=Config(modules={"second": "static-int4"}))
+    prepared = prepare(model, DATA[0], config=Config(modules={"second": "static-int4"}))
+    calibrate(prepared, DATA)
+    reference = convert(prepared)
+    worst = min(found.layers, key=lambda layer: layer.sqnr)
+    kind = "error-much" if worst.sqnr < 20 else "error-some" if worst.sqnr < 30 else "error-little"
+    for program in (reference, to_native(reference)):
+        before = [dict(node.meta) for node in program.graph.nodes]
+        drawing = torchgraft.draw(found.marked(program)).svg
+        assert f'<g class="b {kind}"' in drawing and "SQNR of" in drawing  # a box, and the legend
+        assert f"SQNR {worst.sqnr:.1f} dB, {worst.own_sqnr:.1f} dB of what arises here" in drawing
+        assert [dict(node.meta) for node in program.graph.nodes] == before
+    assert json.loads(found.to_json())["node_sqnr"][worst.node] == pytest.approx(worst.sqnr)
 
 
 def test_reports_need_data(model):

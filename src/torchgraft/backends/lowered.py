@@ -110,7 +110,7 @@ class Lowered(VariantModule):
         for node in result.graph.nodes:
             if node.op.startswith("call_"):
                 node.meta["drawn_as"] = "python" if node.name in found.stays else "compiled"
-                node.meta["drawn_because"] = found.stays.get(node.name, "")
+                node.meta["drawn_note"] = found.stays.get(node.name, "")
         result.meta["legend"] = {"compiled": f"runs on {self.backend.name}"}
         return result
 

@@ -4,6 +4,7 @@ The figures are measured in `measuring.py`; which layers are worth keeping in fl
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -20,6 +21,9 @@ from torchgraft.quantize.preparing import ConfigLike, Model, prepare
 from torchgraft.results.files import write_text
 from torchgraft.results.shown import Tabular
 from torchgraft.results.tables import Table, amount
+
+# The least SQNR of each colour in a drawing.
+_COLOURS = ((40, "error-none"), (30, "error-little"), (20, "error-some"), (-math.inf, "error-much"))
 
 
 @dataclass(frozen=True)
@@ -62,6 +66,7 @@ class QuantizeReport(Tabular):
     notes: tuple[str, ...]
     sqnr: float
     cosine: float
+    node_sqnr: dict[str, float]
 
     def headline(self) -> str:
         """The result in one line."""
@@ -86,7 +91,32 @@ class QuantizeReport(Tabular):
             "layers": self.rows(),
             "others": self.others,
             "notes": list(self.notes),
+            "node_sqnr": self.node_sqnr,
         }
+
+    def marked(self, program: GraphModule) -> GraphModule:
+        """A copy of the quantized program, in its reference form or native, that is drawn in the colours of its errors.
+
+        >>> import torch, torchgraft
+        >>> model, data = torchgraft.zoo.create("mlp").eval(), [torch.randn(8, 16)]
+        >>> program = torchgraft.quantize.quantize(model, data)
+        >>> "SQNR" in torchgraft.draw(report(model, data).marked(program)).svg
+        True
+        """
+        result = GraphModule(program, copy.deepcopy(program.graph), type(program).__name__)
+        result.meta = dict(program.meta)
+        own = {layer.node: layer.own_sqnr for layer in self.layers}
+        for node in result.graph.nodes:
+            # A native layer is called by the name of the call that it stands for.
+            name = node.name if node.name in self.node_sqnr else str(node.target) if node.op == "call_module" else ""
+            found = self.node_sqnr.get(name)
+            if found is not None:
+                node.meta["drawn_as"] = next(kind for least, kind in _COLOURS if found >= least)
+                arising = own.get(name)
+                node.meta["drawn_note"] = f"SQNR {_decibels(found)}" + (
+                    f", {_decibels(arising)} of what arises here" if arising is not None else ""
+                )
+        return result
 
     def to_html(self, path: str | PathLike[str] | None = None) -> str:
         """A page of its own, also written to `path` where one is given."""
@@ -142,7 +172,8 @@ def report(
         total = total.plus(Error.between(floats(*args, **kwargs), quantized(*args, **kwargs)))
     layers = tuple([_layer_report(plan, name, errors, floats) for name in plan.layers])
     name = type(prepared).__name__
-    return QuantizeReport(name, layers, dict(plan.others), tuple(plan.notes), total.sqnr, total.cosine)
+    found = {node: error.sqnr for node, error in errors.total.items()}
+    return QuantizeReport(name, layers, dict(plan.others), tuple(plan.notes), total.sqnr, total.cosine, found)
 
 
 def prepared_with(model: Any, data: Iterable[Any], config: ConfigLike, backend: str) -> tuple[GraphModule, list[Any]]:

@@ -37,6 +37,11 @@ def _find_kernel() -> Callable[..., torch.Tensor] | None:
 _kernel = _find_kernel()
 
 
+def _seen_as(tensor: torch.Tensor, empty: torch.Tensor) -> torch.Tensor:
+    """The memory of a tensor as one of the kind of `empty`: bytes for quantized tensors and back. `int_repr` would copy them."""
+    return empty.set_(tensor.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())
+
+
 @pure
 def quantize_fast(
     values: torch.Tensor, scale: float, zero_point: int, low: int = 0, high: int = 255, dtype: torch.dtype = torch.uint8
@@ -49,9 +54,9 @@ def quantize_fast(
     limits = torch.iinfo(dtype)
     is_whole = (low, high) == (limits.min, limits.max)
     if _kernel is not None and is_whole and not values.requires_grad and not torch.compiler.is_compiling():
-        steps = _kernel(values.float(), scale, zero_point, _QUANTIZED_TYPES[dtype])
-        # The bytes are what is wanted: taking them over costs nothing, `int_repr` copies them one by one.
-        return torch.empty(0, dtype=dtype).set_(steps.untyped_storage(), 0, steps.shape, steps.stride())
+        return _seen_as(
+            _kernel(values.float(), scale, zero_point, _QUANTIZED_TYPES[dtype]), torch.empty(0, dtype=dtype)
+        )
     steps = torch.round(values.float() * (1.0 / scale)).add_(zero_point).clamp_(low, high)
     return steps.to(dtype)
 
@@ -129,6 +134,16 @@ def max_pool_bytes(
     """
     if steps.dim() == 3:
         return max_pool_bytes(steps.unsqueeze(0), kernel, stride, padding, dilation).squeeze(0)
+    if _kernel is not None and steps.dtype in _QUANTIZED_TYPES and not torch.compiler.is_compiling():
+        steps = steps.contiguous(memory_format=torch.channels_last)
+        # torch's kernel for quantized tensors goes by the strides, which say nothing where a size is 1.
+        _, channels, height, width = steps.shape
+        strides = (channels * height * width, 1, channels * width, channels)
+        empty = torch._empty_affine_quantized([0], scale=1.0, zero_point=0, dtype=_QUANTIZED_TYPES[steps.dtype])
+        quantized = _seen_as(steps.as_strided(steps.shape, strides), empty)
+        return _seen_as(
+            torch.max_pool2d(quantized, kernel, stride, padding, dilation), torch.empty(0, dtype=steps.dtype)
+        )
     if any(padding):
         # The smallest step never wins over one that is there.
         around = (padding[1], padding[1], padding[0], padding[0])

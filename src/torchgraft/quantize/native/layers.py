@@ -8,7 +8,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -52,9 +52,14 @@ class Convolution:
     dilation: tuple[int, ...]
     groups: int
 
+    @property
+    def arguments(self) -> tuple[Any, ...]:
+        """What kernels take of it, in their order."""
+        return self.stride, self.padding, self.dilation, self.groups
 
-_PACKED = ("_packed", "_packed_few")
-_MOST_SIZES = 4
+
+_PACKED = ("_packed", "_packed_few", "_calls")
+_MOST_SIZES = 8
 _PART = 1 << 20
 
 
@@ -78,20 +83,37 @@ class _Packing(torch.nn.Module):
         for name in _PACKED:
             self.__dict__.pop(name, None)
 
-    def packed(self, steps: torch.Tensor) -> Any:
-        """The weights in the kernel's own order, which for images goes by their size: another order would be changed back and
-        forth in every call."""
-        kept: dict[Any, Any] = self.__dict__.setdefault("_packed", {})
-        size = tuple(steps.shape[2:]) if self.weight.dim() > 2 else ()
-        found = kept.get(size)
+    def _kept(self, name: str, key: Any, make: Callable[[], Any]) -> Any:
+        """What was made for a key before, or is made now; the oldest goes where there are too many."""
+        kept: dict[Any, Any] = self.__dict__.setdefault(name, {})
+        found = kept.get(key)
         if found is None:
             if len(kept) >= _MOST_SIZES:
-                kept.pop(next(iter(kept)), None)
-            found = kept[size] = self._pack(steps)
+                kept.pop(next(iter(kept), None), None)
+            found = kept[key] = make()
         return found
 
-    def _pack(self, steps: torch.Tensor) -> Any:
-        raise NotImplementedError
+
+class _Call(NamedTuple):
+    """How a kernel is called for inputs of one shape: what it takes between the input and the other side of a sum, and after it.
+
+    A convolution that looks at one pixel at a time is a linear layer of pixels, which is faster and need not copy sums: `turned`
+    and `back` are the orders of dimensions on the way there and back."""
+
+    kernel: Any
+    weights: tuple[Any, ...]
+    rest: tuple[Any, ...]
+    turned: tuple[int, ...] | None
+    back: tuple[int, ...]
+    shape: tuple[int, ...]
+
+    def run(self, steps: torch.Tensor, *other: torch.Tensor) -> torch.Tensor:
+        if self.turned is None:
+            return self.kernel(steps, *self.weights, *other, *self.rest)
+        return self.kernel(steps.permute(self.turned), *self.weights, *other, *self.rest).permute(self.back)
+
+
+_NO_CALLS: dict[Any, _Call] = {}
 
 
 class IntegerLayer(_Packing):
@@ -135,42 +157,73 @@ class IntegerLayer(_Packing):
             return
         super()._load_from_state_dict(state_dict, prefix, *args)
 
-    def _pack(self, steps: torch.Tensor) -> Any:
-        if self.convolution is None:
-            return _onednn.qlinear_prepack(self.weight, None)
-        where = self.convolution
-        scale, zero_point = self.input_scale or (1.0, 0)
-        return _onednn.qconv_prepack(
-            self.weight, self.weight_scale, scale, zero_point,
-            where.stride, where.padding, where.dilation, where.groups, list(steps.shape),
-        )  # fmt: skip
-
     def forward(self, steps: torch.Tensor) -> torch.Tensor:
         """The layer on bytes."""
-        assert self.input_scale is not None
-        if torch.compiler.is_compiling():
-            return _outside_of_graphs(self._run, steps, *self.input_scale)
-        return self._run(steps, *self.input_scale)
+        return _outside_of_graphs(self._run, steps) if torch.compiler.is_compiling() else self._run(steps)
 
-    def _run(self, steps: torch.Tensor, scale: float, zero_point: int) -> torch.Tensor:
-        return self._compute(steps, scale, zero_point, self.output, self.post)
+    def _run(self, steps: torch.Tensor) -> torch.Tensor:
+        call = self.__dict__.get("_calls", _NO_CALLS).get(steps.shape)
+        return self._run_anew(steps, self.input_scale) if call is None else call.run(steps)
 
-    def _compute(
-        self, steps: torch.Tensor, scale: float, zero_point: int, output: tuple[float, int] | None, post: PostOperation
-    ) -> torch.Tensor:
+    def _run_anew(self, steps: torch.Tensor, scale: tuple[float, int] | None, *, is_kept: bool = True) -> torch.Tensor:
+        """Run on inputs of a shape or a scale that were not there before."""
         if self._is_single(steps):
-            return self._compute(steps.unsqueeze(0), scale, zero_point, output, post).squeeze(0)
-        out_scale, out_zero = output or (1.0, 0)
-        out_type = self.dtype if output is None else torch.uint8
+            return self._run_anew(steps.unsqueeze(0), scale, is_kept=is_kept).squeeze(0)
         if not steps.numel():
-            return steps.new_empty(self._result_shape(steps), dtype=out_type)
-        common = (steps, scale, zero_point, self.packed(steps), self.weight_scale, self.weight_zero_point)
-        if self.convolution is None:
-            last = (out_scale, out_zero, out_type, post.name, post.options, post.algorithm)
-            return _onednn.qlinear_pointwise.default(*common, self.bias, *last)
-        where = (self.convolution.stride, self.convolution.padding, self.convolution.dilation, self.convolution.groups)
-        last = (out_scale, out_zero, out_type, post.name, post.options, post.algorithm)
-        return _onednn.qconv_pointwise.default(*common, self.bias, *where, *last)
+            return steps.new_empty(self._result_shape(steps), dtype=self.dtype if self.output is None else torch.uint8)
+        assert scale is not None
+        call = self._call_for(steps, scale, self.output, self.post)
+        return (self._kept("_calls", steps.shape, lambda: call) if is_kept else call).run(steps)
+
+    def _call_for(
+        self,
+        steps: torch.Tensor,
+        scale: tuple[float, int],
+        output: tuple[float, int] | None,
+        post: PostOperation,
+        other: tuple[float, int] | None = None,
+    ) -> _Call:
+        """The call for inputs, results and the other side of a sum with these scales and zero points."""
+        by_pixel = self._is_by_pixel()
+        is_linear = self.convolution is None or by_pixel
+        # The kernel's own order of weights goes by the size of images: another would be changed back and forth in every call.
+        size = () if is_linear else tuple(steps.shape[2:])
+        packed = self._kept("_packed", size, lambda: self._pack(steps, is_linear))
+        where = () if self.convolution is None or is_linear else self.convolution.arguments
+        result, zero_point = output or (1.0, 0)
+        # Kernels have less to do where all scales are in that of the weights, and where a byte that starts at zero is the ReLU.
+        unit = result if post.name in ("none", "relu") else 1.0
+        if post.name == "relu" and output is not None and zero_point == 0:
+            post = PostOperation()
+        bias = None if self.bias is None else self.bias / unit
+        rest = (bias, *where, result / unit, zero_point, self.dtype if output is None else torch.uint8)
+        if other is None:
+            kernel = (_onednn.qlinear_pointwise if is_linear else _onednn.qconv_pointwise).default
+        else:
+            kernel = (_onednn.qlinear_pointwise if is_linear else _onednn.qconv2d_pointwise).binary
+            rest = (*rest, other[0] / unit, other[1], "sum", 1.0)
+        axes = range(1, steps.dim() - 1)
+        return _Call(
+            kernel,
+            (1.0, scale[1], packed, self.weight_scale * (scale[0] / unit), self.weight_zero_point),
+            (*rest, post.name, post.options, post.algorithm),
+            (0, *(axis + 1 for axis in axes), 1) if by_pixel else None,
+            (0, steps.dim() - 1, *axes),
+            self._result_shape(steps),
+        )
+
+    def _pack(self, steps: torch.Tensor, is_linear: bool) -> Any:
+        if is_linear or self.convolution is None:
+            return _onednn.qlinear_prepack(self.weight.flatten(1), None)
+        scale, zero_point = self.input_scale or (1.0, 0)
+        where = self.convolution.arguments
+        return _onednn.qconv_prepack(self.weight, self.weight_scale, scale, zero_point, *where, list(steps.shape))
+
+    def _is_by_pixel(self) -> bool:
+        where = self.convolution
+        if where is None or where.groups != 1 or any(where.padding):
+            return False
+        return set(self.weight.shape[2:]) == {1} and set(where.stride) == {1}
 
     def _result_shape(self, steps: torch.Tensor) -> tuple[int, ...]:
         if self.convolution is None:
@@ -215,7 +268,7 @@ class IntegerLinear(IntegerLayer):
             if packed is not None:
                 kernel = _few_rows_relu if self.post.name == "relu" else _few_rows
                 return kernel(values.float(), *self.input_scale, packed)
-        return self._run(quantize_fast(values, *self.input_scale), *self.input_scale)
+        return self._run(quantize_fast(values, *self.input_scale))
 
     def _packed_for_few(self) -> Any:
         if "_packed_few" not in self.__dict__:
@@ -258,30 +311,31 @@ class IntegerLayerWithSum(IntegerLayer):
         return self._add(steps, other)
 
     def _add(self, steps: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-        if self._is_single(steps):
-            return self._add(steps.unsqueeze(0), other.unsqueeze(0)).squeeze(0)
-        assert self.input_scale is not None and self.output is not None
-        if not steps.numel() or tuple(other.shape) != self._result_shape(steps):
+        call = self.__dict__.get("_calls", _NO_CALLS).get(steps.shape)
+        if call is None:
+            if self._is_single(steps):
+                return self._add(steps.unsqueeze(0), other.unsqueeze(0)).squeeze(0)
+            if not steps.numel():
+                return self._spread(steps, other)
+            assert self.input_scale is not None
+            made = self._call_for(steps, self.input_scale, self.output, self.post, self.other_scale)
+            call = self._kept("_calls", steps.shape, lambda: made)
+        if other.shape != call.shape:
             return self._spread(steps, other)
-        common = (steps, *self.input_scale, self.packed(steps), self.weight_scale, self.weight_zero_point)
-        post = self.post
-        total = other if self.may_write else other.clone()
-        if self.convolution is None:
-            return _onednn.qlinear_pointwise.binary(
-                *common, total.contiguous(), self.bias, *self.output, torch.uint8,
-                *self.other_scale, "sum", 1.0, post.name, post.options, post.algorithm,
-            )  # fmt: skip
-        total = total.contiguous(memory_format=torch.channels_last)
-        where = (self.convolution.stride, self.convolution.padding, self.convolution.dilation, self.convolution.groups)
-        return _onednn.qconv2d_pointwise.binary(
-            *common, total, self.bias, *where, *self.output, torch.uint8,
-            *self.other_scale, "sum", 1.0, post.name, post.options, post.algorithm,
-        )  # fmt: skip
+        if call.turned is not None:
+            other = other.permute(call.turned)
+        order = torch.channels_last if self.convolution is not None and call.turned is None else torch.contiguous_format
+        # The kernel writes its results here.
+        total = other.contiguous(memory_format=order) if self.may_write else other.clone(memory_format=order)
+        return call.run(steps, total)
 
     def _spread(self, steps: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
         """A sum with something of another shape, which the kernel does not do."""
         assert self.input_scale is not None and self.output is not None
-        total = self._compute(steps, *self.input_scale, None, PostOperation()).float()
+        if steps.numel():
+            total = self._call_for(steps, self.input_scale, None, PostOperation()).run(steps).float()
+        else:
+            total = steps.new_empty(self._result_shape(steps), dtype=torch.float32)
         total = total + dequantize_fast(other, *self.other_scale)
         return quantize_fast(torch.relu(total) if self.post.name == "relu" else total, *self.output)
 
@@ -301,7 +355,7 @@ class DynamicLayer(IntegerLayer):
         scales = scale_of_values(values, *self.limits, symmetric=False)
         scale, zero_point = scales[0].item(), int(scales[1].item())
         steps = quantize_fast(values, scale, zero_point, *self.limits)
-        return self._run(steps, scale, zero_point).to(values.dtype)
+        return self._run_anew(steps, (scale, zero_point), is_kept=False).to(values.dtype)
 
 
 class WeightOnlyLayer(torch.nn.Module):

@@ -29,6 +29,10 @@ KINDS = {
     "python": "stays in Python",
     "integer": "computed with integers",
     "conversion": "between floats and integers",
+    "error-none": "SQNR above 40 dB",
+    "error-little": "SQNR of 30 to 40 dB",
+    "error-some": "SQNR of 20 to 30 dB",
+    "error-much": "SQNR below 20 dB",
     "backward": "backward step",
     "guard": "guard",
     "reference": "value from far above",
@@ -257,7 +261,7 @@ def tooltip_of(node: Any, kind: str, root: Any, shape: str) -> str:
             lines.append(f"kwargs: {argument_text(dict(node.kwargs), _LONGEST)}")
     if shape:
         lines.append(f"value: {shape}")
-    lines.append(node.meta.get("drawn_because", ""))
+    lines.append(str(node.meta.get("drawn_note", "")))
     # The line of an output is where the capture was asked for, which says nothing about the program.
     lines += [] if kind == "guard" or node.op == "output" else source_lines(node)
     return "\n".join(line for line in lines if line)
