@@ -136,7 +136,7 @@ def public_text() -> str:
     lines = [f"# The public names of torchgraft. Written by: {COMMAND}", ""]
     for name in sorted(torchgraft.__all__):
         lines += lines_of(f"torchgraft.{name}", getattr(torchgraft, name))
-    for name in sorted(torchgraft._MODULES | {"passes", "quantize", "schedule", "zoo"}):
+    for name in sorted(torchgraft._MODULES | {"distributed", "passes", "quantize", "schedule", "zoo"}):
         module = importlib.import_module(f"torchgraft.{name}")
         names = getattr(module, "__all__", None) or [key for key in vars(module) if not key.startswith("_")]
         names = [key for key in sorted(names) if not isinstance(getattr(module, key), ModuleType)]

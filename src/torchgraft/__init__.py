@@ -16,6 +16,7 @@ from torchgraft.version import __version__ as __version__
 
 # The one table of public names: type checkers read it as imports, `_home_of` as text.
 if TYPE_CHECKING:
+    from torchgraft import distributed as distributed
     from torchgraft import passes as passes
     from torchgraft import quantize as quantize
     from torchgraft import schedule as schedule

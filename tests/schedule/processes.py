@@ -6,7 +6,7 @@ import io
 import os
 import socket
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -20,9 +20,17 @@ def free_port() -> int:
 
 
 def run_processes(
-    function: Callable[..., Any], count: int, *args: Any, limit: float = 60.0, first_only: bool = False
+    function: Callable[..., Any],
+    count: int,
+    *args: Any,
+    limit: float = 60.0,
+    first_only: bool = False,
+    without: Sequence[int] = (),
 ) -> list[Any]:
-    """What `function(rank, count, *args)` returned in each process, or the text of what it raised; all are gone afterwards."""
+    """What `function(rank, count, *args)` returned in each process, or the text of what it raised; all are gone afterwards.
+
+    Nobody waits for the answers of those named by `without`.
+    """
     context = multiprocessing.get_context("spawn")
     answers: Any = context.Queue()
     port = free_port()
@@ -34,7 +42,7 @@ def run_processes(
     try:
         for process in started:
             process.start()
-        while len(results) < count and not (first_only and 0 in results):
+        while len(results) < count - len(without) and not (first_only and 0 in results):
             rank, value = answers.get(timeout=limit)
             results[rank] = torch.load(io.BytesIO(value), weights_only=False)
     finally:

@@ -102,7 +102,9 @@ class Lowered(VariantModule):
 
     def drawn_program(self) -> Any:
         """What `draw` shows: the program of the first variant, with what the backend runs and what stays in Python marked."""
-        found = next((item for variant in self._variants for item in compiled_of(variant) if item.whole is not None), None)
+        found = next(
+            (item for variant in self._variants for item in compiled_of(variant) if item.whole is not None), None
+        )
         if found is None or found.whole is None:
             args, kwargs = self.example
             return capture(self._model, args, kwargs)

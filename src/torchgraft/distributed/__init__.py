@@ -4,6 +4,8 @@ Nothing here talks to another process by itself; torch.distributed and its pipel
 
 from __future__ import annotations
 
-from torchgraft.distributed.pipeline import Pipeline, Stage, pipeline
+from torchgraft.distributed.pipeline import Pipeline, pipeline
+from torchgraft.distributed.running import Run
+from torchgraft.distributed.stage import Stage
 
-__all__ = ["Pipeline", "Stage", "pipeline"]
+__all__ = ["Pipeline", "Run", "Stage", "pipeline"]

@@ -4,6 +4,7 @@ What one stage is, is in `stage.py`; where a program may be cut is known to `spl
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,8 +15,9 @@ from torch.utils import _pytree
 from torchgraft.analysis.cost import cost as cost_of
 from torchgraft.analysis.dry_run import DryRun
 from torchgraft.capturing.program import capture
-from torchgraft.codegen.calling import example_inputs, placeholder_values
+from torchgraft.codegen.calling import example_inputs
 from torchgraft.codegen.graph_module import GraphModule
+from torchgraft.distributed.running import Run, load_weights
 from torchgraft.distributed.stage import Form, Stage, form_of
 from torchgraft.errors import GraphError
 from torchgraft.ir.node import Node, map_arg
@@ -141,103 +143,27 @@ class Pipeline(Tabular):
         made: Any = getattr(pipelining, _SCHEDULES[kind])
         given = stages if kind == "interleaved" else stages[0]
         runner = made(given, microbatches, loss_fn=wrapped, scale_grads=scale_gradients)
-        return Run(self, runner, microbatches, numbers, group)
+        return Run(self, runner, microbatches, numbers, group, loss is not None)
+
+    def load_weights(
+        self, files: Any, stages: Iterable[int] | None = None, others: Mapping[str, torch.Tensor] | None = None
+    ) -> int:
+        """Fill stages (all of them) from safetensors files or a folder of them; how many tensors were read.
+
+        For a program that was captured on tensors without data: nothing is read but what these stages need. `others` has what is
+        in no file, such as buffers that are not saved.
+        """
+        return load_weights(self, range(len(self.stages)) if stages is None else stages, files, others or {})
 
     def result_of(self, tensors: Any) -> Any:
         """What the program returns, of the tensors that the last stage gives."""
         flat = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
         values: dict[str, Any] = {}
+        device = flat[0].device if flat else torch.device("cpu")
         for name, form in self.stages[-1].gives.items():
-            values[name], flat = form.unpack(flat[: form.width]), flat[form.width :]
+            values[name], flat = form.unpack(flat[: form.width], device), flat[form.width :]
         output = next(node for node in self.program.graph.nodes if node.op == "output")
         return self.program.graph.process_outputs(map_arg(output.args[0], lambda node: values[node.name]))
-
-
-class Run:
-    """A pipeline in this process. Every process calls `step`; the first stage takes the inputs, the last the targets."""
-
-    def __init__(self, plan: Pipeline, runner: Any, microbatches: int, numbers: list[int], group: Any) -> None:
-        self.pipeline, self.runner, self.microbatches, self.numbers = plan, runner, microbatches, numbers
-        self.is_first, self.is_last, self._group = 0 in numbers, len(plan.stages) - 1 in numbers, group
-        self._tied = self._shared_parameters()
-
-    @property
-    def stages(self) -> list[Stage]:
-        """The stages that live here; their parameters are what an optimizer here takes."""
-        return [self.pipeline.stages[number] for number in self.numbers]
-
-    def parameters(self) -> list[torch.nn.Parameter]:
-        """The parameters that live here, each once."""
-        return list(dict.fromkeys(parameter for stage in self.stages for parameter in stage.parameters()))
-
-    def step(self, *args: Any, target: Any = None, **kwargs: Any) -> tuple[Any, list[torch.Tensor]]:
-        """Run one batch, forward and (where there is a loss) backward: (what the program returns, the losses), in the last stage.
-
-        Gradients of weights that several stages have are summed over them. What the program returns is None where results of
-        micro-batches cannot be joined to one, because they are no tensors with a dimension for the batch.
-        """
-        losses: list[torch.Tensor] = []
-        given = self._inputs(args, kwargs) if self.is_first else []
-        options: dict[str, Any] = {"target": target, "losses": losses} if self.is_last else {}
-        result = self.runner.step(*given, **options, return_outputs=self.pipeline.can_be_joined)
-        self._sum_tied_gradients()
-        if not self.is_last or result is None:
-            return None, losses
-        return self.pipeline.result_of(result), losses
-
-    def _inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
-        """The tensors that are divided into micro-batches; what is the same for all of them is left with the first stage."""
-        stage, plan = self.pipeline.stages[0], self.pipeline
-        given = {node.name: value for node, value in placeholder_values(plan.program, args, kwargs).items()}
-        stage.constants = {name: given[name] for name in plan.constants}
-        tensors = [tensor for name, form in stage.takes.items() for tensor in form.pack(given[name], name)]
-        for name, tensor, example in zip(stage.takes, tensors, plan.examples[0], strict=True):
-            wanted = (example.shape[0] * self.microbatches, *example.shape[1:])
-            if tuple(tensor.shape) != wanted:
-                raise GraphError(
-                    f"expected {wanted} for '{name}', {self.microbatches} micro-batches, got {tuple(tensor.shape)}\n"
-                    "  plan the pipeline with micro-batches of the size that it is given, or name the input in `constants`"
-                )
-        return tensors
-
-    def _shared_parameters(self) -> list[tuple[Any, list[torch.nn.Parameter]]]:
-        """The processes that share each parameter, as groups made everywhere in the same order, and what of it is here."""
-        from torch.distributed import get_process_group_ranks, get_world_size, new_group
-
-        ranks = get_world_size(self._group)
-        found = []
-        for name, stages in sorted(self.pipeline.tied().items()):
-            members = sorted({number % ranks for number in stages})
-            world = [get_process_group_ranks(self._group)[member] for member in members] if self._group else members
-            group = new_group(world) if len(world) > 1 else None
-            here = [number for number in stages if number in self.numbers]
-            parameters = []
-            for number in here:
-                paths = [path for path, original in self.pipeline.names[number].items() if original == name]
-                parameters.append(dict(self.pipeline.stages[number].named_parameters(remove_duplicate=False))[paths[0]])
-            if here:
-                found.append((group, list(dict.fromkeys(parameters))))
-        return found
-
-    def _sum_tied_gradients(self) -> None:
-        from torch.distributed import all_reduce
-
-        for group, parameters in self._tied:
-            first = parameters[0]
-            gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-            if not torch.is_grad_enabled():
-                continue
-            total = (
-                torch.stack(gradients).sum(0)
-                if len(gradients) > 1
-                else gradients[0].clone()
-                if gradients
-                else torch.zeros_like(first)
-            )
-            if group is not None:
-                all_reduce(total, group=group)
-            for parameter in parameters:
-                parameter.grad = total
 
 
 def pipeline(
@@ -381,7 +307,17 @@ class _Planner:
             if path not in names:
                 first, _, rest = path.removeprefix("part.").partition(".")
                 names[path] = ".".join(filter(None, [moved.get(first, first), rest]))
-        return names
+        return {path: self._first_names.get(name, name) for path, name in names.items()}
+
+    @functools.cached_property
+    def _first_names(self) -> dict[str, str]:
+        """The first name of every tensor of the program that has several, by each of them."""
+        first: dict[int, str] = {}
+        named = [
+            *self._program.named_parameters(remove_duplicate=False),
+            *self._program.named_buffers(remove_duplicate=False),
+        ]
+        return {name: first.setdefault(id(tensor), name) for name, tensor in named}
 
 
 def _cost_function(

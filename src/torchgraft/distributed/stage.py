@@ -16,19 +16,22 @@ from torch.utils import _pytree
 from torchgraft.errors import GraphError
 
 _NUMBERS = {bool: torch.bool, int: torch.int64, float: torch.float64}
+# What has no place in a tensor and is the same in every run, or the pipeline is not for it.
+_FIXED = (type(None), str, torch.dtype, torch.layout, torch.memory_format)
 
 
 @dataclass(frozen=True)
 class Form:
-    """How a value travels: its structure, and for each leaf the kind of number it is, or None for a tensor."""
+    """How a value travels: its structure, and for each leaf how it does: a tensor as it is, a number as a tensor, a device not at
+    all (it is that of the stage that asks), and anything else not at all because it is known."""
 
     structure: Any
-    kinds: tuple[type | None, ...]
+    kinds: tuple[Any, ...]
 
     @property
     def width(self) -> int:
         """How many tensors it takes."""
-        return len(self.kinds)
+        return sum(kind is torch.Tensor or kind in _NUMBERS for kind in self.kinds)
 
     def pack(self, value: Any, name: str) -> list[torch.Tensor]:
         """The tensors to send."""
@@ -36,19 +39,28 @@ class Form:
         kinds = tuple(_kind_of(leaf, name) for leaf in leaves)
         if structure != self.structure or kinds != self.kinds:
             raise GraphError(
-                f"'{name}' has another structure than when the pipeline was planned: {structure}, expected {self.structure}\n"
+                f"'{name}' is something else than when the pipeline was planned: {kinds}, expected {self.kinds}\n"
                 "  plan the pipeline with example inputs like those that it is given"
             )
-        return [
-            leaf if kind is None else torch.tensor(leaf, dtype=_NUMBERS[kind])
-            for leaf, kind in zip(leaves, kinds, strict=True)
-        ]
+        packed = []
+        for leaf, kind in zip(leaves, kinds, strict=True):
+            if kind is torch.Tensor:
+                packed.append(leaf)
+            elif kind in _NUMBERS:
+                packed.append(torch.tensor(leaf, dtype=_NUMBERS[kind]))
+        return packed
 
-    def unpack(self, tensors: Sequence[torch.Tensor]) -> Any:
-        """The value that was sent."""
-        leaves = [
-            tensor if kind is None else kind(tensor.item()) for tensor, kind in zip(tensors, self.kinds, strict=True)
-        ]
+    def unpack(self, tensors: Sequence[torch.Tensor], device: torch.device) -> Any:
+        """The value that was sent, to a stage on this device."""
+        given = iter(tensors)
+        leaves: list[Any] = []
+        for kind in self.kinds:
+            if kind is torch.Tensor:
+                leaves.append(next(given))
+            elif kind in _NUMBERS:
+                leaves.append(kind(next(given).item()))
+            else:
+                leaves.append(device if kind is torch.device else kind)
         return _pytree.tree_unflatten(leaves, self.structure)
 
 
@@ -58,11 +70,15 @@ def form_of(value: Any, name: str) -> Form:
     return Form(structure, tuple(_kind_of(leaf, name) for leaf in leaves))
 
 
-def _kind_of(leaf: Any, name: str) -> type | None:
+def _kind_of(leaf: Any, name: str) -> Any:
     if isinstance(leaf, torch.Tensor):
-        return None
+        return torch.Tensor
     if type(leaf) in _NUMBERS:
         return type(leaf)
+    if isinstance(leaf, torch.device):
+        return torch.device
+    if isinstance(leaf, _FIXED):
+        return leaf
     raise GraphError(
         f"'{name}' cannot go from one process to another: it is a {type(leaf).__name__}\n"
         "  only tensors, numbers and structures of them can; cut the program elsewhere"
@@ -97,9 +113,9 @@ class Stage(torch.nn.Module):
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Run the part, and hand on what later stages need."""
         values: dict[str, Any] = dict(self.constants)
-        place = 0
+        place, device = 0, tensors[0].device if tensors else torch.device("cpu")
         for name, form in self.takes.items():
-            values[name] = form.unpack(tensors[place : place + form.width])
+            values[name] = form.unpack(tensors[place : place + form.width], device)
             place += form.width
         for name, attribute in self.own.items():
             values[name] = getattr(self, attribute)
