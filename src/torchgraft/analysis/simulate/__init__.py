@@ -1,0 +1,9 @@
+"""How long a program takes, and how much memory, on a machine that need not be here.
+`kernels.py` says what there is to do, `timing.py` and `clocks.py` how long that takes, `machines/` what machines can do.
+"""
+
+from torchgraft.analysis.simulate.machine import Machine, machine_names
+from torchgraft.analysis.simulate.report import SimulatedKernel, SimulatedNode, Simulation
+from torchgraft.analysis.simulate.simulate import simulate
+
+__all__ = ["Machine", "SimulatedKernel", "SimulatedNode", "Simulation", "machine_names", "simulate"]
