@@ -80,7 +80,7 @@ _REDUCTIONS = frozenset(
     "sum nansum mean prod amax amin aminmax max min argmax argmin any all count_nonzero norm linalg_vector_norm logsumexp "
     "cumsum cumprod cummax cummin logcumsumexp median mode mse_loss smooth_l1_loss binary_cross_entropy".split()
 )
-_NOTHING = ("empty", "new_empty", "unsafe_", "_unsafe_view", "lift_fresh", "sym_", "_assert", "is_same_size", "resize_")
+_NOTHING = ("_record_function", "empty", "new_empty", "unsafe_", "_unsafe_view", "lift_fresh", "sym_", "_assert", "is_same_size", "resize_")
 
 
 @functools.cache
