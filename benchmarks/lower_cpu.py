@@ -24,7 +24,8 @@ from benchmarks.models import small_mlp
 from torchgraft import zoo
 from torchgraft.backends.auto import in_turns
 from torchgraft.backends.backend import Options, find_backend
-from torchgraft.backends.bench import _ALONE, of_batch
+from torchgraft.backends.bench import _ALONE
+from torchgraft.codegen.calling import of_batch
 from torchgraft.bridge.exporting import exported_model
 from torchgraft.errors import BackendError
 

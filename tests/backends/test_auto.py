@@ -12,7 +12,8 @@ import torchgraft
 from torchgraft import Backend, BackendError
 from torchgraft.backends import auto
 from torchgraft.backends.backend import _registered
-from torchgraft.backends.bench import bench, of_batch
+from torchgraft.backends.bench import bench
+from torchgraft.codegen.calling import of_batch
 from torchgraft.cli.main import main
 
 MODEL = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)).eval()

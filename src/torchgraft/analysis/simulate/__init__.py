@@ -5,5 +5,16 @@
 from torchgraft.analysis.simulate.machine import Machine, machine_names
 from torchgraft.analysis.simulate.report import SimulatedKernel, SimulatedNode, Simulation
 from torchgraft.analysis.simulate.simulate import simulate
+from torchgraft.analysis.simulate.what_if import WhatIf, WhatIfRow, what_if
 
-__all__ = ["Machine", "SimulatedKernel", "SimulatedNode", "Simulation", "machine_names", "simulate"]
+__all__ = [
+    "Machine",
+    "SimulatedKernel",
+    "SimulatedNode",
+    "Simulation",
+    "WhatIf",
+    "WhatIfRow",
+    "machine_names",
+    "simulate",
+    "what_if",
+]

@@ -54,20 +54,35 @@ def simulate(
     chosen = Machine.named(machine)
     if mode not in MODES:
         raise GraftError(f"there is no mode {mode!r}\nchoose one of {', '.join(MODES)}")
-    dtype = _dtype_of(precision, chosen)
     values, keywords = example_inputs(args, kwargs)
     is_training = training or optimizer is not None
-    with torch.set_grad_enabled(is_training):
-        subject = program_of(program, values, keywords, dtype=dtype)
-        recorder = Recorder(subject, values, keywords, chosen, precision, dtype)
-        if is_training:
-            recorder.train(optimizer)
-        else:
-            recorder.forward()
+    recorder = recorded(program, values, keywords, chosen, precision, is_training, optimizer)
     return recorder.simulation(mode, is_training)
 
 
-def _dtype_of(precision: str | None, machine: Machine) -> torch.dtype | None:
+def recorded(
+    program: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    machine: Machine,
+    precision: str | None,
+    training: bool,
+    optimizer: MakeOptimizer | None = None,
+) -> Recorder:
+    """A program or a model, run on tensors without data, with all that it gives a machine to do taken down."""
+    dtype = dtype_of(precision, machine)
+    with torch.set_grad_enabled(training):
+        subject = program_of(program, args, kwargs, dtype=dtype)
+        recorder = Recorder(subject, args, kwargs, machine, precision, dtype)
+        if training:
+            recorder.train(optimizer)
+        else:
+            recorder.forward()
+    return recorder
+
+
+def dtype_of(precision: str | None, machine: Machine) -> torch.dtype | None:
+    """The type of floating point of a precision, which the machine must have."""
     if precision is None:
         return None
     if precision not in DTYPES:
