@@ -5,14 +5,19 @@ How the times are found is in `timing.py` and `clocks.py`.
 from __future__ import annotations
 
 import html
+import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from os import PathLike
 from typing import Any
 
 from torchgraft.analysis.memory.report import Memory
 from torchgraft.analysis.simulate.clocks import Ran
 from torchgraft.analysis.simulate.machine import Machine
+from torchgraft.analysis.simulate.profile import ProfileComparison, compared_with_profile
+from torchgraft.analysis.simulate.timeline import chrome_trace
+from torchgraft.results.files import write_text
 from torchgraft.results.shown import Shown
 from torchgraft.results.tables import Table, amount, count, seconds_text
 
@@ -142,6 +147,21 @@ class Simulation(Shown):
             "kernels": self.rows("kernel"),
             "memory": self.memory.to_dict(),
         }
+
+    def to_chrome_trace(self, path: str | PathLike[str] | None = None) -> str:
+        """The timeline as a trace that Perfetto and chrome://tracing open, in torch.profiler's form; also written to `path`."""
+        text = json.dumps(chrome_trace(self))
+        if path is not None:
+            write_text(path, text + "\n")
+        return text
+
+    def compare_with_profile(self, trace: Any) -> ProfileComparison:
+        """A profile of the same run beside this simulation, node by node, and where the two part.
+
+        `trace` is a torch.profiler.profile object, or the path of what its `export_chrome_trace` wrote. Of a profile with
+        steps the last one counts.
+        """
+        return compared_with_profile(self, trace)
 
     # ---- texts ----
 
