@@ -3,12 +3,18 @@
 """
 
 from torchgraft.analysis.simulate.machine import Machine, machine_names
+from torchgraft.analysis.simulate.parallel import Link, ParallelSimulation, SimulatedDevice, simulate_parallel
+from torchgraft.analysis.simulate.profile import ProfileComparison
 from torchgraft.analysis.simulate.report import SimulatedKernel, SimulatedNode, Simulation
 from torchgraft.analysis.simulate.simulate import simulate
 from torchgraft.analysis.simulate.what_if import WhatIf, WhatIfRow, what_if
 
 __all__ = [
+    "Link",
     "Machine",
+    "ParallelSimulation",
+    "ProfileComparison",
+    "SimulatedDevice",
     "SimulatedKernel",
     "SimulatedNode",
     "Simulation",
@@ -16,5 +22,6 @@ __all__ = [
     "WhatIfRow",
     "machine_names",
     "simulate",
+    "simulate_parallel",
     "what_if",
 ]

@@ -32,7 +32,7 @@ PRECISIONS = ("fp64", "fp32", "tf32", "bf16", "fp16", "fp8", "int8")
 @dataclass(frozen=True)
 class Machine:
     """One machine. `peak` has FLOP/s by precision, `kernels` the figures of each kind of kernel, `host` seconds by what Python and
-    torch do, `links` bytes a second to others of its kind. Seconds, bytes and FLOP/s throughout.
+    torch do, `links` bytes a second in one direction to others. Seconds, bytes and FLOP/s throughout.
 
     >>> h200 = Machine.named("h200")
     >>> h200.name, h200.units, f"{h200.bandwidth:.2e}"

@@ -5,9 +5,9 @@ What is computed from each operator is in `kernels.py`, `timing.py` and `clocks.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
-from typing import Any
+from typing import TYPE_CHECKING, Any, overload
 
 import torch
 
@@ -24,33 +24,77 @@ from torchgraft.errors import GraftError
 from torchgraft.ir.node import Node
 from torchgraft.ir.printing import target_text
 
+if TYPE_CHECKING:
+    from torchgraft.analysis.simulate.parallel import ParallelSimulation
+
 MODES = ("eager", "graph", "lowered")
 
 
+@overload
+def simulate(
+    program: Any,
+    args: Any = ...,
+    kwargs: Mapping[str, Any] | None = ...,
+    *,
+    machine: str | PathLike[str] | Machine = ...,
+    precision: str | None = ...,
+    mode: str = ...,
+    training: bool = ...,
+    optimizer: MakeOptimizer | None = ...,
+) -> Simulation: ...
+@overload
+def simulate(
+    program: Any,
+    args: Any = ...,
+    kwargs: Mapping[str, Any] | None = ...,
+    *,
+    machines: Sequence[str | PathLike[str] | Machine],
+    precision: str | None = ...,
+    mode: str = ...,
+    training: bool = ...,
+    optimizer: MakeOptimizer | None = ...,
+    **parallel: Any,
+) -> ParallelSimulation: ...
 def simulate(
     program: Any,
     args: Any = (),
     kwargs: Mapping[str, Any] | None = None,
     *,
     machine: str | PathLike[str] | Machine = "h200",
+    machines: Sequence[str | PathLike[str] | Machine] | None = None,
     precision: str | None = None,
     mode: str = "eager",
     training: bool = False,
     optimizer: MakeOptimizer | None = None,
-) -> Simulation:
+    **parallel: Any,
+) -> Simulation | ParallelSimulation:
     """How long a run of a program takes on a machine that need not be here, and how much memory; nothing is computed.
 
     `machine` is the name of one that comes with torchgraft (`machine_names()`), the path of a TOML file or a `Machine`. `precision`
     ("fp32", "tf32", "bf16", "fp16") is what parameters and inputs of floating point are taken to be; without it they
     are what they are, and "tf32" is fp32 with the faster products. `mode` is "eager" (wall time, the host included), "graph" (the
     device alone, as a replayed CUDA graph) or "lowered" (the same with norms folded and element-wise chains fused). With
-    `training`, or an `optimizer` made from the parameters, it is a step of forward, backward and update.
+    `training`, or an `optimizer` made from the parameters, it is a step of forward, backward and update. With `machines`, one for
+    each stage, it is a step on several devices: `links`, `schedule`, `microbatches`, `replicas` and the rest are those of
+    `simulate_parallel`.
 
     >>> import torch, torchgraft
     >>> result = simulate(torch.nn.Linear(4096, 4096), torch.empty(512, 4096, device="meta"), precision="fp16", mode="graph")
     >>> result.kernels[0].bound, result.precision, 1e-5 < result.seconds < 1e-4
     ('compute', 'fp16', True)
     """
+    if machines is not None:
+        from torchgraft.analysis.simulate.parallel import simulate_parallel
+
+        options = {"precision": precision, "mode": mode, "training": training, "optimizer": optimizer, **parallel}
+        return simulate_parallel(program, args, kwargs, machines=machines, **options)
+    if parallel:
+        raise GraftError(f"{next(iter(parallel))}= is about several devices\ngive machines=, a list with one for each stage, too")
+    if isinstance(machine, (list, tuple)):
+        raise GraftError(
+            "machine= is one machine, not several\n"
+            "use what_if(..., machine=[...]) to compare some, or machines=[...] to run on several at once"
+        )
     chosen = Machine.named(machine)
     if mode not in MODES:
         raise GraftError(f"there is no mode {mode!r}\nchoose one of {', '.join(MODES)}")
@@ -68,12 +112,14 @@ def recorded(
     precision: str | None,
     training: bool,
     optimizer: MakeOptimizer | None = None,
+    node_done: Callable[[Node, Any], None] | None = None,
 ) -> Recorder:
     """A program or a model, run on tensors without data, with all that it gives a machine to do taken down."""
     dtype = dtype_of(precision, machine)
     with torch.set_grad_enabled(training):
         subject = program_of(program, args, kwargs, dtype=dtype)
         recorder = Recorder(subject, args, kwargs, machine, precision, dtype)
+        recorder.run.node_done = node_done
         if training:
             recorder.train(optimizer)
         else:
@@ -147,10 +193,13 @@ class Recorder(Accounts):
         entry = self.storages.entry_of(tensor)
         return id(tensor.untyped_storage()) if entry is None else id(entry)
 
+    def last_steps(self) -> list[Step]:
+        """What was taken down since the last step began."""
+        return [step for step in self.steps if step.moment > self.started]
+
     def simulation(self, mode: str, training: bool) -> Simulation:
         """The answer, from what was taken down since the last step began."""
-        steps = [step for step in self.steps if step.moment > self.started]
-        ran = run_clocks(steps, self.machine, mode)
+        ran = run_clocks(self.last_steps(), self.machine, mode)
         memory = self.result()
         live = [*[0] * (self.started + 1), *[moment.live for moment in memory.timeline]]
         kernels = simulated_kernels(ran, live)

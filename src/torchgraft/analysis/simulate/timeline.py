@@ -23,11 +23,11 @@ def chrome_trace(simulation: Simulation) -> dict[str, Any]:
     ['matmul nt fp32']
     """
     on_device = simulation.machine.kind == "gpu"
-    events = [_named("process_name", HOST, "host"), _named("thread_name", HOST, "Python and torch", THREAD)]
+    events = [named_event("process_name", HOST, "host"), named_event("thread_name", HOST, "Python and torch", THREAD)]
     if on_device:
         events += [
-            _named("process_name", DEVICE, simulation.machine.name),
-            _named("thread_name", DEVICE, f"stream {STREAM}", STREAM),
+            named_event("process_name", DEVICE, simulation.machine.name),
+            named_event("thread_name", DEVICE, f"stream {STREAM}", STREAM),
         ]
     events += _node_spans(simulation, on_device)
     for number, kernel in enumerate(simulation.kernels, 1):
@@ -58,11 +58,13 @@ def operator_text(operator: str) -> str:
     return f"{space}::{rest.partition('.')[0]}" if rest else operator
 
 
-def _named(what: str, process: int, name: str, thread: int = 0) -> dict[str, Any]:
+def named_event(what: str, process: int, name: str, thread: int = 0) -> dict[str, Any]:
+    """A process or a thread gets its name."""
     return {"ph": "M", "name": what, "pid": process, "tid": thread, "ts": 0, "args": {"name": name}}
 
 
-def _span(name: str, kind: str, process: int, thread: int, start: float, end: float, args: Any) -> dict[str, Any]:
+def span_event(name: str, kind: str, process: int, thread: int, start: float, end: float, args: Any) -> dict[str, Any]:
+    """Something that takes from one time to another, in seconds."""
     times = {"ts": round(start * _MICRO, 4), "dur": round(max(end - start, 0.0) * _MICRO, 4)}
     return {"ph": "X", "cat": kind, "name": name, "pid": process, "tid": thread, **times, "args": args}
 
@@ -79,7 +81,7 @@ def _node_spans(simulation: Simulation, on_device: bool) -> list[dict[str, Any]]
         before = kernel.node, kernel.phase
         name = kernel.node or "(between nodes)"
         title = name if kernel.phase == "forward" else f"{name} ({kernel.phase})"
-        found.append(_span(title, "user_annotation", HOST, THREAD, start, end, {"node": name, "phase": kernel.phase}))
+        found.append(span_event(title, "user_annotation", HOST, THREAD, start, end, {"node": name, "phase": kernel.phase}))
     return found
 
 
@@ -97,12 +99,12 @@ def _kernel_events(kernel: SimulatedKernel, number: int, on_device: bool) -> lis
     memory = {"ph": "C", "name": "memory", "pid": DEVICE if on_device else HOST, "tid": 0, "args": live}
     name = operator_text(kernel.operator)
     if not on_device:
-        ran = _span(name, "cpu_op", HOST, THREAD, start, end, {**named, **why})
+        ran = span_event(name, "cpu_op", HOST, THREAD, start, end, {**named, **why})
         return [ran, {**memory, "ts": ran["ts"]}]
-    issued = _span(name, "cpu_op", HOST, THREAD, start, end, named)
+    issued = span_event(name, "cpu_op", HOST, THREAD, start, end, named)
     title = " ".join(filter(None, [kernel.kind, kernel.variant, kernel.type]))
     where = {"device": DEVICE, "stream": STREAM, "correlation": number, **named}
-    ran = _span(title, "kernel", DEVICE, STREAM, kernel.start, kernel.start + kernel.seconds, {**where, **why})
+    ran = span_event(title, "kernel", DEVICE, STREAM, kernel.start, kernel.start + kernel.seconds, {**where, **why})
     flow = {"cat": "ac2g", "name": "ac2g", "id": number}
     # An arrow begins inside the operator that issues a kernel, which the end of a span is not.
     arrow = {"ph": "s", "pid": HOST, "tid": THREAD, "ts": issued["ts"] + issued["dur"] / 2, **flow}
