@@ -5,6 +5,7 @@ How a simulation is written as a trace is in `timeline.py`.
 from __future__ import annotations
 
 import gzip
+import itertools
 import json
 import tempfile
 from bisect import bisect_left
@@ -20,8 +21,9 @@ from torchgraft.results.shown import Tabular
 from torchgraft.results.tables import Table, count, seconds_text
 
 if TYPE_CHECKING:
-    from torchgraft.analysis.simulate.report import SimulatedKernel, Simulation
+    from torchgraft.analysis.simulate.report import Simulation
 
+DEVICE_KINDS = ("kernel", "gpu_memcpy", "gpu_memset")
 _WINDOW = 40  # how far to look for where two lists of operators go on together
 _MAKERS = ("native_", "cudnn_", "mkldnn_", "miopen_", "thnn_", "safe_", "_")
 _ATTENTION = ("scaled_dot_product", "flash_attention", "efficient_attention")
@@ -115,43 +117,55 @@ def _time(seconds: float | None) -> str:
 def compared_with_profile(simulation: Simulation, trace: Any) -> ProfileComparison:
     """Line up a profile with a simulation of the same run by the order of operators."""
     events = _last_step(events_of(trace))
-    planned = list(simulation.kernels)
-    known = {canonical(operator_text(kernel.operator)) for kernel in planned}
+    planned = _planned(simulation, bool(_kernels(events)))
+    known = {call.name for call in planned}
     measured, on_device = _measured(events, known)
     if not measured:
         raise GraftError(
             "the profile has none of the operators that were simulated\n"
             "profile one run of the same model, with ProfilerActivity.CPU among the activities"
         )
-    pairs = list(aligned_pairs([canonical(operator_text(kernel.operator)) for kernel in planned], [m.name for m in measured]))
-    nodes = _by_node(simulation, planned, measured, pairs, on_device)
+    pairs = list(aligned_pairs([call.name for call in planned], [call.name for call in measured]))
+    nodes = _by_node(planned, measured, pairs)
     matched = sum(1 for left, right in pairs if left is not None and right is not None)
     return ProfileComparison(simulation.name, simulation.machine.name, nodes, matched, len(planned), on_device)
 
 
-def _by_node(
-    simulation: Simulation,
-    planned: Sequence[SimulatedKernel],
-    measured: Sequence[Measured],
-    pairs: Sequence[tuple[int | None, int | None]],
-    on_device: bool,
-) -> tuple[ComparedNode, ...]:
-    """What belongs to one node in one phase as one row; what only the profile has in rows of its own."""
+class Planned(NamedTuple):
+    """A call of an operator in a simulation: its name in both lists, its name as profiles have it, its node and its seconds."""
+
+    name: str
+    title: str
+    node: str
+    seconds: float
+
+
+def _planned(simulation: Simulation, on_device: bool) -> list[Planned]:
+    """The calls of a simulation, each with all of its kernels."""
     whole_operator = not on_device and simulation.machine.kind == "cpu"
+    found: list[Planned] = []
+    for _, group in itertools.groupby(simulation.kernels, key=lambda kernel: kernel.call):
+        kernels = list(group)
+        first = kernels[0]
+        node = first.node or "(between nodes)"
+        seconds = sum(kernel.seconds + (kernel.host_seconds if whole_operator else 0.0) for kernel in kernels)
+        title = operator_text(first.caller)
+        where = node if first.phase == "forward" else f"{node} ({first.phase})"
+        found.append(Planned(canonical(title), title, where, seconds))
+    return found
+
+
+def _by_node(
+    planned: Sequence[Planned], measured: Sequence[Measured], pairs: Sequence[tuple[int | None, int | None]]
+) -> tuple[ComparedNode, ...]:
+    """What belongs to one node in one phase as one row; what only the profile has in a row of its own."""
     found: dict[str, list[Any]] = {}
     for left, right in pairs:
-        if left is None:
-            assert right is not None
-            name, operator, expected = "(not simulated)", measured[right].title, None
-        else:
-            kernel = planned[left]
-            name = kernel.node or "(between nodes)"
-            name = name if kernel.phase == "forward" else f"{name} ({kernel.phase})"
-            operator = operator_text(kernel.operator)
-            expected = kernel.seconds + (kernel.host_seconds if whole_operator else 0.0)
-        entry = found.setdefault(name, [[], None, None])
+        call = None if left is None else planned[left]
+        operator = call.title if call is not None else measured[right or 0].title
+        entry = found.setdefault("(not simulated)" if call is None else call.node, [[], None, None])
         entry[0].append(operator)
-        entry[1] = entry[1] if expected is None else (entry[1] or 0.0) + expected
+        entry[1] = entry[1] if call is None else (entry[1] or 0.0) + call.seconds
         entry[2] = entry[2] if right is None else (entry[2] or 0.0) + measured[right].seconds
     return tuple(
         ComparedNode(name, tuple(dict.fromkeys(operators)), expected, took)
@@ -203,12 +217,12 @@ def _last_step(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
     last = max(steps, key=lambda event: float(event["ts"]))
     start, end = float(last["ts"]), float(last["ts"]) + float(last["dur"])
     # Kernels run after the step that issued them: which are its own is told by what issued them.
-    return [event for event in events if event.get("cat") == "kernel" or start <= float(event.get("ts", -1)) < end]
+    return [event for event in events if event.get("cat") in DEVICE_KINDS or start <= float(event.get("ts", -1)) < end]
 
 
 def _measured(events: list[dict[str, Any]], known: set[str]) -> tuple[list[Measured], bool]:
     """The operators of a profile that a simulation knows, in order, those inside of others left out; and whether on a device."""
-    kernels = {_correlation(event): event for event in events if event.get("cat") == "kernel"}
+    kernels = _kernels(events)
     found = []
     ends: dict[Any, float] = {}
     operators = [event for event in events if event.get("cat") == "cpu_op" and event.get("ph") == "X"]
@@ -233,15 +247,24 @@ def _measured(events: list[dict[str, Any]], known: set[str]) -> tuple[list[Measu
     return found, bool(launches)
 
 
+def _kernels(events: list[dict[str, Any]]) -> dict[Any, dict[str, Any]]:
+    """What ran on a device, by the number that its launch has too."""
+    return {_correlation(event): event for event in events if event.get("cat") in DEVICE_KINDS and "dur" in event}
+
+
 def _measured_by_number(
     operators: list[dict[str, Any]], kernels: Mapping[Any, dict[str, Any]], known: set[str]
 ) -> list[Measured]:
-    found = []
-    for event in operators:
-        kernel, name = kernels.get((event.get("args") or {}).get("External id")), canonical(str(event["name"]))
-        if kernel is not None and name in known:
-            found.append(Measured(name, str(event["name"]), float(kernel["dur"]) / 1e6))
-    return found
+    seconds: dict[Any, float] = {}
+    for kernel in kernels.values():
+        number = _external(kernel)
+        seconds[number] = seconds.get(number, 0.0) + float(kernel["dur"]) / 1e6
+    named = [(event, canonical(str(event["name"]))) for event in operators]
+    return [Measured(name, str(event["name"]), seconds[_external(event)]) for event, name in named if name in known]
+
+
+def _external(event: Mapping[str, Any]) -> Any:
+    return (event.get("args") or {}).get("External id")
 
 
 def _correlation(event: Mapping[str, Any]) -> Any:

@@ -29,6 +29,7 @@ class SimulatedKernel:
     """One kernel: when it starts (seconds from the start of the run), how long it runs, and what sets that time.
 
     `compute` and `memory` are the seconds that its arithmetic and its bytes would take alone; `live_bytes` is the memory in use.
+    `call` counts the calls of operators, which may be several kernels each; `caller` is the operator that was called.
     """
 
     operator: str
@@ -47,6 +48,8 @@ class SimulatedKernel:
     issued: float
     host_seconds: float
     live_bytes: int = 0
+    call: int = 0
+    caller: str = ""
 
 
 @dataclass(frozen=True)
@@ -239,8 +242,11 @@ _PLAIN = (
 def simulated_kernels(ran: Sequence[Ran], live: Sequence[int]) -> tuple[SimulatedKernel, ...]:
     """The kernels of a run, with the memory in use at each."""
     found = []
+    call, caller = 0, ""
     for entry in ran:
         kernel, timing = entry.step.kernel, entry.timing
+        if entry.step.operator:
+            call, caller = call + 1, entry.step.operator
         if kernel is None or timing is None:
             continue
         in_use = live[entry.step.moment] if entry.step.moment < len(live) else 0
@@ -248,7 +254,7 @@ def simulated_kernels(ran: Sequence[Ran], live: Sequence[int]) -> tuple[Simulate
             SimulatedKernel(
                 *(kernel.operator, kernel.kind, kernel.variant, kernel.type, entry.step.node, entry.step.phase),
                 *(entry.start, timing.seconds, timing.bound, timing.compute, timing.memory),
-                *(kernel.flops, kernel.bytes, entry.issued, entry.host, in_use),
+                *(kernel.flops, kernel.bytes, entry.issued, entry.host, in_use, call, caller),
             )
         )
     return tuple(found)

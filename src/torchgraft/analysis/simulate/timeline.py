@@ -30,8 +30,10 @@ def chrome_trace(simulation: Simulation) -> dict[str, Any]:
             named_event("thread_name", DEVICE, f"stream {STREAM}", STREAM),
         ]
     events += _node_spans(simulation, on_device)
+    before = 0
     for number, kernel in enumerate(simulation.kernels, 1):
-        events += _kernel_events(kernel, number, on_device)
+        events += _kernel_events(kernel, number, on_device, kernel.call != before)
+        before = kernel.call
     return {
         "schemaVersion": 1,
         "displayTimeUnit": "ms",
@@ -85,7 +87,8 @@ def _node_spans(simulation: Simulation, on_device: bool) -> list[dict[str, Any]]
     return found
 
 
-def _kernel_events(kernel: SimulatedKernel, number: int, on_device: bool) -> list[dict[str, Any]]:
+def _kernel_events(kernel: SimulatedKernel, number: int, on_device: bool, is_first: bool) -> list[dict[str, Any]]:
+    """The events of one kernel; the first of an operator brings the operator along."""
     start, end = host_span(kernel, on_device)
     why = {
         "bound by": kernel.bound,
@@ -94,10 +97,10 @@ def _kernel_events(kernel: SimulatedKernel, number: int, on_device: bool) -> lis
         "FLOPs": kernel.flops,
         "bytes": kernel.bytes,
     }
-    named = {"External id": number, "node": kernel.node, "phase": kernel.phase}
+    named = {"External id": kernel.call, "node": kernel.node, "phase": kernel.phase}
     live = {"bytes in use": kernel.live_bytes}
     memory = {"ph": "C", "name": "memory", "pid": DEVICE if on_device else HOST, "tid": 0, "args": live}
-    name = operator_text(kernel.operator)
+    name = operator_text(kernel.caller)
     if not on_device:
         ran = span_event(name, "cpu_op", HOST, THREAD, start, end, {**named, **why})
         return [ran, {**memory, "ts": ran["ts"]}]
@@ -109,7 +112,7 @@ def _kernel_events(kernel: SimulatedKernel, number: int, on_device: bool) -> lis
     # An arrow begins inside the operator that issues a kernel, which the end of a span is not.
     arrow = {"ph": "s", "pid": HOST, "tid": THREAD, "ts": issued["ts"] + issued["dur"] / 2, **flow}
     tip = {"ph": "f", "pid": DEVICE, "tid": STREAM, "ts": ran["ts"], "bp": "e", **flow}
-    return [issued, arrow, ran, tip, {**memory, "ts": ran["ts"]}]
+    return [*([issued] if is_first else []), arrow, ran, tip, {**memory, "ts": ran["ts"]}]
 
 
 def _properties(simulation: Simulation) -> dict[str, Any]:
