@@ -13,13 +13,17 @@ import torch
 from torch.utils import _pytree as pytree
 
 from torchgraft.analysis.cost.count import distinct_bytes
+from torchgraft.analysis.fake import fakes_in_optimizers
 from torchgraft.analysis.memory.peak import RESIDENT, MakeOptimizer
-from torchgraft.analysis.simulate.clocks import run_clocks
+from torchgraft.analysis.simulate.clocks import Step, run_clocks
 from torchgraft.analysis.simulate.machine import Machine
 from torchgraft.analysis.simulate.simulate import Recorder, recorded
 from torchgraft.errors import GraftError
 from torchgraft.ir.guards import is_guard
 from torchgraft.ir.node import Node
+
+
+_SETUP = "setup"  # the phase in which an optimizer makes its state, which is no part of a step
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,7 @@ class Unit:
     """
 
     name: str
+    module: str = ""
     saved: int = 0
     working: int = 0
     sent: int = 0
@@ -69,29 +74,32 @@ class Chain:
         optimizer: MakeOptimizer | None,
     ) -> None:
         self._values: dict[Node, list[tuple[int, int, bool]]] = {}
-        self.run: Recorder = recorded(
-            program, args, kwargs, machine, precision, training, optimizer, node_done=self._node_done
-        )
+        self.run = recorded(program, args, kwargs, machine, precision, training, node_done=self._node_done)
+        if optimizer is not None:
+            _add_update(self.run, optimizer)
         self.training = training
         calls = [node for node in self.run.program.graph.nodes if node._op.startswith("call") and not is_guard(node._target)]
         if not calls:
             raise GraftError("the program computes nothing\ngive one that has at least one call")
         self.calls = calls
-        self.units = [Unit(node.name) for node in calls]
+        self.units = [Unit(node.name, _module_of(node)) for node in calls]
         self._place = {node.name: place for place, node in enumerate(calls)}
         self._add_weights(calls)
         self._add_crossing(calls)
         self._add_memory()
-        self.flops = sum(step.kernel.flops for step in self.run.last_steps() if step.kernel is not None)
+        self.flops = sum(step.kernel.flops for step in self._steps() if step.kernel is not None)
         memory = self.run.result()
         self.weight_bytes, self.state_bytes = memory.parameters, memory.optimizer_state
         self.precision = precision or self.run._precision()
+
+    def _steps(self) -> list[Step]:
+        return [step for step in self.run.last_steps() if step.phase != _SETUP]
 
     def times(self, machine: Machine, mode: str) -> Times:
         """How long each unit takes on a machine."""
         forward, backward, optimizer = [0.0] * len(self.units), [0.0] * len(self.units), 0.0
         now = 0.0
-        for entry in run_clocks(self.run.last_steps(), machine, mode):
+        for entry in run_clocks(self._steps(), machine, mode):
             end = max(entry.end, entry.issued)
             share, now = max(end - now, 0.0), max(now, end)
             if entry.step.phase == "optimizer":
@@ -179,12 +187,28 @@ class _Span:
     differentiable: bool = False
 
 
+def _add_update(run: Recorder, make_optimizer: MakeOptimizer) -> None:
+    """Let an optimizer update the weights: once to make its state, and once to take down what every later step does."""
+    optimizer = make_optimizer(list(run.run.module.parameters()))
+    with run.run.mode, run.run.operators, fakes_in_optimizers():
+        for phase in (_SETUP, "optimizer"):
+            run.storages.phase = phase
+            optimizer.step()
+    run.state = [tensor for values in optimizer.state.values() for tensor in _distinct(values.values())]
+
+
 def _sums(values: Iterable[float]) -> list[float]:
     return [0.0, *itertools.accumulate(values)]
 
 
 def _distinct(tensors: Iterable[Any]) -> list[torch.Tensor]:
     return list({id(tensor): tensor for tensor in tensors if isinstance(tensor, torch.Tensor)}.values())
+
+
+def _module_of(node: Node) -> str:
+    """The module whose code made a call."""
+    stack = list((node.meta.get("nn_module_stack") or {}).values())
+    return str(node._target) if node._op == "call_module" else str(stack[-1][0]) if stack else ""
 
 
 def _weight(tensor: torch.Tensor) -> Weight:
@@ -200,6 +224,7 @@ class Stage:
     """Units that are on one device together: seconds of one micro-batch, bytes that it holds, and what comes over to it."""
 
     first: str
+    module: str
     forward: float
     backward: float
     optimizer: float
@@ -232,6 +257,7 @@ def stage_of(chain: Chain, times: Times, start: int, end: int) -> Stage:
     whole = sum({w.identity: w.size for unit in chain.units for w in unit.weights if w.trained}.values()) or 1
     return Stage(
         first=units[0].name,
+        module=next((unit.module for unit in units if unit.module), ""),
         forward=times.forward[end] - times.forward[start],
         backward=times.backward[end] - times.backward[start],
         optimizer=times.optimizer * trained / whole,

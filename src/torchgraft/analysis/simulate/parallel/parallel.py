@@ -275,7 +275,7 @@ def _result(
             SimulatedDevice(
                 number=number,
                 machine=machine.name,
-                stages=tuple(stages[stage].first for stage in mine),
+                stages=tuple(stages[stage].module or stages[stage].first for stage in mine),
                 busy_seconds=busy,
                 bubble=1 - busy / makespan if makespan else 0.0,
                 reduce_seconds=sum(bucket.end - bucket.start for bucket in reduced),

@@ -20,7 +20,7 @@ from torchgraft.results.tables import Table, amount, count, seconds_text
 
 @dataclass(frozen=True)
 class SimulatedDevice:
-    """One device of one copy: `stages` are named by their first calls, `bubble` is the share of the pipeline's time without work.
+    """One device of one copy: `stages` are named by the module that each begins in, `bubble` is the share of the pipeline's time without work.
 
     `exposed_seconds` is how long it waits for all-reduces after its last backward; `in_flight` counts the micro-batches that one of
     its stages has begun and not ended, at most.
