@@ -25,8 +25,8 @@ from torchgraft import zoo
 from torchgraft.backends.auto import in_turns
 from torchgraft.backends.backend import Options, find_backend
 from torchgraft.backends.bench import _ALONE
-from torchgraft.codegen.calling import of_batch
 from torchgraft.bridge.exporting import exported_model
+from torchgraft.codegen.calling import of_batch
 from torchgraft.errors import BackendError
 
 Call = Callable[[], Any]

@@ -1,4 +1,4 @@
-"""`graft simulate MODEL`: how long a model takes on machines that need not be here, how much memory, and what if something changed.
+"""`graft simulate MODEL`: how long a model takes on machines that need not be here, how much memory, and what if.
 The work is done by `torchgraft.simulate` and `torchgraft.what_if`; MODEL and --input are read in `models.py`.
 """
 
@@ -53,7 +53,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "once for each",
     )
     parser.add_argument(
-        "--price", type=_price, metavar="PRICES", help="an hour: one number, or h200=3.5,a100=2: adds what a million examples cost"
+        "--price",
+        type=_price,
+        metavar="PRICES",
+        help="an hour: one number, or h200=3.5,a100=2: adds what a million examples cost",
     )
     parser.add_argument("--trace", metavar="FILE", help="also write the timeline, for Perfetto (one case only)")
     add_output(parser, "an .svg, .html or .json file, or one for the text (default: print it)")
@@ -82,7 +85,9 @@ def _refuse_mixtures(arguments: argparse.Namespace) -> None:
     if (arguments.output or "").lower().endswith(".svg") and not _is_table(arguments):
         wrong_usage(arguments, "a plot is of several cases\nname several batches or machines, or use --what-if")
     if arguments.trace is not None and _is_table(arguments):
-        wrong_usage(arguments, "a timeline is of one case\nname one machine, batch, precision and mode, and no --what-if")
+        wrong_usage(
+            arguments, "a timeline is of one case\nname one machine, batch, precision and mode, and no --what-if"
+        )
     names = [name for name, _ in arguments.what_if]
     for name in names:
         if names.count(name) > 1:

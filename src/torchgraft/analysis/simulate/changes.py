@@ -61,9 +61,7 @@ class Change:
         return changed
 
 
-def changes_of(
-    factors: Mapping[str, float | None], passes: Any, quantize: str | Scheme | None
-) -> list[Change]:
+def changes_of(factors: Mapping[str, float | None], passes: Any, quantize: str | Scheme | None) -> list[Change]:
     """Nothing changed, each change alone, and all of them together where there are several."""
     found = []
     for name, factor in factors.items():
@@ -75,7 +73,9 @@ def changes_of(
     if passes is not None:
         from torchgraft.passes import Pipeline
 
-        found.append(Change(str(Pipeline(passes)), passes=passes))  # names that are wrong are said here, before the work
+        found.append(
+            Change(str(Pipeline(passes)), passes=passes)
+        )  # names that are wrong are said here, before the work
     if quantize is not None:
         found.append(Change(quantize if isinstance(quantize, str) else "quantized", quantize=_scheme(quantize)))
     if len(found) > 1:

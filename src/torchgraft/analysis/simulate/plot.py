@@ -1,4 +1,4 @@
-"""Plots as SVG in our own style: panels of lines over sizes, or of bars where there is one size; no scripts, no fonts of their own.
+"""Plots as SVG in our own style: panels of lines over sizes, or of bars where there is one; no scripts, no fonts.
 What is plotted is decided by the result that asks.
 """
 
@@ -75,9 +75,13 @@ def _panel(panel: Panel, names: list[str], x_title: str) -> str:
     for power in _ticks(low, high):
         y = height(power)
         parts.append(f'<path d="M0 {y:.1f}H{_WIDTH}" stroke="{_LINE}"/>')
-        parts.append(f'<text x="-6" y="{y + 4:.1f}" text-anchor="end" fill="{_QUIET}">{html.escape(panel.text(power))}</text>')
+        parts.append(
+            f'<text x="-6" y="{y + 4:.1f}" text-anchor="end" fill="{_QUIET}">{html.escape(panel.text(power))}</text>'
+        )
     parts.append(f'<path d="M0 0V{_HEIGHT}H{_WIDTH}" fill="none" stroke="{_QUIET}"/>')
-    parts.append(f'<text x="{_WIDTH}" y="{_HEIGHT + 34}" text-anchor="end" fill="{_QUIET}">{html.escape(x_title)}</text>')
+    parts.append(
+        f'<text x="{_WIDTH}" y="{_HEIGHT + 34}" text-anchor="end" fill="{_QUIET}">{html.escape(x_title)}</text>'
+    )
     if len(places) == 1:
         return "".join([*parts, _label(_WIDTH / 2, places[0]), *_bars(panel, names, height)])
     parts += [_label(across(place), place) for place in places]

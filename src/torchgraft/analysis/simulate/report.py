@@ -172,7 +172,9 @@ class Simulation(Shown):
         """The whole in one line."""
         what = "training step" if self.training else "run"
         place = f"on {self.machine.name}, {self.precision}, {self.mode}"
-        return f"{self.name}, one {what} {place}: {seconds_text(self.seconds)}, {amount(self.peak_bytes, 'B')} at the peak"
+        return (
+            f"{self.name}, one {what} {place}: {seconds_text(self.seconds)}, {amount(self.peak_bytes, 'B')} at the peak"
+        )
 
     def text(self, color: bool = False, by: str = "kind", most: int = 10) -> str:
         """The whole, what bounds it, the time by kind of kernel, and the nodes that take longest."""
@@ -254,7 +256,8 @@ def simulated_kernels(ran: Sequence[Ran], live: Sequence[int]) -> tuple[Simulate
             SimulatedKernel(
                 *(kernel.operator, kernel.kind, kernel.variant, kernel.type, entry.step.node, entry.step.phase),
                 *(entry.start, timing.seconds, timing.bound, timing.compute, timing.memory),
-                *(kernel.flops, kernel.bytes, entry.issued, entry.host, in_use, call, caller),
+                *(kernel.flops, kernel.bytes, entry.issued, entry.host, in_use),
+                *(call, caller),
             )
         )
     return tuple(found)

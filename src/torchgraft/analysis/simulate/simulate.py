@@ -74,9 +74,9 @@ def simulate(
     ("fp32", "tf32", "bf16", "fp16") is what parameters and inputs of floating point are taken to be; without it they
     are what they are, and "tf32" is fp32 with the faster products. `mode` is "eager" (wall time, the host included), "graph" (the
     device alone, as a replayed CUDA graph) or "lowered" (the same with norms folded and element-wise chains fused). With
-    `training`, or an `optimizer` made from the parameters, it is a step of forward, backward and update. With `machines`, one for
-    each stage, it is a step on several devices: `links`, `schedule`, `microbatches`, `replicas` and the rest are those of
-    `simulate_parallel`.
+    `training`, or an `optimizer` made from the parameters, it is a step of forward, backward and update. With `machines`, one
+    for each stage, it is a step on several devices, and takes what `simulate_parallel` takes: `links`, `schedule`,
+    `microbatches`, `replicas` and the rest.
 
     >>> import torch, torchgraft
     >>> result = simulate(torch.nn.Linear(4096, 4096), torch.empty(512, 4096, device="meta"), precision="fp16", mode="graph")
@@ -89,7 +89,9 @@ def simulate(
         options = {"precision": precision, "mode": mode, "training": training, "optimizer": optimizer, **parallel}
         return simulate_parallel(program, args, kwargs, machines=machines, **options)
     if parallel:
-        raise GraftError(f"{next(iter(parallel))}= is about several devices\ngive machines=, a list with one for each stage, too")
+        raise GraftError(
+            f"{next(iter(parallel))}= is about several devices\ngive machines=, a list with one for each stage, too"
+        )
     if isinstance(machine, (list, tuple)):
         raise GraftError(
             "machine= is one machine, not several\n"

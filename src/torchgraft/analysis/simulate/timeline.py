@@ -83,7 +83,9 @@ def _node_spans(simulation: Simulation, on_device: bool) -> list[dict[str, Any]]
         before = kernel.node, kernel.phase
         name = kernel.node or "(between nodes)"
         title = name if kernel.phase == "forward" else f"{name} ({kernel.phase})"
-        found.append(span_event(title, "user_annotation", HOST, THREAD, start, end, {"node": name, "phase": kernel.phase}))
+        found.append(
+            span_event(title, "user_annotation", HOST, THREAD, start, end, {"node": name, "phase": kernel.phase})
+        )
     return found
 
 

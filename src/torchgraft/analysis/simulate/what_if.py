@@ -97,7 +97,9 @@ class WhatIf(Tabular):
     def svg(self, path: str | PathLike[str] | None = None) -> str:
         """Latency, throughput, memory and cost over batches as an SVG, also written to `path` where one is given."""
         known = [row for row in self.results if row.seconds is not None]
-        axes = [name for name in ("machine", "precision", "mode", "change") if len({getattr(r, name) for r in known}) > 1]
+        axes = [
+            name for name in ("machine", "precision", "mode", "change") if len({getattr(r, name) for r in known}) > 1
+        ]
 
         def series(field: str) -> dict[str, list[tuple[float, float]]]:
             found: dict[str, list[tuple[float, float]]] = {}
@@ -144,8 +146,8 @@ def what_if(
 ) -> WhatIf:
     """A program simulated in many cases: machines, batches, precisions and modes, each as it is and with something changed.
 
-    `machine`, `batch`, `precision` and `mode` take one or several. `bandwidth`, `compute` and `host` multiply how fast the machine's
-    memory, arithmetic and host are; `passes` are run on the program; `quantize` is the name of a scheme ("static-int8",
+    `machine`, `batch`, `precision` and `mode` take one or several. `bandwidth`, `compute` and `host` multiply how fast the
+    machine's memory, arithmetic and host are; `passes` are run on the program; `quantize` is the name of a scheme ("static-int8",
     "weight-int4"), whose layers are taken to compute with integers. Of several changes each is tried alone, and then all
     together. `price_per_hour` is a number, or one for each machine by the name that was given.
 
@@ -180,7 +182,12 @@ class Cases:
     """The runs of one program: each batch, precision and change is run without data once, for all machines and modes."""
 
     def __init__(
-        self, program: Any, args: tuple[Any, ...], kwargs: dict[str, Any], training: bool, optimizer: MakeOptimizer | None
+        self,
+        program: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        training: bool,
+        optimizer: MakeOptimizer | None,
     ) -> None:
         self.program, self.args, self.kwargs = program, args, kwargs
         self.training, self.optimizer = training, optimizer
@@ -310,7 +317,9 @@ def _prices(given: Prices | None, machines: Mapping[str, Machine]) -> dict[str, 
     prices = dict(given) if isinstance(given, Mapping) else dict.fromkeys(machines, given)
     for name, price in prices.items():
         if name not in machines:
-            raise GraftError(f"there is a price for {name!r}, which is not simulated\nname one of {', '.join(machines)}")
+            raise GraftError(
+                f"there is a price for {name!r}, which is not simulated\nname one of {', '.join(machines)}"
+            )
         if isinstance(price, bool) or not isinstance(price, (int, float)) or not price >= 0:
             raise GraftError(f"the price of {name} is {price!r}\na price an hour is a number that is not negative")
     return prices

@@ -93,7 +93,9 @@ def test_interleaving_has_a_smaller_bubble():
 def test_gpipe_holds_more():
     sizes = {}
     for schedule in ("gpipe", "1f1b"):
-        found = simulate(layers(), inputs(1024), machines=["h200"] * 4, microbatches=16, schedule=schedule, training=True)
+        found = simulate(
+            layers(), inputs(1024), machines=["h200"] * 4, microbatches=16, schedule=schedule, training=True
+        )
         sizes[schedule] = [device.peak_bytes for device in found.devices]
     assert all(one > other for one, other in zip(sizes["gpipe"], sizes["1f1b"], strict=True))
     saved = 1024 // 16 * 512 * 4 * 2  # two layers' inputs of a micro-batch, of which 16 and 4 are under way

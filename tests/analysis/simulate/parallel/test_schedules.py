@@ -1,5 +1,7 @@
 """Schedules against their closed formulas for equal stages, what is under way at most, and orders that cannot be wrong."""
 
+import itertools
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -117,7 +119,7 @@ def test_every_schedule_keeps_the_order_of_what_needs_what(schedule, devices, ro
             assert start >= by_task[Task(task.backward, neighbour, task.microbatch)].end + transfer - 1e-9
     for device in range(devices):
         own = sorted((entry.start, entry.end) for entry in done if entry.device == device)
-        assert all(one[1] <= other[0] + 1e-9 for one, other in zip(own, own[1:], strict=False))
+        assert all(one[1] <= other[0] + 1e-9 for one, other in itertools.pairwise(own))
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""A program as a chain of units that can be cut into stages: the time, the memory and the weights of each, and what crosses a cut.
+"""A program as a chain of units that can be cut into stages: time, memory and weights of each, and what crosses a cut.
 One run without data tells all of it; where to cut is decided in `cuts.py`.
 """
 
@@ -21,7 +21,6 @@ from torchgraft.analysis.simulate.simulate import Recorder, recorded
 from torchgraft.errors import GraftError
 from torchgraft.ir.guards import is_guard
 from torchgraft.ir.node import Node
-
 
 _SETUP = "setup"  # the phase in which an optimizer makes its state, which is no part of a step
 
@@ -78,7 +77,9 @@ class Chain:
         if optimizer is not None:
             _add_update(self.run, optimizer)
         self.training = training
-        calls = [node for node in self.run.program.graph.nodes if node._op.startswith("call") and not is_guard(node._target)]
+        calls = [
+            node for node in self.run.program.graph.nodes if node._op.startswith("call") and not is_guard(node._target)
+        ]
         if not calls:
             raise GraftError("the program computes nothing\ngive one that has at least one call")
         self.calls = calls

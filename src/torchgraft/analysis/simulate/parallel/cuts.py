@@ -86,9 +86,7 @@ class _Segments:
         self.weights = [0, *itertools.accumulate(sum(w.size for w in unit.weights) for unit in units)]
         self.trained = [0, *itertools.accumulate(sum(w.size for w in u.weights if w.trained) for u in units)]
         self.sent = [units[place].sent if place < len(units) else 0 for place in places]
-        self.working = [
-            max(unit.working for unit in units[start:end]) for start, end in itertools.pairwise(places)
-        ]
+        self.working = [max(unit.working for unit in units[start:end]) for start, end in itertools.pairwise(places)]
 
     def seconds(self, limit: StageLimit, start: int, end: int) -> float:
         first, last, times = self.places[start], self.places[end], limit.times

@@ -82,11 +82,13 @@ def link_of(given: AnyLink | None, machine: Machine, devices: int) -> Link:
     """
     if isinstance(given, Link):
         return given
-    if isinstance(given, (int, float)) and not isinstance(given, bool):
+    if isinstance(given, (int, float)):
         return Link(f"{given:.3g} B/s", float(given))
     if given is None:
         if not machine.links:
-            raise GraftError(f"{machine.name} has no links in its file\ngive links=, such as {', '.join(list(LINKS)[:3])}")
+            raise GraftError(
+                f"{machine.name} has no links in its file\ngive links=, such as {', '.join(list(LINKS)[:3])}"
+            )
         given = max(machine.links, key=machine.links.__getitem__)
         if devices > IN_ONE_NODE and "network" in machine.links:
             given = "network"

@@ -91,14 +91,16 @@ def simulate_parallel(
     A `Split` has its parts as stages. Anything else is cut where the slowest stage is quickest and all fit into memory, or before
     the calls named in `cuts`. `machines` has one for each stage, or for each `chunks` stages with the schedule "interleaved".
     `args` are the inputs of one copy, divided into `microbatches`. `replicas` copies share their gradients by all-reduces that
-    overlap with backward, in buckets. `links` joins the stages and `replica_link` the copies: a `Link`, a name of the machine's file
-    or of torchgraft's table, or bytes a second; without them, the machine's fastest, and its network for more than eight devices.
+    overlap with backward, in buckets. `links` joins the stages and `replica_link` the copies: a `Link`, a name of the machine's
+    file or of torchgraft's table, or bytes a second; without them, the machine's fastest, and its network for more than eight
+    devices.
     With `recompute` a stage keeps its inputs alone and runs forward again before backward; with `shard_optimizer`
     copies divide the state of the optimizer among them.
 
     >>> import torch, torchgraft
     >>> model = torch.nn.Sequential(*[torch.nn.Linear(1024, 1024) for _ in range(8)])
-    >>> found = simulate_parallel(model, torch.empty(64, 1024, device="meta"), machines=["h200"] * 4, microbatches=8, training=True)
+    >>> x = torch.empty(64, 1024, device="meta")
+    >>> found = simulate_parallel(model, x, machines=["h200"] * 4, microbatches=8, training=True)
     >>> len(found.devices), 0 < found.bubble < 1, [device.in_flight for device in found.devices]
     (4, True, [4, 3, 2, 1])
     """
@@ -118,7 +120,9 @@ def simulate_parallel(
         if parts is not None:
             starts = _starts_of_parts(chain, [part.name for part in parts], plan)
         else:
-            starts = _named_starts(chain, cuts, plan) if cuts is not None else _searched_starts(chain, plan, times, orders)
+            starts = (
+                _named_starts(chain, cuts, plan) if cuts is not None else _searched_starts(chain, plan, times, orders)
+            )
     stages = _stages(chain, plan, times, starts)
     name = type(subject).__name__
     return _result(name, chain, plan, stages, orders, (batch or 1) * replicas)
@@ -139,17 +143,32 @@ def _plan(
     bucket_bytes: int,
 ) -> Plan:
     if isinstance(machines, (str, PathLike, Machine)) or not machines:
-        raise GraftError(f"machines is a list with one machine for each device, not {machines!r}\nfor example ['h200'] * 4")
-    for name, value in (("microbatches", microbatches), ("chunks", chunks), ("replicas", replicas), ("bucket_bytes", bucket_bytes)):
+        raise GraftError(
+            f"machines is a list with one machine for each device, not {machines!r}\nfor example ['h200'] * 4"
+        )
+    for name, value in (
+        ("microbatches", microbatches),
+        ("chunks", chunks),
+        ("replicas", replicas),
+        ("bucket_bytes", bucket_bytes),
+    ):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise GraftError(f"{name} is {value!r}\ngive a whole number, 1 or more")
     known: dict[str, Machine] = {}
-    chosen = tuple(item if isinstance(item, Machine) else known.setdefault(str(item), Machine.named(item)) for item in machines)
+    chosen = tuple(
+        item if isinstance(item, Machine) else known.setdefault(str(item), Machine.named(item)) for item in machines
+    )
     devices = len(chosen)
-    several = list(links) if isinstance(links, (list, tuple)) else [links] * max(devices - 1, 1)
+    several: list[Any] = list(links) if isinstance(links, (list, tuple)) else [links] * max(devices - 1, 1)
     if len(several) != max(devices - 1, 1):
-        raise GraftError(f"there are {len(several)} links for {devices} machines in a row\ngive one, or {max(devices - 1, 1)}")
-    between = tuple(link_of(given, machine, devices) for given, machine in zip(several, chosen, strict=False)) if devices > 1 else ()
+        raise GraftError(
+            f"there are {len(several)} links for {devices} machines in a row\ngive one, or {max(devices - 1, 1)}"
+        )
+    between = (
+        tuple(link_of(given, machine, devices) for given, machine in zip(several, chosen, strict=False))
+        if devices > 1
+        else ()
+    )
     copies = link_of(replica_link, chosen[0], devices * replicas) if replicas > 1 else Link("none", 1.0, 0.0)
     copies.all_reduce(1.0, 2, all_reduce)  # a name that is wrong is said before the work
     return Plan(
@@ -166,7 +185,9 @@ def _microbatch(args: Any, kwargs: Any, batch: int | None, microbatches: int) ->
         return args, kwargs
     if batch is None or batch % microbatches:
         what = "no batch" if batch is None else f"a batch of {batch}"
-        raise GraftError(f"{what} cannot be divided into {microbatches} micro-batches\ngive a batch that is a multiple of them")
+        raise GraftError(
+            f"{what} cannot be divided into {microbatches} micro-batches\ngive a batch that is a multiple of them"
+        )
     return of_batch(args, kwargs, batch // microbatches)
 
 
@@ -195,7 +216,9 @@ def _named_starts(chain: Chain, cuts: Sequence[str], plan: Plan) -> list[int]:
     names = [unit.name for unit in chain.units]
     for name in cuts:
         if str(name) not in names:
-            raise GraftError(f"there is no call named '{name}' to cut before\nthe program has {', '.join(names[:5])}, …")
+            raise GraftError(
+                f"there is no call named '{name}' to cut before\nthe program has {', '.join(names[:5])}, …"
+            )
     starts = [0, *[names.index(str(name)) for name in cuts]]
     if starts != sorted(set(starts)) or len(starts) != plan.stages:
         raise GraftError(

@@ -1,4 +1,4 @@
-"""The answer of a simulation on several devices: the step, its bubble, each device, and the timeline; as data, text, HTML and SVG.
+"""The answer of a simulation on several devices: the step, its bubble, each device, the timeline; as data, text, HTML, SVG.
 How it comes about is in `parallel.py`.
 """
 
@@ -20,10 +20,10 @@ from torchgraft.results.tables import Table, amount, count, seconds_text
 
 @dataclass(frozen=True)
 class SimulatedDevice:
-    """One device of one copy: `stages` are named by the module that each begins in, `bubble` is the share of the pipeline's time without work.
+    """One device of one copy: `stages` are named by the module that each begins in.
 
-    `exposed_seconds` is how long it waits for all-reduces after its last backward; `in_flight` counts the micro-batches that one of
-    its stages has begun and not ended, at most.
+    `bubble` is the share of the pipeline's time in which it has no work; `exposed_seconds` is how long it waits for all-reduces
+    after its last backward; `in_flight` counts the micro-batches that one of its stages has begun and not ended, at most.
     """
 
     number: int
@@ -118,7 +118,9 @@ class ParallelSimulation(Shown):
         return {**{name: getattr(self, name) for name in names}, "devices": self.rows(), "tasks": self._task_rows()}
 
     def _task_rows(self) -> list[dict[str, Any]]:
-        return [{**task._asdict(), "device": device, "start": start, "end": end} for task, device, start, end in self.tasks]
+        return [
+            {**task._asdict(), "device": device, "start": start, "end": end} for task, device, start, end in self.tasks
+        ]
 
     # ---- texts ----
 
@@ -134,7 +136,12 @@ class ParallelSimulation(Shown):
         """The step, and a row for each device."""
         joined = [f"links {', '.join(self.links)}"] if self.links else []
         joined += [f"copies over {self.replica_link}"] if self.replica_link else []
-        how = [f"{self.schedule}, {count(self.microbatches, 'micro-batch', 'micro-batches')}", self.precision, self.mode, *joined]
+        how = [
+            f"{self.schedule}, {count(self.microbatches, 'micro-batch', 'micro-batches')}",
+            self.precision,
+            self.mode,
+            *joined,
+        ]
         rates = [f"bubble {self.bubble:.1%}", f"{self.throughput:.3g} examples/s"]
         if self.utilization is not None:
             rates.append(f"{self.utilization:.1%} of peak FLOP/s")
@@ -143,7 +150,20 @@ class ParallelSimulation(Shown):
         return "\n".join([*lines, "", self._table().text(color)])
 
     def _table(self) -> Table:
-        columns = ("device", "machine", "from", "work", "bubble", "all-reduce", "waits", "update", "weights", "peak", "of", "in flight")
+        columns = (
+            "device",
+            "machine",
+            "from",
+            "work",
+            "bubble",
+            "all-reduce",
+            "waits",
+            "update",
+            "weights",
+            "peak",
+            "of",
+            "in flight",
+        )
         rows = [
             (
                 *(str(device.number), device.machine, ", ".join(device.stages), seconds_text(device.busy_seconds)),
@@ -158,7 +178,9 @@ class ParallelSimulation(Shown):
 
     def _repr_html_(self) -> str:
         lines = self.text().partition("\n\n")[0].splitlines()
-        return f"<b>{html.escape(lines[0])}</b><br>{html.escape('; '.join(lines[1:]))}{self._table().html()}{self.svg()}"
+        return (
+            f"<b>{html.escape(lines[0])}</b><br>{html.escape('; '.join(lines[1:]))}{self._table().html()}{self.svg()}"
+        )
 
     # ---- the timeline ----
 
@@ -169,18 +191,24 @@ class ParallelSimulation(Shown):
             events.append(named_event("process_name", device.number, f"{device.machine} {device.number}", 0))
             events.append(named_event("thread_name", device.number, "compute", 1))
             events.append(named_event("thread_name", device.number, "all-reduce", 2))
-        for task, device, start, end in self.tasks:
+        for task, number, start, end in self.tasks:
             name = f"{'backward' if task.backward else 'forward'} {task.microbatch}"
             args = {"stage": task.stage, "microbatch": task.microbatch}
-            events.append(span_event(name, "backward" if task.backward else "forward", device, 1, start, end, args))
+            events.append(span_event(name, "backward" if task.backward else "forward", number, 1, start, end, args))
         for number, buckets in enumerate(self.buckets):
-            events += [span_event("all-reduce", "communication", number, 2, b.start, b.end, {"bytes": b.size}) for b in buckets]
+            events += [
+                span_event("all-reduce", "communication", number, 2, b.start, b.end, {"bytes": b.size}) for b in buckets
+            ]
         for device in self.devices:
             if device.optimizer_seconds:
                 start = max([entry.end for entry in self.tasks if entry.device == device.number], default=0.0)
                 start += device.exposed_seconds
-                events.append(span_event("update", "optimizer", device.number, 1, start, start + device.optimizer_seconds, {}))
-        text = json.dumps({"schemaVersion": 1, "displayTimeUnit": "ms", "traceName": self.headline(), "traceEvents": events})
+                events.append(
+                    span_event("update", "optimizer", device.number, 1, start, start + device.optimizer_seconds, {})
+                )
+        text = json.dumps(
+            {"schemaVersion": 1, "displayTimeUnit": "ms", "traceName": self.headline(), "traceEvents": events}
+        )
         if path is not None:
             write_text(path, text + "\n")
         return text
@@ -194,11 +222,15 @@ class ParallelSimulation(Shown):
             x, width, y = _LEFT + start * scale, max((end - start) * scale - 0.5, 0.5), 40 + device * _LINE + inset
             tip = f"<title>{html.escape(title)}: {seconds_text(end - start)}</title>"
             height = _LINE - 4 - 2 * inset
-            parts.append(f'<rect x="{x:.1f}" y="{y}" width="{width:.1f}" height="{height}" fill="{colour}">{tip}</rect>')
+            parts.append(
+                f'<rect x="{x:.1f}" y="{y}" width="{width:.1f}" height="{height}" fill="{colour}">{tip}</rect>'
+            )
 
         for device in self.devices:
             y = 40 + device.number * _LINE + 14
-            parts.append(f'<text x="{_LEFT - 8}" y="{y}" text-anchor="end" fill="#64748b">device {device.number}</text>')
+            parts.append(
+                f'<text x="{_LEFT - 8}" y="{y}" text-anchor="end" fill="#64748b">device {device.number}</text>'
+            )
         for task, number, start, end in self.tasks:
             shade = _SHADES[task.backward][task.stage // len(self.devices) % 2]
             bar(number, start, end, shade, f"{'backward' if task.backward else 'forward'} of {task.microbatch}")
@@ -218,7 +250,18 @@ class ParallelSimulation(Shown):
 
 
 _PLAIN = (
-    *("name", "schedule", "microbatches", "chunks", "replicas", "links", "replica_link", "precision", "mode", "training"),
+    *(
+        "name",
+        "schedule",
+        "microbatches",
+        "chunks",
+        "replicas",
+        "links",
+        "replica_link",
+        "precision",
+        "mode",
+        "training",
+    ),
     *("batch", "seconds", "pipeline_seconds", "bubble", "utilization", "cuts"),
 )
 _WIDTH, _LEFT, _LINE = 900, 80, 24
@@ -228,7 +271,9 @@ _SHADES = (("#3d6fb4", "#8fb0dc"), ("#4f8f6b", "#9cc7ad"))
 def _legend(y: int) -> str:
     found, x = [], _LEFT
     for name, colour in (("forward", _SHADES[0][0]), ("backward", _SHADES[1][0]), ("all-reduce", "#d9a441")):
-        found.append(f'<rect x="{x}" y="{y - 9}" width="12" height="9" fill="{colour}"/><text x="{x + 18}" y="{y}">{name}</text>')
+        found.append(
+            f'<rect x="{x}" y="{y - 9}" width="12" height="9" fill="{colour}"/><text x="{x + 18}" y="{y}">{name}</text>'
+        )
         x += 110
     return "".join(found)
 

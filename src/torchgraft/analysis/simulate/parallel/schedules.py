@@ -29,7 +29,9 @@ class Done(NamedTuple):
     end: float
 
 
-def orders_of(schedule: str, devices: int, microbatches: int, chunks: int = 1, training: bool = True) -> list[list[Task]]:
+def orders_of(
+    schedule: str, devices: int, microbatches: int, chunks: int = 1, training: bool = True
+) -> list[list[Task]]:
     """The tasks of each device in their order. Stage s is on device s modulo the number of devices.
 
     >>> ["".join("FB"[t.backward] + str(t.microbatch) for t in order) for order in orders_of("1f1b", 2, 3)]
@@ -40,7 +42,9 @@ def orders_of(schedule: str, devices: int, microbatches: int, chunks: int = 1, t
     if microbatches < 1:
         raise GraftError(f"there are {microbatches} micro-batches\ngive 1 or more")
     if schedule != "interleaved" and chunks != 1:
-        raise GraftError(f"the schedule {schedule!r} has one stage on each device, not {chunks}\nuse \"interleaved\" for more")
+        raise GraftError(
+            f'the schedule {schedule!r} has one stage on each device, not {chunks}\nuse "interleaved" for more'
+        )
     if schedule == "interleaved" and microbatches % devices:
         raise GraftError(
             f"the interleaved schedule takes micro-batches in rounds of {devices}, one for each device, and there are "
