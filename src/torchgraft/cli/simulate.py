@@ -10,6 +10,7 @@ from typing import Any
 from torchgraft.cli.models import ChosenModel, add_model_arguments, chosen_model, wrong_usage
 from torchgraft.cli.programs import add_json, add_output, needs_inputs, put_out, whole_number
 from torchgraft.errors import GraftError
+from torchgraft.results.files import refuse_unwritable
 
 NAME = "simulate"
 SUMMARY = "simulate a model on machines that need not be here: time, memory, what bounds it, what if"
@@ -67,11 +68,13 @@ def run(arguments: argparse.Namespace) -> int:
     """Print one simulation, or a table where there are several cases."""
     _refuse_mixtures(arguments)
     _check(arguments)
+    optimizer = _optimizer(arguments)
     if arguments.training or arguments.optimizer:
         arguments.train = True
     chosen = chosen_model(arguments, computes=False)
     args, kwargs = needs_inputs(arguments, chosen, "a model is simulated on example inputs")
-    result = _table(arguments, chosen, args, kwargs) if _is_table(arguments) else _one(arguments, chosen, args, kwargs)
+    show = _table if _is_table(arguments) else _one
+    result = show(arguments, chosen, args, kwargs, optimizer)
     _put_out(arguments, result)
     return 0
 
@@ -88,13 +91,15 @@ def _refuse_mixtures(arguments: argparse.Namespace) -> None:
         wrong_usage(
             arguments, "a timeline is of one case\nname one machine, batch, precision and mode, and no --what-if"
         )
+    if arguments.trace is not None:
+        refuse_unwritable(arguments.trace)
     names = [name for name, _ in arguments.what_if]
     for name in names:
         if names.count(name) > 1:
             wrong_usage(arguments, f"--what-if {name} is given twice\ngive it once")
 
 
-def _one(arguments: argparse.Namespace, chosen: ChosenModel, args: Any, kwargs: Any) -> Any:
+def _one(arguments: argparse.Namespace, chosen: ChosenModel, args: Any, kwargs: Any, optimizer: Any) -> Any:
     from torchgraft.analysis.simulate import simulate
     from torchgraft.codegen.calling import of_batch
 
@@ -108,14 +113,14 @@ def _one(arguments: argparse.Namespace, chosen: ChosenModel, args: Any, kwargs: 
         precision=(arguments.precision or (None,))[0],
         mode=arguments.mode[0],
         training=arguments.training,
-        optimizer=_optimizer(arguments),
+        optimizer=optimizer,
     )
     if arguments.trace is not None:
         result.to_chrome_trace(arguments.trace)
     return result
 
 
-def _table(arguments: argparse.Namespace, chosen: ChosenModel, args: Any, kwargs: Any) -> Any:
+def _table(arguments: argparse.Namespace, chosen: ChosenModel, args: Any, kwargs: Any, optimizer: Any) -> Any:
     from torchgraft.analysis.simulate import what_if
 
     return what_if(
@@ -127,7 +132,7 @@ def _table(arguments: argparse.Namespace, chosen: ChosenModel, args: Any, kwargs
         precision=arguments.precision,
         mode=arguments.mode,
         training=arguments.training,
-        optimizer=_optimizer(arguments),
+        optimizer=optimizer,
         price_per_hour=arguments.price,
         **dict(arguments.what_if),
     )
