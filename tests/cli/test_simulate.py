@@ -48,7 +48,8 @@ def test_training(capsys):
 
 
 @pytest.mark.parametrize(
-    ("name", "start"), [("out.svg", "<svg"), ("out.html", "<!DOCTYPE html>"), ("out.json", "{"), ("out.txt", "MLP, one run: 2")]
+    ("name", "start"),
+    [("out.svg", "<svg"), ("out.html", "<!DOCTYPE html>"), ("out.json", "{"), ("out.txt", "MLP, one run: 2")],
 )
 def test_files(name, start, tmp_path, capsys):
     code, text, _ = said(capsys, "zoo:mlp", "--batch", "1,8", "-o", name)
@@ -85,7 +86,10 @@ def test_passes_and_schemes(capsys):
         (["--price", "h100=2"], "there is a price for 'h100', which is not simulated; name it with --machine"),
         (["--optimizer", "Adamm"], "torch.optim has no optimizer 'Adamm'; name one such as AdamW or SGD"),
         (["-o", "plot.svg"], "a plot is of several cases; name several batches or machines, or use --what-if"),
-        (["--trace", "t.json", "--batch", "1,2"], "a timeline is of one case; name one machine, batch, precision and mode"),
+        (
+            ["--trace", "t.json", "--batch", "1,2"],
+            "a timeline is of one case; name one machine, batch, precision and mode",
+        ),
     ],
 )
 def test_mistakes(options, message, tmp_path, capsys):
@@ -98,7 +102,9 @@ def test_mistakes(options, message, tmp_path, capsys):
 def test_a_machine_file_that_is_wrong(tmp_path, capsys):
     (tmp_path / "mine.toml").write_text('name = "mine"\nkind = "gpu"\n')
     code, _, error = said(capsys, "zoo:mlp", "--machine", "mine.toml")
-    assert code == 2 and error.startswith("graft simulate: the machine file cannot be used: the figure 'source' is missing")
+    assert code == 2 and error.startswith(
+        "graft simulate: the machine file cannot be used: the figure 'source' is missing"
+    )
 
 
 def test_a_precision_that_the_machine_lacks(tmp_path, capsys):

@@ -64,7 +64,9 @@ def test_products_of_values_have_no_weights():
 def test_backward_stays_as_it_is():
     steps = steps_of(nn.Linear(64, 32), torch.empty(16, 64, device="meta", requires_grad=True), training=True)
     found, _ = quantized_steps(steps, scheme("static-int8"), H200)
-    kinds = {(step.phase, step.kernel.type) for step in found if step.kernel is not None and step.kernel.kind == "matmul"}
+    kinds = {
+        (step.phase, step.kernel.type) for step in found if step.kernel is not None and step.kernel.kind == "matmul"
+    }
     assert kinds == {("forward", "int8"), ("backward", "fp32")}
 
 
@@ -80,5 +82,11 @@ def test_changes_alone_and_together():
     assert [change.name for change in changes_of({}, None, None)] == ["as it is"]
     assert [change.name for change in changes_of({"host": 2.0}, None, None)] == ["as it is", "host × 2"]
     found = changes_of({"host": 2.0, "compute": None}, "remove-dead-code", "weight-int4")
-    assert [change.name for change in found] == ["as it is", "host × 2", "remove-dead-code", "weight-int4", "all of these"]
+    assert [change.name for change in found] == [
+        "as it is",
+        "host × 2",
+        "remove-dead-code",
+        "weight-int4",
+        "all of these",
+    ]
     assert found[-1].factors == {"host": 2.0} and found[-1].passes and found[-1].quantize == scheme("weight-int4")

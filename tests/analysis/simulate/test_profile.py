@@ -46,7 +46,12 @@ def test_files_and_compressed_files(tmp_path):
     for trace in (tmp_path / "trace.json", str(tmp_path / "trace.json.gz"), json.loads(content)):
         found = result.compare_with_profile(trace)
         assert found.matched == found.simulated_operators == 4
-        assert [node.operators for node in found.nodes] == [("aten::addmm",), ("aten::relu",), ("aten::addmm",), ("aten::_softmax",)]
+        assert [node.operators for node in found.nodes] == [
+            ("aten::addmm",),
+            ("aten::relu",),
+            ("aten::addmm",),
+            ("aten::_softmax",),
+        ]
 
 
 def test_a_training_step():
@@ -104,7 +109,11 @@ def gpu_trace():
     """Two operators as torch.profiler writes them with CUDA: launches on the host, kernels on the device, by correlation."""
     events = []
     for place, (outer, inner, kernels) in enumerate(
-        [("aten::linear", "aten::addmm", [3.0, 1.0]), ("aten::relu", None, [2.0]), ("aten::linear", "aten::addmm", [5.0])]
+        [
+            ("aten::linear", "aten::addmm", [3.0, 1.0]),
+            ("aten::relu", None, [2.0]),
+            ("aten::linear", "aten::addmm", [5.0]),
+        ]
     ):
         start = 100.0 * place
         events.append({"ph": "X", "cat": "cpu_op", "name": outer, "pid": 9, "tid": 9, "ts": start, "dur": 50.0})

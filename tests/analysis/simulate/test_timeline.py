@@ -79,8 +79,15 @@ def test_the_form_is_that_of_real_profiles(tmp_path):
     theirs = json.loads((tmp_path / "real.json").read_text())
     simulate(MODEL, X).to_chrome_trace(tmp_path / "ours.json")
     ours = json.loads((tmp_path / "ours.json").read_text())
-    assert {"schemaVersion", "traceEvents", "deviceProperties", "displayTimeUnit"} <= set(ours) & {*theirs, "displayTimeUnit"}
-    pick = lambda trace: next(e for e in trace["traceEvents"] if e.get("cat") == "cpu_op" and e["name"] == "aten::addmm")  # noqa: E731
-    assert set(pick(ours)) <= set(pick(theirs)) and {"ph", "cat", "name", "pid", "tid", "ts", "dur", "args"} <= set(pick(ours))
+    assert {"schemaVersion", "traceEvents", "deviceProperties", "displayTimeUnit"} <= set(ours) & {
+        *theirs,
+        "displayTimeUnit",
+    }
+    pick = lambda trace: next(
+        e for e in trace["traceEvents"] if e.get("cat") == "cpu_op" and e["name"] == "aten::addmm"
+    )
+    assert set(pick(ours)) <= set(pick(theirs)) and {"ph", "cat", "name", "pid", "tid", "ts", "dur", "args"} <= set(
+        pick(ours)
+    )
     for event in ours["traceEvents"]:
         assert event["ph"] in "XMCsf" and isinstance(event["pid"], int) and event["ts"] >= 0

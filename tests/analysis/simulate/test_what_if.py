@@ -38,7 +38,9 @@ def test_every_case_is_what_simulate_says():
 
 def test_nothing_asked_for_is_one_case():
     found = what_if(model(), inputs(3))
-    assert [(row.batch, row.precision, row.change, row.times) for row in found.results] == [(3, "fp32", "as it is", 1.0)]
+    assert [(row.batch, row.precision, row.change, row.times) for row in found.results] == [
+        (3, "fp32", "as it is", 1.0)
+    ]
     assert "change" not in str(found) and "note" not in str(found)
 
 
@@ -120,7 +122,9 @@ def test_prices():
     other = dataclasses.replace(Machine.named("h200"), name="other")
     found = what_if(model(), inputs(), machine=["h200", other], batch=4, price_per_hour=both)
     first, second = found.results
-    assert first.cost == pytest.approx(3.6 / 3600 * first.seconds / 4 * 1e6) and second.cost == pytest.approx(10 * first.cost)
+    assert first.cost == pytest.approx(3.6 / 3600 * first.seconds / 4 * 1e6) and second.cost == pytest.approx(
+        10 * first.cost
+    )
     assert found.best.machine == "h200" and "cost of 1 M" in str(found)
     assert what_if(model(), inputs(), price_per_hour=1).results[0].cost > 0
 

@@ -99,14 +99,14 @@ class ParallelSimulation(Shown):
         graph = getattr(node, "graph", None)
         if graph is None:
             raise TypeError(f"expected a node of the program, got {node!r}")
-        starts = self.__dict__.setdefault("_starts", {})
-        if id(graph) not in starts:
+        known = self.__dict__.get("_stages")
+        if known is None or known[0] is not graph:
             stage, found = 0, {}
             for entry in graph.nodes:
                 stage += entry.name in self.cuts
                 found[entry.name] = stage
-            starts[id(graph)] = found
-        return int(starts[id(graph)][node.name])
+            known = self.__dict__["_stages"] = graph, found  # asked once for every node of a program
+        return int(known[1][node.name])
 
     def rows(self) -> list[dict[str, Any]]:
         """One dict for each device."""
