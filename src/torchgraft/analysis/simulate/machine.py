@@ -50,6 +50,7 @@ class Machine:
     peak: Mapping[str, float]
     kernels: Mapping[str, Mapping[str, float]]
     host: Mapping[str, float]
+    latency: float = 0.0
     links: Mapping[str, float] = field(default_factory=dict)
     watts: float | None = None
     idle_watts: float | None = None
@@ -85,15 +86,19 @@ class Machine:
         """The types of numbers that it can compute with."""
         return tuple(self.peak)
 
-    def figure(self, kernel: str, name: str) -> float:
-        """One figure of a kind of kernel; the error says what the file lacks."""
-        try:
-            return self.kernels[kernel][name]
-        except KeyError:
-            raise GraftError(
-                f"the machine {self.name} has no figure '{name}' for kernels of the kind '{kernel}'\n"
-                f"  in {self.file or 'its data'}: write {name} = ... under [kernels.{kernel}]"
-            ) from None
+    def has_figures(self, kind: str) -> bool:
+        """Whether there are figures for a kind of kernel, `"convolution.fp16"`."""
+        return kind in self.kernels
+
+    def figures(self, kind: str, variant: str = "") -> Mapping[str, float]:
+        """The figures of a kind of kernel: of this variant, of its first word, of the kind, or of element-wise kernels."""
+        for name in (f"{kind}.{variant}", f"{kind}.{variant.partition('-')[0]}", kind, "elementwise"):
+            if name in self.kernels:
+                return self.kernels[name]
+        raise GraftError(
+            f"the machine {self.name} has no figures for kernels of the kind '{kind}'\n"
+            f"  in {self.file or 'its data'}: write a table [kernels.{kind}], or at least [kernels.elementwise]"
+        )
 
 
 def machine_names() -> tuple[str, ...]:
@@ -129,8 +134,9 @@ def _parsed(text: str, file: str) -> Machine:
         cache_bytes=int(memory["cache_bytes"]),
         cache_bandwidth=float(memory["cache_bandwidth"]),
         peak={name: float(value) for name, value in data["peak"].items()},
-        kernels={kind: _numbers(figures) for kind, figures in data["kernels"].items()},
+        kernels=_flattened(data["kernels"]),
         host=_numbers(data["host"]),
+        latency=float(memory.get("latency", 0.0)),
         links=_numbers(data.get("links", {})),
         watts=device.get("watts"),
         idle_watts=device.get("idle_watts"),
@@ -140,6 +146,17 @@ def _parsed(text: str, file: str) -> Machine:
 
 def _numbers(table: Mapping[str, Any]) -> dict[str, float]:
     return {name: float(value) for name, value in table.items() if isinstance(value, (int, float))}
+
+
+def _flattened(tables: Mapping[str, Any], path: str = "") -> dict[str, dict[str, float]]:
+    """Tables within tables by their path, `"matmul.fp16"`."""
+    found = {}
+    for name, table in tables.items():
+        if isinstance(table, Mapping):
+            if numbers := _numbers(table):
+                found[path + name] = numbers
+            found |= _flattened(table, f"{path}{name}.")
+    return found
 
 
 class _Check:
