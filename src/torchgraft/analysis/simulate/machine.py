@@ -90,9 +90,10 @@ class Machine:
         """Whether there are figures for a kind of kernel, `"convolution.fp16"`."""
         return kind in self.kernels
 
-    def figures(self, kind: str, variant: str = "") -> Mapping[str, float]:
-        """The figures of a kind of kernel: of this variant, of its first word, of the kind, or of element-wise kernels."""
-        for name in (f"{kind}.{variant}", f"{kind}.{variant.partition('-')[0]}", kind, "elementwise"):
+    def figures(self, kind: str, variant: str = "", type: str = "") -> Mapping[str, float]:
+        """The figures of a kind of kernel: of this variant and type, of the variant, of the kind, or of element-wise kernels."""
+        type = "fp16" if type == "bf16" and f"{kind}.{variant}.{type}" not in self.kernels else type
+        for name in (f"{kind}.{variant}.{type}", f"{kind}.{variant}", f"{kind}.{variant.rpartition('-')[0]}", kind, "elementwise"):
             if name in self.kernels:
                 return self.kernels[name]
         raise GraftError(

@@ -61,8 +61,10 @@ def simulate(
     values, keywords = example_inputs(args, kwargs)
     is_training = training or optimizer is not None
     with torch.set_grad_enabled(is_training):
-        subject = program_of(program, values, keywords, dtype=dtype)
-        recorder = Recorder(subject, values, keywords, chosen, precision, dtype)
+        # On the meta device torch takes attention apart; a program that was captured there names that device itself.
+        place = None if isinstance(program, GraphModule) else torch.device("cpu")
+        subject = program_of(program, values, keywords, dtype=dtype, device=place)
+        recorder = Recorder(subject, values, keywords, chosen, precision, dtype, place)
         if is_training:
             recorder.train(optimizer)
         else:
@@ -93,12 +95,13 @@ class Recorder(Accounts):
         machine: Machine,
         precision: str | None,
         dtype: torch.dtype | None,
+        place: torch.device | None = None,
     ) -> None:
         self.machine, self.precision, self.gpu = machine, precision, machine.kind == "gpu"
         self.steps: list[Step] = []
         self._calls = ModuleCalls()
         grain = GPU_GRAIN if self.gpu else 1
-        super().__init__(program, args, kwargs, False, None, lambda call: 0, dtype, grain)
+        super().__init__(program, args, kwargs, False, None, lambda call: 0, dtype, place, grain)
 
     def forward(self) -> None:
         with WholeCalls(self._whole_call, self.precision == "tf32") if self.gpu else contextlib.nullcontext():

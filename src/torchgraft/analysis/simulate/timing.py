@@ -13,6 +13,7 @@ each in the table [kernels.KIND] or [kernels.KIND.VARIANT] of a machine:
   half          the side of a tile of a product that reaches half of that rate
   step          seconds that a tile takes for one step in depth, however small it is
   split         seconds that it takes to sum up a product that was split in depth (nothing: it is never split)
+  persistent, each   recurrent layers: bytes of weights up to which one kernel does all steps; what a step takes, in products
   unaligned     the share of that rate that is left where rows do not begin at whole 16 bytes
 """
 
@@ -54,7 +55,7 @@ def time_of(kernel: Kernel, machine: Machine, cached: float = 0.0) -> Timing:
         return _attention_time(kernel, machine, cached)
     if kernel.kind == "recurrent" and kernel.sizes:
         return _recurrent_time(kernel, machine, cached)
-    return _memory_time(kernel, machine, machine.figures(kernel.kind, kernel.variant), cached)
+    return _memory_time(kernel, machine, machine.figures(kernel.kind, kernel.variant, kernel.type), cached)
 
 
 def _timing(floor: float, compute: float, memory: float) -> Timing:
@@ -245,16 +246,21 @@ def _attention_time(kernel: Kernel, machine: Machine, cached: float) -> Timing:
 
 
 def _recurrent_time(kernel: Kernel, machine: Machine, cached: float) -> Timing:
-    """A product for all steps at once, then the steps one after the other, each going through the weights."""
+    """A product for all steps at once, then the steps one after the other: in one kernel where the weights fit into the units
+    (up to `persistent` bytes), else as a product and a kernel over its result for each.
+    """
     figures = machine.figures("recurrent", kernel.type)
     length, batch, gates, width = kernel.sizes
-    ahead = replace(kernel, kind="matmul", sizes=(1, length * batch, gates, kernel.window), variant="nt")
-    first = _product_time(ahead.sizes, ahead, machine, machine.figures("matmul", kernel.type), cached)
-    peak = machine.peak.get(kernel.type) or machine.peak["fp32"]
     size = 2 if kernel.type in ("fp16", "bf16") else 4
-    reading = gates * width * size / (machine.cache_bandwidth * figures["bandwidth"])
-    product = 2 * batch * gates * width / (peak * figures["rate"])
-    steps = length * (figures["step"] + max(reading, product))
+    weights = gates * width * size
+    product = replace(kernel, kind="matmul", sizes=(1, length * batch, gates, kernel.window), variant="nt")
+    first = _matmul_time(product, machine, cached)
+    if weights <= figures["persistent"]:
+        step = figures["step"] + weights / (machine.cache_bandwidth * figures["bandwidth"])
+    else:
+        near = replace(product, sizes=(1, batch, gates, width), read=weights, written=batch * gates * size)
+        step = figures["each"] * _matmul_time(near, machine, near.bytes).seconds + figures["step"]
+    steps = length * step
     if kernel.variant == "backward":
         steps, first = 2 * steps, Timing(2 * first.seconds, *first[1:])
     return Timing(first.seconds + figures["floor"] + steps, "compute", first.compute + steps, first.memory, first.floor)

@@ -62,7 +62,8 @@ class WholeCalls(TorchFunctionMode):
         kernels = []
         for layer in range(layers):
             inner = x.shape[-1] if layer == 0 else width * directions
-            kernels += [recurrent_kernel(x, batch, length, inner, width, gates, self.tf32)] * directions
+            # The two directions run side by side.
+            kernels.append(recurrent_kernel(x, batch, length, inner, width, gates, self.tf32))
 
         def made() -> list[Tensor]:
             return [x.new_empty(*x.shape[:-1], width * directions), *[torch.empty_like(item) for item in states]]

@@ -15,6 +15,17 @@ from torchgraft.analysis.simulate.machine import Machine
 from torchgraft.analysis.simulate.timing import time_of
 
 _STEPS = (3.0, 1.7, 1.25, 1.08, 1.03)
+# Figures stay what they mean: shares are shares, and the shortest kernel is short.
+_BOUNDS = {
+    "floor": (2e-7, 1e-5),
+    "bandwidth": (0.02, 1.1),
+    "rate": (0.005, 1.0),
+    "half": (1.0, 400.0),
+    "step": (1e-10, 1e-4),
+    "unaligned": (0.03, 1.0),
+    "split": (1e-6, 5e-5),
+    "masked": (1.0, 4.0),
+}
 
 
 @dataclass(frozen=True)
@@ -36,8 +47,16 @@ class Sample:
 
 
 def error_of(samples: Sequence[Sample], machine: Machine) -> float:
-    """The mean of how far the simulated times are off, as logarithms of ratios, so that twice and half count the same."""
-    return sum(abs(math.log(sample.simulated(machine) / sample.seconds)) for sample in samples) / max(len(samples), 1)
+    """The mean of how far the simulated times are off, as logarithms of ratios, so that twice and half count the same.
+
+    Long kernels count more than short ones, slowly growing: it is they that make up the time of a model.
+    """
+    total = whole = 0.0
+    for sample in samples:
+        weight = sample.seconds**0.25
+        whole += weight
+        total += weight * abs(math.log(sample.simulated(machine) / sample.seconds))
+    return total / max(whole, 1e-30)
 
 
 def fit(machine: Machine, kind: str, samples: Sequence[Sample], names: Sequence[str] | None = None) -> float:
@@ -61,7 +80,8 @@ def descend(figures: Any, names: Sequence[str], loss: Callable[[], float]) -> fl
             for name in names:
                 for factor in (step, 1 / step):
                     kept = figures[name]
-                    figures[name] = kept * factor
+                    low, high = _BOUNDS.get(name, (0.0, math.inf))
+                    figures[name] = min(max(kept * factor, low), high)
                     found = loss()
                     if found < best - 1e-9:
                         best = found
