@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from torchgraft.analysis.simulate.kernels import Kernel
 from torchgraft.analysis.simulate.machine import Machine
-from torchgraft.analysis.simulate.timing import Timing, time_of
+from torchgraft.analysis.simulate.timing import Timing, is_persistent, time_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +99,9 @@ def host_seconds(step: Step, machine: Machine) -> float:
     seconds = step.calls * host.get("module", 0.0)
     if step.kernel is None:
         return seconds + host.get("view", 0.0)
+    kernel = step.kernel
+    if kernel.kind == "recurrent" and kernel.sizes and not is_persistent(kernel, machine):
+        seconds += kernel.sizes[0] * kernel.images * host.get("step", 0.0)
     if not step.operator:
         return seconds + host.get("launch", 0.0)
-    return seconds + host.get(step.kernel.kind, host.get("operator", 0.0))
+    return seconds + host.get(kernel.kind, host.get("operator", 0.0))

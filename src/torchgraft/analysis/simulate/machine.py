@@ -26,6 +26,7 @@ REQUIRED = {
     "host": (),
 }
 KINDS = ("gpu", "cpu")
+TWINS = {"bf16": "fp16", "fp16": "bf16", "fp8": "fp16", "int8": "fp16", "tf32": "fp32", "fp64": "fp32"}
 PRECISIONS = ("fp64", "fp32", "tf32", "bf16", "fp16", "fp8", "int8")
 
 
@@ -86,20 +87,25 @@ class Machine:
         """The types of numbers that it can compute with."""
         return tuple(self.peak)
 
-    def has_figures(self, kind: str) -> bool:
-        """Whether there are figures for a kind of kernel, `"convolution.fp16"`."""
-        return kind in self.kernels
+    def table(self, *names: str) -> Mapping[str, float] | None:
+        """The figures under the first of some names that there are any for: `"convolution.few.fp16"`, `"convolution.fp16"`."""
+        return next((self.kernels[name] for name in names if name in self.kernels), None)
 
     def figures(self, kind: str, variant: str = "", type: str = "") -> Mapping[str, float]:
-        """The figures of a kind of kernel: of this variant and type, of the variant, of the kind, or of element-wise kernels."""
-        type = "fp16" if type == "bf16" and f"{kind}.{variant}.{type}" not in self.kernels else type
-        for name in (f"{kind}.{variant}.{type}", f"{kind}.{variant}", f"{kind}.{variant.rpartition('-')[0]}", kind, "elementwise"):
-            if name in self.kernels:
-                return self.kernels[name]
-        raise GraftError(
-            f"the machine {self.name} has no figures for kernels of the kind '{kind}'\n"
-            f"  in {self.file or 'its data'}: write a table [kernels.{kind}], or at least [kernels.elementwise]"
-        )
+        """The figures of a kind of kernel: of this variant and type, of the variant, of the kind, or of element-wise kernels.
+
+        A type without figures of its own has those of its twin: what is as wide runs in the same way.
+        """
+        variants = [variant, TWINS[variant]] if variant in TWINS else [variant, variant.rpartition("-")[0]]
+        types = [type, TWINS.get(type, "")]
+        names = [f"{kind}.{one}.{two}" for one in variants for two in types] + [f"{kind}.{one}" for one in variants]
+        found = self.table(*names, kind, "elementwise")
+        if found is None:
+            raise GraftError(
+                f"the machine {self.name} has no figures for kernels of the kind '{kind}'\n"
+                f"  in {self.file or 'its data'}: write a table [kernels.{kind}], or at least [kernels.elementwise]"
+            )
+        return found
 
 
 def machine_names() -> tuple[str, ...]:

@@ -26,7 +26,7 @@ from math import ceil
 from typing import NamedTuple
 
 from torchgraft.analysis.simulate.kernels import Kernel
-from torchgraft.analysis.simulate.machine import Machine
+from torchgraft.analysis.simulate.machine import TWINS, Machine
 
 
 class Timing(NamedTuple):
@@ -173,8 +173,9 @@ def _convolution_time(kernel: Kernel, machine: Machine, cached: float) -> Timing
     """
     kind = kernel.variant.partition("-")[0]
     passes = {"-backward": 2}.get("-" + kernel.variant.split("-")[1] if "-" in kernel.variant else "", 1)
-    if kind == "depthwise" and machine.has_figures("convolution.depthwise"):
-        tables = [machine.kernels[name] for name in ("convolution.depthwise", f"convolution.depthwise.{kernel.type}") if name in machine.kernels]
+    if kind == "depthwise" and "convolution.depthwise" in machine.kernels:
+        names = [f"convolution.depthwise.{one}" for one in (kernel.type, TWINS.get(kernel.type, ""))]
+        tables = [table for table in (machine.kernels["convolution.depthwise"], machine.table(*names)) if table]
         timing = min(_grouped_time(kernel, machine, figures, cached) for figures in tables)
     else:
         timing = _dense_time(kernel, machine, cached)
@@ -192,24 +193,21 @@ def _dense_time(kernel: Kernel, machine: Machine, cached: float) -> Timing:
     count, rows, columns, depth = kernel.sizes
     kind = kernel.variant.partition("-")[0]
     few = depth // kernel.window <= 4 and kind == "general"
-    own = next(
-        (
-            name
-            for name in (f"convolution.{'few' if few else kind}.{kernel.type}", f"convolution.{kernel.type}")
-            if name in machine.kernels
-        ),
-        "convolution.fp32",
-    )
-    timing = _product_time(kernel.sizes, kernel, machine, machine.kernels[own], cached)
+    types = (kernel.type, TWINS.get(kernel.type, kernel.type))
+    names = [f"convolution.{'few' if few else kind}.{one}" for one in types] + [f"convolution.{one}" for one in types]
+    own = machine.table(*names, "convolution.fp32") or machine.figures("matmul", kernel.type)
+    timing = _product_time(kernel.sizes, kernel, machine, own, cached)
     reorder = machine.kernels.get("convolution.reorder")
     if kernel.type in ("fp32", "fp64") or few or reorder is None or kernel.variant.endswith("-last"):
         return timing
     extra = _reorder_seconds(kernel, machine, reorder)
     timing = Timing(timing.seconds + extra, timing.bound if extra < timing.seconds else "memory", *timing[2:])
-    others = [_product_time(kernel.sizes, replace(kernel, type="fp32"), machine, machine.kernels["convolution.fp32"], cached)]
-    if kind == "pointwise":
+    plain, single = machine.figures("convolution", "fp32"), replace(kernel, type="fp32")
+    others = [_product_time(kernel.sizes, single, machine, plain, cached)]
+    direct = machine.table(*[f"convolution.pointwise.{one}" for one in types])
+    if kind == "pointwise" and direct is not None:
         sizes = kernel.images, columns, rows // max(kernel.images, 1), depth
-        others.append(_product_time(sizes, kernel, machine, machine.figures("convolution", f"pointwise.{kernel.type}"), cached))
+        others.append(_product_time(sizes, kernel, machine, direct, cached))
     return min(timing, *others)
 
 
@@ -228,8 +226,6 @@ def _reorder_seconds(kernel: Kernel, machine: Machine, figures: Mapping[str, flo
 def _attention_time(kernel: Kernel, machine: Machine, cached: float) -> Timing:
     """Units take tiles of queries and go through the keys tile by tile."""
     figures = machine.figures("attention", kernel.type)
-    if kernel.type == "bf16" and "attention.bf16" not in machine.kernels:
-        figures = machine.figures("attention", "fp16")
     peak = machine.peak.get(kernel.type) or machine.peak["fp32"]
     heads, queries, keys, width = kernel.sizes
     tile = int(figures.get("tile", 64))
@@ -245,6 +241,13 @@ def _attention_time(kernel: Kernel, machine: Machine, cached: float) -> Timing:
     return _timing(figures["floor"], compute, _bytes_time(kernel.bytes, cached, machine, figures))
 
 
+def is_persistent(kernel: Kernel, machine: Machine) -> bool:
+    """Whether one kernel does all steps of a recurrent layer."""
+    _, _, gates, width = kernel.sizes
+    size = 2 if kernel.type in ("fp16", "bf16") else 4
+    return gates * width * size <= machine.figures("recurrent", kernel.type).get("persistent", 0.0)
+
+
 def _recurrent_time(kernel: Kernel, machine: Machine, cached: float) -> Timing:
     """A product for all steps at once, then the steps one after the other: in one kernel where the weights fit into the units
     (up to `persistent` bytes), else as a product and a kernel over its result for each.
@@ -255,7 +258,7 @@ def _recurrent_time(kernel: Kernel, machine: Machine, cached: float) -> Timing:
     weights = gates * width * size
     product = replace(kernel, kind="matmul", sizes=(1, length * batch, gates, kernel.window), variant="nt")
     first = _matmul_time(product, machine, cached)
-    if weights <= figures["persistent"]:
+    if is_persistent(kernel, machine):
         step = figures["step"] + weights / (machine.cache_bandwidth * figures["bandwidth"])
     else:
         near = replace(product, sizes=(1, batch, gates, width), read=weights, written=batch * gates * size)

@@ -63,7 +63,7 @@ class WholeCalls(TorchFunctionMode):
         for layer in range(layers):
             inner = x.shape[-1] if layer == 0 else width * directions
             # The two directions run side by side.
-            kernels.append(recurrent_kernel(x, batch, length, inner, width, gates, self.tf32))
+            kernels.append(recurrent_kernel(x, batch, length, inner, width, gates, self.tf32, directions))
 
         def made() -> list[Tensor]:
             return [x.new_empty(*x.shape[:-1], width * directions), *[torch.empty_like(item) for item in states]]
@@ -109,15 +109,18 @@ def backward_kernel(kernel: Kernel) -> Kernel:
     )
 
 
-def recurrent_kernel(x: Tensor, batch: int, length: int, inner: int, width: int, gates: int, tf32: bool) -> Kernel:
-    """One layer in one direction: a product for all steps at once, then one step after the other."""
+def recurrent_kernel(
+    x: Tensor, batch: int, length: int, inner: int, width: int, gates: int, tf32: bool, directions: int = 1
+) -> Kernel:
+    """One layer: a product for all steps at once, then one step after the other; `images` says in how many directions."""
     kind = type_of(x)
-    flops = 2 * batch * length * gates * width * (inner + width)
+    flops = 2 * directions * batch * length * gates * width * (inner + width)
     size = x.itemsize
-    weights = gates * width * (inner + width)
+    weights = directions * gates * width * (inner + width)
     return Kernel(
         *("aten.recurrent", "recurrent", "tf32" if tf32 and kind == "fp32" else kind, flops),
         *((weights + batch * length * inner) * size, batch * length * width * size),
         sizes=(length, batch, gates * width, width),
         window=inner,
+        images=directions,
     )
