@@ -50,7 +50,7 @@ class DryRun(FakeInterpreter):
     `watch` is told each operator after it ran, while `place` says for which node. `backward` runs the gradients of everything
     that the program returned. Guards that would need values are taken to hold: the program was captured for that. With `compute`
     it is no dry run after all: copies of the real tensors are worked on, for programs whose shapes depend on values. With `dtype`
-    what is of floating point is taken to be of that type.
+    what is of floating point is taken to be of that type, with `device` what is on the meta device to be there.
 
     >>> import torchgraft
     >>> run = DryRun(torchgraft.symbolic_trace(torch.nn.Linear(3, 4)), (torch.ones(2, 3),))
@@ -67,6 +67,7 @@ class DryRun(FakeInterpreter):
         node_done: Callable[[Node, Any], None] | None = None,
         compute: bool = False,
         dtype: torch.dtype | None = None,
+        device: torch.device | None = None,
     ) -> None:
         given = args if isinstance(args, dict) else placeholder_values(program, args, kwargs)
         self.computes = compute
@@ -76,8 +77,8 @@ class DryRun(FakeInterpreter):
             module, self.inputs = copied_module(module), copied_inputs(given)
         else:
             self.mode = fake_mode_of(given, program)
-            self.inputs = fake_inputs(given, program, self.mode, dtype)
-            module = fake_module(module, self.mode, dtype)
+            self.inputs = fake_inputs(given, program, self.mode, dtype, device)
+            module = fake_module(module, self.mode, dtype, device)
             # A watcher wants to be told every call, also one that was made before.
             self.calls = FakeCalls(self.mode) if watch is None else None
         super().__init__(module, graph=program.graph)
@@ -231,8 +232,11 @@ def program_of(
     compute: bool = False,
     level: str = "module",
     dtype: torch.dtype | None = None,
+    device: torch.device | None = None,
 ) -> GraphModule:
     """A program as it is; anything else captured, on fakes where that is possible, so that nothing is computed.
+
+    With `dtype` what is of floating point is taken to be of that type, with `device` what is on the meta device to be there.
 
     >>> program_of(torch.nn.Linear(3, 4), (torch.ones(2, 3),)).graph.output_node().op
     'output'
@@ -244,8 +248,8 @@ def program_of(
     has_bare_inputs = any(_is_bare(leaf) for leaf in pytree.tree_leaves((args, kwargs)))
     mode = fake_mode_of(args, kwargs, *([model] if isinstance(model, torch.nn.Module) else []))
     try:
-        subject = fake_module(model, mode, dtype) if isinstance(model, torch.nn.Module) else model
-        values, keywords = fake_inputs(args, model, mode, dtype), fake_inputs(kwargs, model, mode, dtype)
+        subject = fake_module(model, mode, dtype, device) if isinstance(model, torch.nn.Module) else model
+        values, keywords = [fake_inputs(tree, model, mode, dtype, device) for tree in (args, kwargs)]
         with mode, without_log():
             program = capture(subject, values, keywords, level=level)
         # What was kept whole because it cannot be watched on fakes hides its parts; a real run may show them.

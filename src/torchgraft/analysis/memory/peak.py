@@ -75,10 +75,11 @@ class Accounts:
         device: torch.device | None,
         measure: Measure | None,
         dtype: torch.dtype | None = None,
+        place: torch.device | None = None,
         grain: int = 1,
     ) -> None:
         self.program = program
-        self.run = DryRun(program, args, kwargs, watch=self._operator, compute=compute, dtype=dtype)
+        self.run = DryRun(program, args, kwargs, self._operator, compute=compute, dtype=dtype, device=place)
         self.storages = Storages(device or _gpu_of(self.run), grain)
         on_gpu = self.storages.device is not None and self.storages.device.type == "cuda"
         self.measure = measure or (taken_on_gpu if on_gpu else None)

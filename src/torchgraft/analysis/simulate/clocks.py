@@ -9,14 +9,15 @@ from dataclasses import dataclass
 
 from torchgraft.analysis.simulate.kernels import Kernel
 from torchgraft.analysis.simulate.machine import Machine
-from torchgraft.analysis.simulate.timing import Timing, time_of
+from torchgraft.analysis.simulate.timing import Timing, is_persistent, time_of
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
     """One operator of a run: its kernel, if any, the memory that it goes through, and for which node and in which phase it ran.
 
-    `calls` counts calls of modules that Python made on the way to it, `moment` is its place in the timeline of memory.
+    `calls` counts calls of modules that Python made on the way to it, `moment` is its place in the timeline of memory. An operator
+    that is several kernels has its name on the first.
     """
 
     operator: str
@@ -40,11 +41,16 @@ class Ran:
     timing: Timing | None
 
 
+def cached_share(since: float, machine: Machine) -> float:
+    """How much of what was gone through `since` bytes ago is still in the cache: lines are not replaced in strict order."""
+    return min(max(1.5 - since / machine.cache_bytes, 0.0), 1.0)
+
+
 class Cache:
     """What of a machine's cache still holds, by how many bytes were gone through since."""
 
-    def __init__(self, size: float) -> None:
-        self.size, self.now = size, 0.0
+    def __init__(self, machine: Machine) -> None:
+        self.machine, self.now = machine, 0.0
         self.last: dict[int, float] = {}
 
     def pass_over(self, touched: Sequence[tuple[int, int, bool]]) -> float:
@@ -52,9 +58,7 @@ class Cache:
         found = 0.0
         for memory, size, made in touched:
             since = 0.0 if made else self.now - self.last.get(memory, float("-inf"))
-            # Half of what is a cache's size away is still there: its lines are not replaced in strict order.
-            share = min(max(1.5 - (since + size) / self.size, 0.0), 1.0)
-            found += size * share
+            found += size * cached_share(since + size, self.machine)
         for memory, size, _ in touched:
             self.now += size
             self.last[memory] = self.now
@@ -63,7 +67,7 @@ class Cache:
 
 def run_clocks(steps: Sequence[Step], machine: Machine, mode: str) -> list[Ran]:
     """When each step starts and ends, in the steady state: the cache holds what the same run left there."""
-    cache = Cache(machine.cache_bytes)
+    cache = Cache(machine)
     for step in steps:
         cache.pass_over(step.touched)
     host = machine.host
@@ -95,4 +99,9 @@ def host_seconds(step: Step, machine: Machine) -> float:
     seconds = step.calls * host.get("module", 0.0)
     if step.kernel is None:
         return seconds + host.get("view", 0.0)
-    return seconds + host.get(step.kernel.kind, host.get("operator", 0.0))
+    kernel = step.kernel
+    if kernel.kind == "recurrent" and kernel.sizes and not is_persistent(kernel, machine):
+        seconds += kernel.sizes[0] * kernel.images * host.get("step", 0.0)
+    if not step.operator:
+        return seconds + host.get("launch", 0.0)
+    return seconds + host.get(kernel.kind, host.get("operator", 0.0))

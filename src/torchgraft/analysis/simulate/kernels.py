@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from torchgraft.analysis.cost.count import distinct_bytes, traffic
+from torchgraft.analysis.cost.count import traffic
 from torchgraft.analysis.cost.elementwise import MOVES, is_view, work_of
 from torchgraft.analysis.cost.formulas import causal_pairs
 
@@ -33,7 +33,9 @@ DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "tf32": torch.float32, "
 @dataclass(frozen=True, slots=True)
 class Kernel:
     """One kernel's work. `sizes` are those of the matrix product that it is or can be written as: how many of them there are,
-    rows, columns, depth. `variant` tells apart what machines do in different ways, such as a depthwise convolution.
+    rows, columns, depth. `variant` tells apart what machines do in different ways, such as a depthwise convolution. `rows` are
+    what norms and reductions go through one by one, `images` those of a convolution and `window` the places of its kernel;
+    `passes` counts kernels that go through the same memory one after the other.
     """
 
     operator: str
@@ -45,6 +47,10 @@ class Kernel:
     sizes: tuple[int, ...] = ()
     variant: str = ""
     window: int = 1
+    images: int = 1
+    elements: int = 0
+    rows: int = 0
+    passes: int = 1
 
     @property
     def bytes(self) -> int:
@@ -137,22 +143,22 @@ def kernel_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: 
     work = work_of(func, args, kwargs, result)
     if not kind:
         kind = "unknown" if work is None else "elementwise"
-    read, written = traffic(func, args, kwargs, result)
+    found = _DETAILS.get(kind, _nothing_more)(func, args, kwargs, result)
     type_ = type_of(args, kwargs, result)
-    sizes: tuple[int, ...] = ()
-    variant, window = "", 1
-    if kind == "matmul":
-        sizes = _product_sizes(func, args, result)
-        variant = _layout(args)
-    elif kind == "convolution":
-        sizes, variant, window = _convolution_sizes(func, args, result)
-    elif kind == "attention":
-        sizes, variant = _attention_sizes(func, args, kwargs)
-    elif kind in ("reduction", "norm", "copy", "pooling", "gather"):
-        variant = _pattern(func, kind, args, result)
     if tf32 and type_ == "fp32" and kind in ("matmul", "convolution", "recurrent"):
         type_ = "tf32"
-    return Kernel(str(func), kind, type_, 0 if work is None else work[0], read, written, sizes, variant, window)
+    read, written = traffic(func, args, kwargs, result)
+    elements = max(_elements(args), _elements(result))
+    details = {"elements": elements} | found
+    return Kernel(str(func), kind, type_, 0 if work is None else work[0], read, written, **details)
+
+
+def _nothing_more(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> dict[str, Any]:
+    return {}
+
+
+def _elements(tree: Any) -> int:
+    return max((leaf.numel() for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)), default=0)
 
 
 def type_of(*trees: Any) -> str:
@@ -169,77 +175,73 @@ def type_of(*trees: Any) -> str:
 # ---- the product that a kernel is ----
 
 
-def _product_sizes(func: Any, args: tuple[Any, ...], result: Any) -> tuple[int, ...]:
+def _product(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> dict[str, Any]:
     matrices = [value for value in args if isinstance(value, Tensor) and value.dim() > 0]
     name = operator_name(func)
     if name in ("addmm", "baddbmm", "addbmm", "addmv", "_addmm_activation") and len(matrices) > 2:
-        matrices = matrices[-2:]
+        matrices = matrices[1:3]
     first, second = matrices[0], matrices[1]
     if name == "linear":
-        return 1, first.numel() // max(first.shape[-1], 1), second.shape[0], first.shape[-1]
+        return {"sizes": (1, first.numel() // max(first.shape[-1], 1), second.shape[0], first.shape[-1]), "variant": "nt"}
     count = first.shape[0] if first.dim() == 3 else 1
     rows = first.shape[-2] if first.dim() > 1 else 1
     columns = second.shape[-1] if second.dim() > 1 else 1
-    return count, rows, columns, first.shape[-1]
+    # For each of the two whether its rows (n) or its columns (t) lie together.
+    layout = "".join("n" if x.dim() < 2 or x.stride(-1) == 1 or x.shape[-1] == 1 else "t" for x in (first, second))
+    return {"sizes": (count, rows, columns, first.shape[-1]), "variant": layout}
 
 
-def _layout(args: tuple[Any, ...]) -> str:
-    """For each of the two matrices whether its rows (n) or its columns (t) lie together."""
-    matrices = [value for value in args if isinstance(value, Tensor) and value.dim() > 1][-2:]
-    return "".join("n" if tensor.stride(-1) == 1 or tensor.shape[-1] == 1 else "t" for tensor in matrices)
-
-
-def _convolution_sizes(func: Any, args: tuple[Any, ...], result: Any) -> tuple[tuple[int, ...], str, int]:
-    name = operator_name(func)
-    if name == "convolution_backward":
-        gradient, x, weight, _, stride, padding, dilation, transposed, _, groups, wanted = args[:11]
-        made, direction = gradient.shape, "-backward"
+def _convolution(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> dict[str, Any]:
+    direction = ""
+    if operator_name(func) == "convolution_backward":
+        gradient, x, weight, _, stride, _, dilation, transposed, _, groups, wanted = args[:11]
+        made = gradient.shape
         direction = {(True, False): "-of-input", (False, True): "-of-weight"}.get((wanted[0], wanted[1]), "-backward")
     else:
         x, weight = args[:2]
-        made, direction = (result[0] if isinstance(result, tuple) else result).shape, ""
+        made = (result[0] if isinstance(result, tuple) else result).shape
         rest = [*args[2:], *[None] * 7]
-        stride, dilation, transposed, groups = rest[1], rest[3], rest[4], rest[6]
-    groups = int(groups or 1)
-    kernel = weight.shape[2:]
+        stride, dilation, transposed, groups = rest[1], rest[3], rest[4] is True, rest[6]
+    groups, kernel = int(groups or 1), weight.shape[2:]
     window = int(prod(kernel))
-    if transposed is True:
+    if transposed:
         sizes = groups, x.shape[0] * prod(x.shape[2:]), weight.shape[1] * window, x.shape[1] // groups
     else:
         sizes = groups, made[0] * prod(made[2:]), weight.shape[0] // groups, weight.shape[1] * window
     strides = prod(stride) if isinstance(stride, (list, tuple)) else 1
-    dilations = prod(dilation) if isinstance(dilation, (list, tuple)) else 1
-    variant = _convolution_class(x, groups, kernel, strides, dilations, transposed is True)
-    last = "-last" if x.dim() == 4 and _is_channels_last(x, weight) else ""
-    return tuple(int(size) for size in sizes), variant + direction + last, window
+    variant = _convolution_class(x, groups, kernel, strides, transposed) + direction
+    if _is_channels_last(x, weight):
+        variant += "-last"
+    sizes = tuple(int(size) for size in sizes)
+    return {"sizes": sizes, "variant": variant, "window": window, "images": int(x.shape[0])}
 
 
-def _convolution_class(x: Tensor, groups: int, kernel: Any, stride: int, dilation: int, transposed: bool) -> str:
+def _convolution_class(x: Tensor, groups: int, kernel: Any, stride: int, transposed: bool) -> str:
     if groups > 1:
         return "depthwise" if groups == x.shape[1] else "grouped"
     if transposed:
         return "transposed"
     if prod(kernel) == 1:
-        return "pointwise" if stride == 1 else "strided-pointwise"
-    if len(kernel) == 2 and tuple(kernel) == (3, 3) and stride == 1 and dilation == 1:
-        return "3x3"
-    return "patch" if stride == prod(kernel) else "general"
+        return "pointwise" if stride == 1 else "strided"
+    return "general"
 
 
 def _is_channels_last(x: Tensor, weight: Tensor) -> bool:
-    return (x.stride(1) == 1 and x.shape[1] > 1) or (weight.stride(1) == 1 and weight.shape[1] > 1 and prod(weight.shape[2:]) > 1)
-
-
-def _attention_sizes(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[int, ...], str]:
-    """Heads of all examples, queries, keys, width of a head."""
-    query, key = args[:2] if "backward" not in operator_name(func) else args[1:3]
-    heads = prod(query.shape[:-2])
-    masked = len(args) > 3 and isinstance(args[3], Tensor) or kwargs.get("attn_mask") is not None
-    causal = bool(kwargs.get("is_causal")) or any(value is True for value in args[3:])
-    variant = ("masked" if masked else "causal" if causal else "full") + (
-        "-backward" if "backward" in operator_name(func) else ""
+    """Whether the values of all channels lie together, in the image or in the weights."""
+    return any(
+        t.dim() > 3 and t.shape[1] > 1 and t.stride(1) == 1 and prod(t.shape[2:]) > 1 for t in (x, weight)
     )
-    return (int(heads), int(query.shape[-2]), int(key.shape[-2]), int(query.shape[-1])), variant
+
+
+def _attention(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> dict[str, Any]:
+    """Heads of all examples, queries, keys, width of a head."""
+    backward = "backward" in operator_name(func)
+    query, key = args[1:3] if backward else args[:2]
+    masked = any(isinstance(value, Tensor) and value.dim() > 1 for value in args[3:4]) or kwargs.get("attn_mask") is not None
+    causal = bool(kwargs.get("is_causal")) or any(value is True for value in args[3:])
+    variant = ("masked" if masked else "causal" if causal else "full") + ("-backward" if backward else "")
+    sizes = int(prod(query.shape[:-2])), int(query.shape[-2]), int(key.shape[-2]), int(query.shape[-1])
+    return {"sizes": sizes, "variant": variant}
 
 
 def attention_flops(sizes: tuple[int, ...], causal: bool) -> int:
@@ -251,47 +253,106 @@ def attention_flops(sizes: tuple[int, ...], causal: bool) -> int:
 # ---- how memory is gone through ----
 
 
-def _pattern(func: Any, kind: str, args: tuple[Any, ...], result: Any) -> str:
-    """What machines are slower or faster at than at going through memory in order."""
+def _norm(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> dict[str, Any]:
+    name, x = operator_name(func), next(leaf for leaf in pytree.tree_leaves(args) if isinstance(leaf, Tensor))
+    words = ("batch_norm", "group_norm", "layer_norm", "rms_norm", "softmax")
+    word = next((word for word in words if word in name), "variance")
+    backward = "-backward" if "backward" in name else ""
+    size, rows = x.numel(), 1
+    if word in ("layer_norm", "rms_norm"):
+        shapes = [value for value in args if isinstance(value, (list, tuple))]
+        rows = size // max(prod(shapes[0]) if shapes else x.shape[-1], 1)
+    elif word == "group_norm":
+        numbers = [value for value in args if type(value) is int]
+        rows = x.shape[0] * (numbers[-1] if numbers else 1)
+    elif word == "batch_norm":
+        flags = [value for value in args if isinstance(value, bool)]
+        trains = flags[0] if flags else "no_training" not in name and "no_update" not in name
+        word = "batch-norm-training" if trains and not backward else "batch_norm"
+        rows = x.shape[1] if trains and x.dim() > 1 else x.shape[0] * (x.shape[1] if x.dim() > 1 else 1)
+    else:
+        axis = next((value for value in args[1:] if type(value) is int), -1)
+        rows = size // max(x.shape[axis] if x.dim() else 1, 1)
+    return {"variant": word.replace("_", "-") + backward, "rows": int(rows), "elements": size}
+
+
+def _copy(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> dict[str, Any]:
+    sources = [leaf for leaf in pytree.tree_leaves(args) if isinstance(leaf, Tensor)]
+    target = next((leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor)), None)
     name = operator_name(func)
-    if kind == "norm":
-        for word in ("batch_norm", "group_norm", "layer_norm", "rms_norm", "softmax"):
-            if word in name:
-                return word.replace("_", "-") + ("-backward" if "backward" in name else "")
-        return "variance"
-    if kind == "copy":
-        source = next((leaf for leaf in pytree.tree_leaves(args[::-1]) if isinstance(leaf, Tensor)), None)
-        target = next((leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor)), None)
-        return "strided" if _is_transposition(source, target) else "plain"
-    if kind == "reduction":
-        x = next((leaf for leaf in pytree.tree_leaves(args) if isinstance(leaf, Tensor)), None)
-        made = next((leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor)), None)
-        if x is None or made is None or made.numel() <= 1:
-            return "all"
-        return "inner" if x.dim() and made.shape[-1:] != x.shape[-1:] else "outer"
-    return "backward" if "backward" in name else ""
+    if name == "roll":
+        axes = args[2] if len(args) > 2 else ()
+        return {"variant": "indexed", "passes": max(len(axes), 1)}
+    if name in ("constant_pad_nd", "pad"):
+        return {"variant": "indexed", "passes": 2}
+    if not sources or target is None:
+        return {"variant": "fill"}
+    if name in ("where", "masked_fill", "masked_fill_"):
+        return {"variant": "broadcast"}
+    return {"variant": "strided" if any(_is_reordered(source, target) for source in sources) else "plain"}
 
 
-def _is_transposition(source: Any, target: Any) -> bool:
-    if source is None or target is None or source.numel() != target.numel() or source.dim() != target.dim():
-        return False
-    sizes = [size for size in source.shape if size > 1]
-    orders = [
-        sorted(range(len(sizes)), key=[s for s, size in zip(t.stride(), t.shape, strict=True) if size > 1].__getitem__)
-        for t in (source, target)
+def _is_reordered(source: Tensor, target: Tensor) -> bool:
+    """Whether neighbours of one are no neighbours of the other."""
+    if source.numel() != target.numel() or source.dim() != target.dim():
+        return source.dim() > 0 and source.numel() > 1 and _inner_stride(source) != 1
+    return _inner_axis(source) != _inner_axis(target)
+
+
+def _inner_stride(tensor: Tensor) -> int:
+    return min((stride for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1), default=1)
+
+
+def _inner_axis(tensor: Tensor) -> int:
+    axes = [axis for axis, size in enumerate(tensor.shape) if size > 1]
+    return min(axes, key=lambda axis: (tensor.stride(axis), -axis), default=-1)
+
+
+def _reduction(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> dict[str, Any]:
+    x = next((leaf for leaf in pytree.tree_leaves(args) if isinstance(leaf, Tensor)), None)
+    made = next((leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor)), None)
+    if x is None or made is None:
+        return {"variant": "all"}
+    if operator_name(func).startswith(("cum", "logcum")):
+        return {"variant": "scan", "rows": x.numel() // max(x.shape[-1] if x.dim() else 1, 1)}
+    if made.numel() <= 1:
+        return {"variant": "all", "rows": 1}
+    axes = next((value for value in args[1:] if isinstance(value, (list, tuple))), None) or [
+        value for value in args[1:] if type(value) is int
     ]
-    return len(sizes) > 1 and orders[0][0] != orders[1][0]
+    inner = not axes or any(axis % x.dim() == x.dim() - 1 for axis in axes)
+    return {"variant": "inner" if inner else "outer", "rows": made.numel()}
 
 
-def touched(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> list[tuple[int, int, bool]]:
-    """The memory that a call goes through: which, how many bytes, and whether it was made by it."""
-    found = []
-    seen = set()
-    for leaf in pytree.tree_leaves((args, kwargs)):
-        if isinstance(leaf, Tensor) and leaf.layout is torch.strided:
-            seen.add(id(leaf))
-            found.append((leaf.untyped_storage()._cdata, distinct_bytes(leaf), False))
-    for leaf in pytree.tree_leaves(result):
-        if isinstance(leaf, Tensor) and id(leaf) not in seen and leaf.layout is torch.strided:
-            found.append((leaf.untyped_storage()._cdata, distinct_bytes(leaf), True))
-    return found
+def _elementwise(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> dict[str, Any]:
+    """Whether all operands lie in the same order, so that one can go straight through them."""
+    tensors = [leaf for leaf in pytree.tree_leaves((args, result)) if isinstance(leaf, Tensor) and leaf.numel() > 1]
+    if operator_name(func).startswith(("_foreach", "_fused_adam", "_fused_sgd")):
+        return {"variant": "foreach"}
+    if any(t.shape != tensors[0].shape or t.stride() != tensors[0].stride() for t in tensors[1:]):
+        return {"variant": "broadcast"}
+    return {"variant": ""}
+
+
+def _pooling(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> dict[str, Any]:
+    name = operator_name(func)
+    return {"variant": ("resampling" if "upsample" in name or "grid" in name else "") + ("-backward" if "backward" in name else "")}
+
+
+def _gather(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> dict[str, Any]:
+    name = operator_name(func)
+    writes = any(word in name for word in ("scatter", "put", "add", "copy_", "backward"))
+    return {"variant": "scatter" if writes else "", "elements": _elements(result) if not writes else _elements(args[1:])}
+
+
+_DETAILS: dict[str, Any] = {
+    "matmul": _product,
+    "convolution": _convolution,
+    "attention": _attention,
+    "norm": _norm,
+    "copy": _copy,
+    "reduction": _reduction,
+    "elementwise": _elementwise,
+    "pooling": _pooling,
+    "gather": _gather,
+}

@@ -26,6 +26,7 @@ REQUIRED = {
     "host": (),
 }
 KINDS = ("gpu", "cpu")
+TWINS = {"bf16": "fp16", "fp16": "bf16", "fp8": "fp16", "int8": "fp16", "tf32": "fp32", "fp64": "fp32"}
 PRECISIONS = ("fp64", "fp32", "tf32", "bf16", "fp16", "fp8", "int8")
 
 
@@ -50,6 +51,7 @@ class Machine:
     peak: Mapping[str, float]
     kernels: Mapping[str, Mapping[str, float]]
     host: Mapping[str, float]
+    latency: float = 0.0
     links: Mapping[str, float] = field(default_factory=dict)
     watts: float | None = None
     idle_watts: float | None = None
@@ -85,15 +87,25 @@ class Machine:
         """The types of numbers that it can compute with."""
         return tuple(self.peak)
 
-    def figure(self, kernel: str, name: str) -> float:
-        """One figure of a kind of kernel; the error says what the file lacks."""
-        try:
-            return self.kernels[kernel][name]
-        except KeyError:
+    def table(self, *names: str) -> Mapping[str, float] | None:
+        """The figures under the first of some names that there are any for: `"convolution.few.fp16"`, `"convolution.fp16"`."""
+        return next((self.kernels[name] for name in names if name in self.kernels), None)
+
+    def figures(self, kind: str, variant: str = "", type: str = "") -> Mapping[str, float]:
+        """The figures of a kind of kernel: of this variant and type, of the variant, of the kind, or of element-wise kernels.
+
+        A type without figures of its own has those of its twin: what is as wide runs in the same way.
+        """
+        variants = [variant, TWINS[variant]] if variant in TWINS else [variant, variant.rpartition("-")[0]]
+        types = [type, TWINS.get(type, "")]
+        names = [f"{kind}.{one}.{two}" for one in variants for two in types] + [f"{kind}.{one}" for one in variants]
+        found = self.table(*names, kind, "elementwise")
+        if found is None:
             raise GraftError(
-                f"the machine {self.name} has no figure '{name}' for kernels of the kind '{kernel}'\n"
-                f"  in {self.file or 'its data'}: write {name} = ... under [kernels.{kernel}]"
-            ) from None
+                f"the machine {self.name} has no figures for kernels of the kind '{kind}'\n"
+                f"  in {self.file or 'its data'}: write a table [kernels.{kind}], or at least [kernels.elementwise]"
+            )
+        return found
 
 
 def machine_names() -> tuple[str, ...]:
@@ -129,8 +141,9 @@ def _parsed(text: str, file: str) -> Machine:
         cache_bytes=int(memory["cache_bytes"]),
         cache_bandwidth=float(memory["cache_bandwidth"]),
         peak={name: float(value) for name, value in data["peak"].items()},
-        kernels={kind: _numbers(figures) for kind, figures in data["kernels"].items()},
+        kernels=_flattened(data["kernels"]),
         host=_numbers(data["host"]),
+        latency=float(memory.get("latency", 0.0)),
         links=_numbers(data.get("links", {})),
         watts=device.get("watts"),
         idle_watts=device.get("idle_watts"),
@@ -140,6 +153,17 @@ def _parsed(text: str, file: str) -> Machine:
 
 def _numbers(table: Mapping[str, Any]) -> dict[str, float]:
     return {name: float(value) for name, value in table.items() if isinstance(value, (int, float))}
+
+
+def _flattened(tables: Mapping[str, Any], path: str = "") -> dict[str, dict[str, float]]:
+    """Tables within tables by their path, `"matmul.fp16"`."""
+    found = {}
+    for name, table in tables.items():
+        if isinstance(table, Mapping):
+            if numbers := _numbers(table):
+                found[path + name] = numbers
+            found |= _flattened(table, f"{path}{name}.")
+    return found
 
 
 class _Check:

@@ -4,6 +4,7 @@ What is computed from each operator is in `kernels.py`, `timing.py` and `clocks.
 
 from __future__ import annotations
 
+import contextlib
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
@@ -15,9 +16,11 @@ from torchgraft.analysis.cost.count import distinct_bytes
 from torchgraft.analysis.dry_run import program_of
 from torchgraft.analysis.memory.peak import GPU_GRAIN, Accounts, MakeOptimizer
 from torchgraft.analysis.simulate.clocks import Ran, Step, run_clocks
-from torchgraft.analysis.simulate.kernels import DTYPES, TYPES, kernel_of
+from torchgraft.analysis.simulate.composites import kernels_of
+from torchgraft.analysis.simulate.kernels import DTYPES, TYPES, Kernel
 from torchgraft.analysis.simulate.machine import Machine
 from torchgraft.analysis.simulate.report import SimulatedNode, Simulation, bound_of, simulated_kernels
+from torchgraft.analysis.simulate.whole_calls import WholeCalls
 from torchgraft.codegen.calling import example_inputs
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import GraftError
@@ -115,12 +118,20 @@ def recorded(
     training: bool,
     optimizer: MakeOptimizer | None = None,
     node_done: Callable[[Node, Any], None] | None = None,
+    edit: Callable[[GraphModule], GraphModule] | None = None,
 ) -> Recorder:
-    """A program or a model, run on tensors without data, with all that it gives a machine to do taken down."""
+    """A program or a model, run on tensors without data, with all that it gives a machine to do taken down.
+
+    `edit` gives another program for the one that is captured, and `node_done` is told the value of each node.
+    """
     dtype = dtype_of(precision, machine)
     with torch.set_grad_enabled(training):
-        subject = program_of(program, args, kwargs, dtype=dtype)
-        recorder = Recorder(subject, args, kwargs, machine, precision, dtype)
+        # On the meta device torch takes attention apart; a program that was captured there names that device itself.
+        place = None if isinstance(program, GraphModule) else torch.device("cpu")
+        subject = program_of(program, args, kwargs, dtype=dtype, device=place)
+        if edit is not None:
+            subject = edit(subject)
+        recorder = Recorder(subject, args, kwargs, machine, precision, dtype, place)
         recorder.run.node_done = node_done
         if training:
             recorder.train(optimizer)
@@ -153,42 +164,50 @@ class Recorder(Accounts):
         machine: Machine,
         precision: str | None,
         dtype: torch.dtype | None,
+        place: torch.device | None = None,
     ) -> None:
-        self.machine, self.precision = machine, precision
+        self.machine, self.precision, self.gpu = machine, precision, machine.kind == "gpu"
         self.steps: list[Step] = []
         self._calls = ModuleCalls()
-        grain = GPU_GRAIN if machine.kind == "gpu" else 1
-        super().__init__(program, args, kwargs, False, None, lambda call: 0, dtype, grain)
+        grain = GPU_GRAIN if self.gpu else 1
+        super().__init__(program, args, kwargs, False, None, lambda call: 0, dtype, place, grain)
+
+    def forward(self) -> None:
+        with WholeCalls(self._whole_call, self.precision == "tf32") if self.gpu else contextlib.nullcontext():
+            super().forward()
 
     def _operator(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         super()._operator(func, args, kwargs, result)
-        node = self.run.place.node
-        kernel = kernel_of(func, args, kwargs, result, self.precision == "tf32")
-        self.steps.append(
-            Step(
-                str(func),
-                kernel,
-                () if kernel is None else self._touched(args, kwargs, result, kernel.kind),
-                None if node is None else node.name,
-                self.storages.phase,
-                self._calls.made_for(node) if node is not None and self.storages.phase == "forward" else 0,
-                self.storages.time,
-            )
-        )
+        kernels = kernels_of(func, args, kwargs, result, self.precision == "tf32", self.gpu)
+        self._add(str(func), kernels, _leaves((args, kwargs)), _leaves(result))
 
-    def _touched(self, args: Any, kwargs: Any, result: Any, kind: str) -> tuple[tuple[int, int, bool], ...]:
+    def _whole_call(self, name: str, read: list[torch.Tensor], made: list[torch.Tensor], kernels: list[Kernel]) -> None:
+        self.storages.step(made, self.run.place.node)
+        self._add(name, kernels, read, made)
+
+    def _add(self, operator: str, kernels: list[Kernel], read: list[torch.Tensor], made: list[torch.Tensor]) -> None:
+        node = self.run.place.node
+        name, phase = None if node is None else node.name, self.storages.phase
+        calls = self._calls.made_for(node) if node is not None and phase == "forward" else 0
+        if not kernels:
+            self.steps.append(Step(operator, None, (), name, phase, calls, self.storages.time))
+        for kernel in kernels:
+            touched = self._touched(read, made, kernel.kind)
+            self.steps.append(Step(operator, kernel, touched, name, phase, calls, self.storages.time))
+            operator, calls = "", 0
+
+    def _touched(
+        self, read: list[torch.Tensor], made: list[torch.Tensor], kind: str
+    ) -> tuple[tuple[int, int, bool], ...]:
         """The memory that a call goes through: which, how many bytes, and whether it is new."""
-        found, most = [], None
-        if kind == "gather":  # of what rows are fetched from, as much as is fetched
-            most = sum(distinct_bytes(leaf) for leaf in _leaves(result))
-        before = _leaves((args, kwargs))
-        seen = set(map(id, before))
-        for tensor in before:
+        # Of what rows are fetched from, as much counts as is fetched.
+        most = sum(map(distinct_bytes, made)) if kind == "gather" else None
+        seen = set(map(id, read))
+        found = []
+        for tensor in read:
             size = distinct_bytes(tensor)
             found.append((self._memory_of(tensor), size if most is None else min(size, most), False))
-        for tensor in _leaves(result):
-            if id(tensor) not in seen:
-                found.append((self._memory_of(tensor), distinct_bytes(tensor), True))
+        found += [(self._memory_of(tensor), distinct_bytes(tensor), True) for tensor in made if id(tensor) not in seen]
         return tuple(found)
 
     def _memory_of(self, tensor: torch.Tensor) -> int:

@@ -11,7 +11,6 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torchgraft.analysis.dry_run import program_of
 from torchgraft.analysis.memory.peak import MakeOptimizer
 from torchgraft.analysis.simulate.changes import AS_IT_IS, Change, changes_of, quantized_steps
 from torchgraft.analysis.simulate.machine import Machine
@@ -19,6 +18,7 @@ from torchgraft.analysis.simulate.plot import Panel, panels_svg
 from torchgraft.analysis.simulate.report import Simulation
 from torchgraft.analysis.simulate.simulate import MODES, Recorder, dtype_of, recorded
 from torchgraft.codegen.calling import batch_of, example_inputs, of_batch
+from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import GraftError
 from torchgraft.results.files import write_text
 from torchgraft.results.progress import stage
@@ -245,11 +245,12 @@ class Cases:
             args, kwargs = self.args, self.kwargs
             if size != batch_of(args, kwargs):
                 args, kwargs = of_batch(args, kwargs, size)
-            program = self.program
-            if change.passes is not None:
-                captured = program_of(program, args, kwargs, dtype=dtype_of(precision, machine))
-                program = change.on_program(captured, args, is_ours=captured is not program)
-            self._runs[key] = recorded(program, args, kwargs, machine, precision, self.training, self.optimizer)
+            options = (self.training, self.optimizer)
+
+            def edited(captured: GraphModule) -> GraphModule:
+                return change.on_program(captured, args, is_ours=captured is not self.program)
+
+            self._runs[key] = recorded(self.program, args, kwargs, machine, precision, *options, edit=edited)
         return self._runs[key]
 
 

@@ -49,7 +49,7 @@ class Probe:
         return sum(map(prod, self.shapes)) * DTYPES[self.precision].itemsize
 
 
-def _convolution(x: Tensor, weight: Tensor, **options: Any) -> Tensor:
+def _convolution(x: Tensor, weight: Tensor, channels_last: bool = False, **options: Any) -> Tensor:
     settings = {"stride": 1, "padding": 0, "dilation": 1, "transposed": False, "groups": 1} | options
     sides = x.dim() - 2
     stride, padding, dilation = ([settings[name]] * sides for name in ("stride", "padding", "dilation"))
@@ -141,10 +141,17 @@ def _flattened(tensors: list[Tensor], options: dict[str, Any]) -> list[Tensor]:
     return [x, state, *weights]
 
 
+def _channels_together(tensors: list[Tensor], options: dict[str, Any]) -> list[Tensor]:
+    """An image in the order of memory in which some models hand it to a convolution, beside weights as they are."""
+    x, weight = tensors
+    return [x.to(memory_format=torch.channels_last) if options.get("channels_last") else x, weight]
+
+
 PREPARE: dict[str, Callable[[list[Tensor], dict[str, Any]], list[Tensor]]] = {
     "embedding": _rows,
     "index_select": _rows,
     "recurrent": _flattened,
+    "convolution": _channels_together,
 }
 
 
@@ -325,7 +332,7 @@ def _is_of_use(probe: Probe) -> bool:
     tensors = [torch.empty(shape, device="meta") for shape in probe.shapes]
     if probe.bytes > _MOST_BYTES:
         return False
-    if probe.work in PREPARE:
+    if probe.work in ("embedding", "index_select", "recurrent"):
         return True
     try:
         with FlopCounterMode(display=False) as counter:
