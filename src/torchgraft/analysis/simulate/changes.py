@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 AS_IT_IS = "as it is"
 FACTORS = ("bandwidth", "compute", "host")  # figures of a machine that can be thought better or worse
+_RATES = ("flops", "elements", "rows", "row_elements")
 _TYPE_BYTES = {"fp64": 8, "fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "int8": 1}
 _BETWEEN_VALUES = ("bmm", "baddbmm", "addbmm")  # products of two computed values, such as attention's: no weights
 
@@ -46,6 +47,7 @@ class Change:
             bandwidth=machine.bandwidth * factor["bandwidth"],
             cache_bandwidth=machine.cache_bandwidth * factor["bandwidth"],
             peak={name: rate * factor["compute"] for name, rate in machine.peak.items()},
+            kernels={kind: _quicker(figures, factor["compute"]) for kind, figures in machine.kernels.items()},
             host={name: seconds / factor["host"] for name, seconds in machine.host.items()},
         )
 
@@ -59,6 +61,11 @@ class Change:
         edits = Pipeline(self.passes).passes
         Pipeline([edit.with_example(args) for edit in edits] if args else edits)(changed)
         return changed
+
+
+def _quicker(figures: Mapping[str, float], factor: float) -> dict[str, float]:
+    """The figures of a kind of kernel, with what it does in a second by other measures than the machine's peak multiplied."""
+    return {name: value * factor if name in _RATES else value for name, value in figures.items()}
 
 
 def changes_of(factors: Mapping[str, float | None], passes: Any, quantize: str | Scheme | None) -> list[Change]:
@@ -113,8 +120,9 @@ def quantized_steps(steps: list[Step], scheme: Scheme, machine: Machine) -> tupl
             continue
         changed, less = _quantized(kernel, scheme)
         if scheme.dynamic:
-            inputs = kernel.sizes[0] * kernel.sizes[1] * kernel.sizes[3] * _TYPE_BYTES[kernel.type]
-            found.append(replace(step, kernel=Kernel(step.operator, "reduction", kernel.type, read=inputs), calls=0))
+            elements = kernel.sizes[0] * kernel.sizes[1] * kernel.sizes[3] // kernel.window
+            look = Kernel(step.operator, "reduction", kernel.type, elements, elements * _TYPE_BYTES[kernel.type])
+            found.append(replace(step, kernel=replace(look, variant="all", elements=elements), calls=0))
         found.append(replace(step, kernel=changed))
         count, _, columns, depth = kernel.sizes
         size = count * columns * depth * _TYPE_BYTES[kernel.type]

@@ -33,14 +33,16 @@ def panels_svg(title: str, x_title: str, panels: Sequence[Panel]) -> str:
     names = list(dict.fromkeys(name for panel in panels for name in panel.series))
     columns = min(2, len(panels)) or 1
     rows = math.ceil(len(panels) / columns)
-    legend = _TOP + 14 + 18 * len(names)
     width = columns * (_WIDTH + _LEFT + 20)
+    longest = max(map(len, names), default=1)
+    beside = max(int((width - 20) / (longest * 6.6 + 44)), 1)  # how many names of the legend stand in a line
+    legend = _TOP + 14 + 18 * math.ceil(len(names) / beside)
     height = legend + rows * (_HEIGHT + _GAP + _TOP) + 8
     parts = [f'<text x="14" y="26" font-size="16">{html.escape(title)}</text>']
     for number, name in enumerate(names):
-        y = _TOP + 12 + 18 * number
-        parts.append(f'<rect x="14" y="{y}" width="14" height="8" fill="{_colour(number)}"/>')
-        parts.append(f'<text x="36" y="{y + 9}">{html.escape(name)}</text>')
+        x, y = 14 + (number % beside) * (longest * 6.6 + 44), _TOP + 16 + 18 * (number // beside)
+        parts.append(f'<path d="M{x:.0f} {y}h22" stroke="{_colour(number)}" stroke-width="3"{_dashes(number)}/>')
+        parts.append(f'<text x="{x + 28:.0f}" y="{y + 4}">{html.escape(name)}</text>')
     for number, panel in enumerate(panels):
         x = _LEFT + (number % columns) * (_WIDTH + _LEFT + 20)
         y = legend + _TOP + (number // columns) * (_HEIGHT + _GAP + _TOP)
@@ -54,6 +56,12 @@ def panels_svg(title: str, x_title: str, panels: Sequence[Panel]) -> str:
 
 def _colour(number: int) -> str:
     return COLOURS[number % len(COLOURS)]
+
+
+def _dashes(number: int) -> str:
+    """Lines whose colour was used already are dashed."""
+    turn = number // len(COLOURS)
+    return f' stroke-dasharray="{6 if turn == 1 else 2} 3"' if turn else ""
 
 
 def _panel(panel: Panel, names: list[str], x_title: str) -> str:
@@ -86,10 +94,10 @@ def _panel(panel: Panel, names: list[str], x_title: str) -> str:
         return "".join([*parts, _label(_WIDTH / 2, places[0]), *_bars(panel, names, height)])
     parts += [_label(across(place), place) for place in places]
     for name, series in panel.series.items():
-        colour = _colour(names.index(name))
+        colour, dashes = _colour(names.index(name)), _dashes(names.index(name))
         dots = [(across(x), height(y), y) for x, y in series if y > 0]
         path = "L".join(f"{x:.1f} {y:.1f}" for x, y, _ in dots)
-        parts.append(f'<path d="M{path}" fill="none" stroke="{colour}" stroke-width="2"/>' if dots else "")
+        parts.append(f'<path d="M{path}" fill="none" stroke="{colour}" stroke-width="2"{dashes}/>' if dots else "")
         for x, y, value in dots:
             tip = f"<title>{html.escape(f'{name}: {panel.text(value)}')}</title>"
             parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.5" fill="{colour}">{tip}</circle>')

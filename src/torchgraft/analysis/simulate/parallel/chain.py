@@ -15,14 +15,12 @@ from torch.utils import _pytree as pytree
 from torchgraft.analysis.cost.count import distinct_bytes
 from torchgraft.analysis.fake import fakes_in_optimizers
 from torchgraft.analysis.memory.peak import RESIDENT, MakeOptimizer
-from torchgraft.analysis.simulate.clocks import Step, run_clocks
+from torchgraft.analysis.simulate.clocks import run_clocks
 from torchgraft.analysis.simulate.machine import Machine
 from torchgraft.analysis.simulate.simulate import Recorder, recorded
 from torchgraft.errors import GraftError
 from torchgraft.ir.guards import is_guard
 from torchgraft.ir.node import Node
-
-_SETUP = "setup"  # the phase in which an optimizer makes its state, which is no part of a step
 
 
 @dataclass(frozen=True)
@@ -74,8 +72,7 @@ class Chain:
     ) -> None:
         self._values: dict[Node, list[tuple[int, int, bool]]] = {}
         self.run = recorded(program, args, kwargs, machine, precision, training, node_done=self._node_done)
-        if optimizer is not None:
-            _add_update(self.run, optimizer)
+        self.state_bytes = 0 if optimizer is None else _state_after_update(self.run, optimizer)
         self.training = training
         calls = [
             node for node in self.run.program.graph.nodes if node._op.startswith("call") and not is_guard(node._target)
@@ -88,19 +85,14 @@ class Chain:
         self._add_weights(calls)
         self._add_crossing(calls)
         self._add_memory()
-        self.flops = sum(step.kernel.flops for step in self._steps() if step.kernel is not None)
-        memory = self.run.result()
-        self.weight_bytes, self.state_bytes = memory.parameters, memory.optimizer_state
+        self.flops = sum(step.kernel.flops for step in self.run.last_steps() if step.kernel is not None)
         self.precision = precision or self.run._precision()
-
-    def _steps(self) -> list[Step]:
-        return [step for step in self.run.last_steps() if step.phase != _SETUP]
 
     def times(self, machine: Machine, mode: str) -> Times:
         """How long each unit takes on a machine."""
         forward, backward, optimizer = [0.0] * len(self.units), [0.0] * len(self.units), 0.0
         now = 0.0
-        for entry in run_clocks(self._steps(), machine, mode):
+        for entry in run_clocks(self.run.last_steps(), machine, mode):
             end = max(entry.end, entry.issued)
             share, now = max(end - now, 0.0), max(now, end)
             if entry.step.phase == "optimizer":
@@ -159,7 +151,7 @@ class Chain:
 
     def _add_memory(self) -> None:
         storages, started, after = self.run.storages, self.run.started, self.run.after_forward
-        lasting = {id(storages.entry_of(tensor)) for tensor in [*self.run.state, *self.run._gradients()]}
+        lasting = {id(storages.entry_of(tensor)) for tensor in self.run._gradients()}
         changes = [0] * (storages.time + 3)
         for entry in storages.log:
             if entry.phase == RESIDENT or entry.born <= started or id(entry) in lasting:
@@ -188,14 +180,16 @@ class _Span:
     differentiable: bool = False
 
 
-def _add_update(run: Recorder, make_optimizer: MakeOptimizer) -> None:
-    """Let an optimizer update the weights: once to make its state, and once to take down what every later step does."""
+def _state_after_update(run: Recorder, make_optimizer: MakeOptimizer) -> int:
+    """Let an optimizer update the weights, once to make its state and once as every later step; the bytes of its state."""
     optimizer = make_optimizer(list(run.run.module.parameters()))
-    with run.run.mode, run.run.operators, fakes_in_optimizers():
-        for phase in (_SETUP, "optimizer"):
-            run.storages.phase = phase
+    run.storages.phase = "optimizer"
+    with run.run.mode, fakes_in_optimizers():
+        optimizer.step()
+        with run.run.operators:
             optimizer.step()
-    run.state = [tensor for values in optimizer.state.values() for tensor in _distinct(values.values())]
+    state = [tensor for values in optimizer.state.values() for tensor in _distinct(values.values())]
+    return sum(tensor.numel() * tensor.element_size() for tensor in state)
 
 
 def _sums(values: Iterable[float]) -> list[float]:
