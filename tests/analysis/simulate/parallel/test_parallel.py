@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import torchgraft
-from tests.analysis.simulate.llama import Llama
+from benchmarks.simulating.llama import SIZES, Llama
 from torchgraft import Stages, simulate, split, split_module
 from torchgraft.errors import GraftError
 
@@ -220,16 +220,16 @@ def test_mistakes(options, message):
     assert str(raised.value).startswith(message)
 
 
-def llama_step(layers, devices, replicas, **sizes):
+def llama_step(size, devices, replicas):
     with torch.device("meta"):
-        model = Llama(layers=layers, **sizes)
+        model = Llama(**SIZES[size])
     ids = torch.empty(16, 512, dtype=torch.long, device="meta")
     options = {"microbatches": 16, "precision": "bf16", "mode": "graph", "optimizer": torch.optim.AdamW}
     return model, simulate(model, ids, machines=["h200"] * devices, replicas=replicas, recompute=True, **options)
 
 
 def test_a_small_llama_on_64_devices():
-    model, found = llama_step(8, 8, 8, width=256, hidden=512, heads=8, key_heads=2, words=1000)
+    model, found = llama_step("tiny", 8, 8)
     assert len(found.devices) * found.replicas == 64
     assert sum(device.weight_bytes for device in found.devices) >= 2 * sum(p.numel() for p in model.parameters())
     assert [device.in_flight for device in found.devices] == [8, 7, 6, 5, 4, 3, 2, 1]
@@ -238,7 +238,7 @@ def test_a_small_llama_on_64_devices():
 @pytest.mark.slow
 def test_a_llama_of_70_billion_parameters_on_64_devices_in_a_minute():
     started = time.process_time()
-    model, found = llama_step(80, 8, 8, width=8192, hidden=28672, heads=64, key_heads=8, words=128256)
+    model, found = llama_step("70b", 8, 8)
     assert time.process_time() - started < 60
     assert sum(p.numel() for p in model.parameters()) == pytest.approx(70.6e9, rel=0.01)
     assert found.seconds > 0 and 0 < found.bubble < 0.5
