@@ -25,8 +25,9 @@ from benchmarks.models import small_mlp
 from torchgraft import zoo
 from torchgraft.backends.auto import in_turns
 from torchgraft.backends.backend import Options, find_backend
-from torchgraft.backends.bench import ALONE, of_batch
+from torchgraft.backends.bench import ALONE
 from torchgraft.bridge.exporting import exported_model
+from torchgraft.codegen.calling import of_batch
 from torchgraft.errors import BackendError
 
 Call = Callable[[], Any]

@@ -36,6 +36,16 @@ if TYPE_CHECKING:
     from torchgraft.analysis.shapes import Shapes as Shapes
     from torchgraft.analysis.shapes import TensorMetadata as TensorMetadata
     from torchgraft.analysis.shapes import shapes as shapes
+    from torchgraft.analysis.simulate import Link as Link
+    from torchgraft.analysis.simulate import Machine as Machine
+    from torchgraft.analysis.simulate import ParallelSimulation as ParallelSimulation
+    from torchgraft.analysis.simulate import ProfileComparison as ProfileComparison
+    from torchgraft.analysis.simulate import Simulation as Simulation
+    from torchgraft.analysis.simulate import WhatIf as WhatIf
+    from torchgraft.analysis.simulate import machine_names as machine_names
+    from torchgraft.analysis.simulate import simulate as simulate
+    from torchgraft.analysis.simulate import simulate_parallel as simulate_parallel
+    from torchgraft.analysis.simulate import what_if as what_if
     from torchgraft.analysis.types import Dyn as Dyn
     from torchgraft.analysis.types import TensorType as TensorType
     from torchgraft.analysis.types import check_types as check_types

@@ -12,8 +12,9 @@ import torchgraft
 from torchgraft import Backend, BackendError
 from torchgraft.backends import auto
 from torchgraft.backends.backend import _registered
-from torchgraft.backends.bench import bench, of_batch
+from torchgraft.backends.bench import bench
 from torchgraft.cli.main import main
+from torchgraft.codegen.calling import of_batch
 
 MODEL = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)).eval()
 X = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))

@@ -23,6 +23,7 @@ COMMANDS = {
     "help": ["--help"],
     "help_show": ["show", "--help"],
     "help_report": ["report", "--help"],
+    "help_simulate": ["simulate", "--help"],
     "capture": ["capture", "zoo:mlp"],
     "show": ["show", "zoo:mlp"],
     "show_table": ["show", "zoo:mlp", "--level", "core_aten", "--as", "table"],

@@ -17,6 +17,7 @@ OUTPUTS = {
     "graph": "out.json",
     "diff": "out.txt",
     "doctor": "out.txt",
+    "simulate": "out.txt",
 }
 ON_MODELS = [command.NAME for command in COMMANDS if command.NAME not in ("models", "demo")]
 

@@ -63,6 +63,17 @@ def made(tmp_path_factory):
     return result
 
 
+def test_machines_that_are_not_here(made):
+    page = made.page.read_text()
+    section = page[page.index('id="simulation"') : page.index('id="specialised"')]
+    assert "NVIDIA H200" in section and "simulations of the run above" in section
+    for name in torchgraft.machine_names():
+        assert f"<td>{name}</td>" in section
+    content = json.loads((made.page.parent / "simulation.json").read_text())
+    assert {node["name"] for node in content["nodes"]} >= {"fc1", "relu", "fc2"}
+    assert len(content["machines"]) == 2 * len(torchgraft.machine_names())
+
+
 def test_files(made):
     folder = made.page.parent
     for level in LEVELS:
@@ -73,7 +84,8 @@ def test_files(made):
         assert "def forward" in (folder / f"programs/{level}.py").read_text()
         assert (folder / f"programs/{level}-table.txt").read_text().count("\n") > 5
     assert "aten::linear" in (folder / "programs/jit_trace.txt").read_text()
-    for name in ("summary", "statistics", "diagnosis", "calls/function", "calls/dispatch", "calls/function-trace"):
+    files = ("summary", "statistics", "diagnosis", "calls/function", "calls/dispatch", "calls/function-trace")
+    for name in (*files, "simulation", "simulation-trace"):
         json.loads((folder / f"{name}.json").read_text())
     assert made.failures == [] and made.steps[0] == "running the model (1 of 6)" and made.steps[-1] == ""
     assert "drawing and writing (6 of 6): level aten (3 of 5)" in made.steps

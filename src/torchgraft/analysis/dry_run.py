@@ -49,7 +49,8 @@ class DryRun(FakeInterpreter):
 
     `watch` is told each operator after it ran, while `place` says for which node. `backward` runs the gradients of everything
     that the program returned. Guards that would need values are taken to hold: the program was captured for that. With `compute`
-    it is no dry run after all: copies of the real tensors are worked on, for programs whose shapes depend on values.
+    it is no dry run after all: copies of the real tensors are worked on, for programs whose shapes depend on values. With `dtype`
+    what is of floating point is taken to be of that type, with `device` what is on the meta device to be there.
 
     >>> import torchgraft
     >>> run = DryRun(torchgraft.symbolic_trace(torch.nn.Linear(3, 4)), (torch.ones(2, 3),))
@@ -65,6 +66,8 @@ class DryRun(FakeInterpreter):
         watch: OperatorWatch | None = None,
         node_done: Callable[[Node, Any], None] | None = None,
         compute: bool = False,
+        dtype: torch.dtype | None = None,
+        device: torch.device | None = None,
     ) -> None:
         given = args if isinstance(args, dict) else placeholder_values(program, args, kwargs)
         self.computes = compute
@@ -74,7 +77,8 @@ class DryRun(FakeInterpreter):
             module, self.inputs = copied_module(module), copied_inputs(given)
         else:
             self.mode = fake_mode_of(given, program)
-            module, self.inputs = fake_module(module, self.mode), fake_inputs(given, program, self.mode)
+            self.inputs = fake_inputs(given, program, self.mode, dtype, device)
+            module = fake_module(module, self.mode, dtype, device)
             # A watcher wants to be told every call, also one that was made before.
             self.calls = FakeCalls(self.mode) if watch is None else None
         super().__init__(module, graph=program.graph)
@@ -227,8 +231,12 @@ def program_of(
     kwargs: dict[str, Any] | None = None,
     compute: bool = False,
     level: str = "module",
+    dtype: torch.dtype | None = None,
+    device: torch.device | None = None,
 ) -> GraphModule:
     """A program as it is; anything else captured, on fakes where that is possible, so that nothing is computed.
+
+    With `dtype` what is of floating point is taken to be of that type, with `device` what is on the meta device to be there.
 
     >>> program_of(torch.nn.Linear(3, 4), (torch.ones(2, 3),)).graph.output_node().op
     'output'
@@ -240,9 +248,10 @@ def program_of(
     has_bare_inputs = any(_is_bare(leaf) for leaf in pytree.tree_leaves((args, kwargs)))
     mode = fake_mode_of(args, kwargs, *([model] if isinstance(model, torch.nn.Module) else []))
     try:
-        subject = fake_module(model, mode) if isinstance(model, torch.nn.Module) else model
+        subject = fake_module(model, mode, dtype, device) if isinstance(model, torch.nn.Module) else model
+        values, keywords = [fake_inputs(tree, model, mode, dtype, device) for tree in (args, kwargs)]
         with mode, without_log():
-            program = capture(subject, fake_inputs(args, model, mode), fake_inputs(kwargs, model, mode), level=level)
+            program = capture(subject, values, keywords, level=level)
         # What was kept whole because it cannot be watched on fakes hides its parts; a real run may show them.
         if not program.meta.get("kept_whole") or has_bare_inputs:
             return program

@@ -89,10 +89,13 @@ def fake_tensor(tensor: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
     return mode.from_tensor(tensor, static_shapes=True)
 
 
-def _fake_like(tensor: torch.Tensor, mode: FakeTensorMode, device: torch.device | None = None) -> torch.Tensor:
-    """A new fake that looks the same."""
+def _fake_like(
+    tensor: torch.Tensor, mode: FakeTensorMode, device: torch.device | None = None, dtype: torch.dtype | None = None
+) -> torch.Tensor:
+    """A new fake that looks the same, but for the device or dtype."""
+    device, dtype = device or tensor.device, dtype or tensor.dtype
     with mode:
-        fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device or tensor.device)
+        fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=dtype, device=device)
         if isinstance(tensor, torch.nn.Parameter):
             return torch.nn.Parameter(fake, tensor.requires_grad)
     return fake.requires_grad_(tensor.requires_grad)
@@ -103,29 +106,61 @@ def detached(fake: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
     return fake.detach() if _fast_detach is None else _fast_detach(mode, fake)
 
 
-def fake_inputs(tree: Any, model: Any, mode: FakeTensorMode) -> Any:
-    """Inputs as fakes; those on the meta device stand for inputs on the device that the model is on."""
+def fake_inputs(
+    tree: Any,
+    model: Any,
+    mode: FakeTensorMode,
+    dtype: torch.dtype | None = None,
+    device: torch.device | None = None,
+) -> Any:
+    """Inputs as fakes; those on the meta device stand for inputs on the device that the model is on, or on `device`.
+
+    With `dtype` those of floating point become of that type.
+    """
     first = next(_tensors((model,)), None) if isinstance(model, torch.nn.Module) else None
+    there = device or (None if first is None or first.device.type == "meta" else first.device)
 
     def convert(tensor: torch.Tensor) -> torch.Tensor:
-        if first is None or tensor.device.type != "meta" or first.device.type == "meta":
+        if (there is None or tensor.device.type != "meta") and not _is_converted(tensor, dtype):
             return fake_tensor(tensor, mode)
-        return _fake_like(tensor, mode, first.device)
+        return _fake_as(tensor, mode, dtype, there)
 
     return pytree.tree_map_only(torch.Tensor, convert, tree)
 
 
-def fake_module(module: torch.nn.Module, mode: FakeTensorMode) -> torch.nn.Module:
-    """A copy of a module whose tensors are fakes; the original is not touched by anything that the copy does."""
+def _is_converted(tensor: torch.Tensor, dtype: torch.dtype | None) -> bool:
+    """Whether a tensor is to become of another type: as `module.to(dtype)` has it, where it is of floating point."""
+    return dtype is not None and tensor.is_floating_point() and tensor.dtype != dtype
+
+
+def _fake_as(
+    tensor: torch.Tensor, mode: FakeTensorMode, dtype: torch.dtype | None, device: torch.device | None
+) -> torch.Tensor:
+    """A new fake of another type, where it is of floating point, and on a device, where it is on the meta device."""
+    there = device if tensor.device.type == "meta" else None
+    return _fake_like(tensor, mode, there, dtype if tensor.is_floating_point() else None)
+
+
+def fake_module(
+    module: torch.nn.Module,
+    mode: FakeTensorMode,
+    dtype: torch.dtype | None = None,
+    device: torch.device | None = None,
+) -> torch.nn.Module:
+    """A copy of a module whose tensors are fakes; the original is not touched by anything that the copy does.
+
+    With `dtype` those of floating point become of that type, as `module.to(dtype)` has it; with `device` those on the meta
+    device are taken to be there.
+    """
     tensors = {id(tensor): tensor for tensor in _tensors((module,))}
     holders = Counter(tensor.untyped_storage()._cdata for tensor in tensors.values() if tensor.layout is torch.strided)
-    return _copy_with(
-        module,
-        {
-            key: _bare_fake(tensor, mode) if _is_ordinary(tensor, mode, holders) else fake_tensor(tensor, mode)
-            for key, tensor in tensors.items()
-        },
-    )
+
+    def faked(tensor: torch.Tensor) -> torch.Tensor:
+        if _is_converted(tensor, dtype) or (device is not None and tensor.device.type == "meta"):
+            return _fake_as(tensor, mode, dtype, device)
+        return _bare_fake(tensor, mode) if _is_ordinary(tensor, mode, holders) else fake_tensor(tensor, mode)
+
+    return _copy_with(module, {key: faked(tensor) for key, tensor in tensors.items()})
 
 
 def _is_ordinary(tensor: torch.Tensor, mode: FakeTensorMode, holders: Counter[int]) -> bool:

@@ -21,7 +21,7 @@ from torchgraft.backends.lower import lower
 from torchgraft.backends.onnxruntime import onnx_session
 from torchgraft.backends.openvino import openvino_model
 from torchgraft.bridge.exporting import Exported, exported_model
-from torchgraft.codegen.calling import copied_inputs
+from torchgraft.codegen.calling import of_batch
 from torchgraft.errors import BackendError, one_line
 from torchgraft.results.progress import stage
 from torchgraft.results.shown import Tabular
@@ -105,21 +105,6 @@ def bench(
     finally:
         torch.set_num_threads(before)
     return Bench(title, results)
-
-
-def of_batch(args: tuple[Any, ...], kwargs: dict[str, Any], batch: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Inputs of another batch: the first dimension of the first tensor, and of those that share it, is repeated or cut.
-
-    >>> of_batch((torch.ones(2, 3), torch.ones(2)), {}, 5)[0][0].shape
-    torch.Size([5, 3])
-    """
-    tensors = [tensor for tensor in tensors_in((args, kwargs)) if tensor.dim()]
-    if not tensors:
-        return args, kwargs
-    old = tensors[0].shape[0]
-    change = [tensor for tensor in tensors if tensor.shape[0] == old]
-    index = torch.arange(batch) % old
-    return copied_inputs(args, kwargs, {id(item): item.detach()[index.to(item.device)].clone() for item in change})
 
 
 def _ways(

@@ -27,6 +27,7 @@ from torchgraft.cli import (
     report,
     run_passes,
     show,
+    simulate,
     summary,
 )
 from torchgraft.cli.progress import progress_line
@@ -52,6 +53,7 @@ COMMANDS = (
     run_passes,
     lower,
     bench,
+    simulate,
     quantize,
     list_models,
     demo,

@@ -80,6 +80,29 @@ def _copied_leaf(leaf: Any, memo: dict[int, Any]) -> Any:
     return memo.get(id(leaf), leaf)
 
 
+def of_batch(args: tuple[Any, ...], kwargs: dict[str, Any], batch: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Inputs of another batch: the first dimension of the first tensor, and of those that share it, is repeated or cut.
+
+    >>> of_batch((torch.ones(2, 3), torch.ones(2)), {}, 5)[0][0].shape
+    torch.Size([5, 3])
+    """
+    old = batch_of(args, kwargs)
+    if old is None:
+        return args, kwargs
+    change = [tensor for tensor in _tensors((args, kwargs)) if tensor.dim() and tensor.shape[0] == old]
+    index = torch.arange(batch) % old
+    return copied_inputs(args, kwargs, {id(item): item.detach()[index.to(item.device)].clone() for item in change})
+
+
+def batch_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
+    """The first dimension of the first tensor that has one; None where there is no such tensor.
+
+    >>> batch_of((torch.tensor(1.0), torch.ones(2, 3)), {})
+    2
+    """
+    return next((tensor.shape[0] for tensor in _tensors((args, kwargs)) if tensor.dim()), None)
+
+
 def placeholder_values(
     program: GraphModule, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None
 ) -> dict[Node, Any]:

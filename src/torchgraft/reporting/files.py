@@ -73,6 +73,11 @@ def write_files(seen: Seen, folder: Path) -> Written:
         )
     if seen.statistics is not None:
         written.table("statistics.json", seen.statistics.to_dict(), "statistics of every value of one run")
+    if seen.simulation is not None:
+        content = {**seen.simulation.to_dict(), "machines": None if seen.machines is None else seen.machines.rows()}
+        written.table("simulation.json", content, "a run on machines that are not here: the time of every node")
+        trace = seen.simulation.to_chrome_trace() + "\n"
+        written.text("simulation-trace.json", trace, "the timeline of that run for chrome://tracing and Perfetto")
     if seen.diagnosis is not None:
         written.table(
             "diagnosis.json", seen.diagnosis.to_dict(), "the check against the model and what was specialised"

@@ -15,6 +15,7 @@ from torchgraft.reporting.level_section import file_table, level_section, side_b
 from torchgraft.reporting.markup import code_block, element, escape
 from torchgraft.reporting.run_sections import calls_section, diagnosis_section, statistics_section, summary_section
 from torchgraft.reporting.seen import Failure, Seen
+from torchgraft.reporting.simulation_section import simulation_section
 from torchgraft.results.tables import amount
 from torchgraft.version import __version__
 from torchgraft.view.drawing.theme import style_sheet
@@ -88,6 +89,7 @@ def _sections(seen: Seen, written: Written) -> list[tuple[str, str, int, str]]:
         ("summary", "Summary", 0, summary_section(seen)),
         ("calls", "Calls", 0, calls_section(seen)),
         ("statistics", "Statistics", 0, statistics_section(seen)),
+        ("simulation", "On other machines", 0, simulation_section(seen)),
         ("specialised", "Specialised and checked", 0, diagnosis_section(seen)),
         ("failures", f"Unavailable ({len(seen.failures)})", 0, _failures(seen.failures)),
         ("files", "Files", 0, _all_files(written)),

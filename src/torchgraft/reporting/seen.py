@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 
 from torchgraft.analysis.memory import Memory, memory
+from torchgraft.analysis.simulate import Simulation, WhatIf, machine_names, simulate, what_if
 from torchgraft.codegen.calling import copied_inputs
 from torchgraft.errors import GraftError, RunError, one_line
 from torchgraft.ir.printing import tensor_text
@@ -67,6 +68,8 @@ class Seen:
     statistics: Recording | None = None
     statistics_level: str = ""
     memory: Memory | None = None
+    simulation: Simulation | None = None
+    machines: WhatIf | None = None
     diagnosis: Diagnosis | None = None
     failures: list[Failure] = field(default_factory=list)
 
@@ -140,6 +143,10 @@ def _observe(seen: Seen, facts: ModelFacts, args: tuple[Any, ...], kwargs: dict[
     seen.statistics_level = chosen.name
     seen.statistics = _attempt(seen, "the statistics of one run", lambda: _statistics(program, args, kwargs))
     seen.memory = _attempt(seen, "the memory it needs", lambda: memory(program, args, kwargs))
+    seen.simulation = _attempt(seen, "the simulation", lambda: simulate(program, args, kwargs))
+    if seen.simulation is not None:
+        options: dict[str, Any] = {"machine": machine_names(), "mode": ("eager", "graph")}
+        seen.machines = _attempt(seen, "machines beside each other", lambda: what_if(program, args, kwargs, **options))
 
 
 def _attempt(seen: Seen, what: str, step: Callable[[], _Result]) -> _Result | None:

@@ -54,7 +54,7 @@ def memory(
     if device is not None:
         program, values, keywords = on_device(program, values, keywords, torch.device(device), compute)
     subject = program_of(program, values, keywords, compute)
-    accounts = _Accounts(subject, values, keywords, compute, None if device is None else torch.device(device), measure)
+    accounts = Accounts(subject, values, keywords, compute, None if device is None else torch.device(device), measure)
     if training or optimizer is not None:
         accounts.train(optimizer)
     else:
@@ -63,7 +63,7 @@ def memory(
     return accounts.result()
 
 
-class _Accounts:
+class Accounts:
     """A dry run whose operators are entered in the books, and what is read from them afterwards."""
 
     def __init__(
@@ -74,10 +74,13 @@ class _Accounts:
         compute: bool,
         device: torch.device | None,
         measure: Measure | None,
+        dtype: torch.dtype | None = None,
+        place: torch.device | None = None,
+        grain: int = 1,
     ) -> None:
         self.program = program
-        self.run = DryRun(program, args, kwargs, watch=self._operator, compute=compute)
-        self.storages = Storages(device or _gpu_of(self.run))
+        self.run = DryRun(program, args, kwargs, self._operator, compute=compute, dtype=dtype, device=place)
+        self.storages = Storages(device or _gpu_of(self.run), grain)
         on_gpu = self.storages.device is not None and self.storages.device.type == "cuda"
         self.measure = measure or (taken_on_gpu if on_gpu else None)
         self.calls: dict[int, Call] = {}
@@ -244,11 +247,12 @@ class Storages:
     """All storages seen so far, on one device where one is given.
 
     A storage is known by a weak reference: torch keeps its Python object as long as the memory is in use, so it dies when the
-    last tensor on it does, wherever that was held (a local variable, autograd's graph).
+    last tensor on it does, wherever that was held (a local variable, autograd's graph). Memory is handed out in pieces of `grain`
+    bytes; on a GPU of at least `GPU_GRAIN`.
     """
 
-    def __init__(self, device: torch.device | None = None) -> None:
-        self.device = device
+    def __init__(self, device: torch.device | None = None, grain: int = 1) -> None:
+        self.device, self.grain = device, grain
         self.time = 0
         self.phase = RESIDENT
         self.log: list[Storage] = []
@@ -273,7 +277,7 @@ class Storages:
 
     def _enter(self, tensor: torch.Tensor, node: Node | None) -> None:
         storage = tensor.untyped_storage()
-        key, size = storage._cdata, _taken(storage.nbytes(), tensor.device)
+        key, size = storage._cdata, self._taken(storage.nbytes(), tensor.device)
         known = self._known.get(key)
         if known is not None and known[0]() is not None:
             known[1].size = max(known[1].size, size)  # a resize in place
@@ -320,6 +324,6 @@ class Storages:
         """Everything that is alive at one time."""
         return [entry for entry in self.log if entry.lives_at(time)]
 
-
-def _taken(size: int, device: torch.device) -> int:
-    return -(-size // GPU_GRAIN) * GPU_GRAIN if device.type == "cuda" else size
+    def _taken(self, size: int, device: torch.device) -> int:
+        grain = max(self.grain, GPU_GRAIN if device.type == "cuda" else 1)
+        return -(-size // grain) * grain

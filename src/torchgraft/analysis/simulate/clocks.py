@@ -1,0 +1,107 @@
+"""Two clocks: the host issues kernels, the device runs them in order; when each starts, and how long the whole takes.
+How long a kernel runs alone is in `timing.py`; what of its memory is in the cache is worked out here, from what ran before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torchgraft.analysis.simulate.kernels import Kernel
+from torchgraft.analysis.simulate.machine import Machine
+from torchgraft.analysis.simulate.timing import Timing, is_persistent, time_of
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One operator of a run: its kernel, if any, the memory that it goes through, and for which node and in which phase it ran.
+
+    `calls` counts calls of modules that Python made on the way to it, `moment` is its place in the timeline of memory. An operator
+    that is several kernels has its name on the first.
+    """
+
+    operator: str
+    kernel: Kernel | None
+    touched: tuple[tuple[int, int, bool], ...]
+    node: str | None
+    phase: str
+    calls: int = 0
+    moment: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """A step when it ran: seconds from the start of the run, on the host and on the device."""
+
+    step: Step
+    issued: float
+    start: float
+    end: float
+    host: float
+    timing: Timing | None
+
+
+def cached_share(since: float, machine: Machine) -> float:
+    """How much of what was gone through `since` bytes ago is still in the cache: lines are not replaced in strict order."""
+    return min(max(1.5 - since / machine.cache_bytes, 0.0), 1.0)
+
+
+class Cache:
+    """What of a machine's cache still holds, by how many bytes were gone through since."""
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine, self.now = machine, 0.0
+        self.last: dict[int, float] = {}
+
+    def pass_over(self, touched: Sequence[tuple[int, int, bool]]) -> float:
+        """Go through memory; how many of the bytes were in the cache, or stay there."""
+        found = 0.0
+        for memory, size, made in touched:
+            since = 0.0 if made else self.now - self.last.get(memory, float("-inf"))
+            found += size * cached_share(since + size, self.machine)
+        for memory, size, _ in touched:
+            self.now += size
+            self.last[memory] = self.now
+        return found
+
+
+def run_clocks(steps: Sequence[Step], machine: Machine, mode: str) -> list[Ran]:
+    """When each step starts and ends, in the steady state: the cache holds what the same run left there."""
+    cache = Cache(machine)
+    for step in steps:
+        cache.pass_over(step.touched)
+    host = machine.host
+    gap = host.get("gap", 0.0)
+    on_cpu, eager = machine.kind == "cpu", mode == "eager"
+    issued = free = 0.0
+    found: list[Ran] = []
+    for step in steps:
+        cost = host_seconds(step, machine) if eager or on_cpu else 0.0
+        issued += cost
+        cached = cache.pass_over(step.touched)
+        if step.kernel is None:
+            found.append(Ran(step, issued, max(issued, free), max(issued, free), cost, None))
+            continue
+        if step.kernel.kind == "wait":
+            issued = max(issued, free) + host.get("wait", 1e-5)
+        timing = time_of(step.kernel, machine, min(cached, step.kernel.bytes))
+        start = issued if on_cpu else max(issued, free + gap)
+        free = start + timing.seconds
+        if on_cpu:
+            issued = free
+        found.append(Ran(step, issued, start, free, cost, timing))
+    return found
+
+
+def host_seconds(step: Step, machine: Machine) -> float:
+    """What Python and torch take to issue a step."""
+    host = machine.host
+    seconds = step.calls * host.get("module", 0.0)
+    if step.kernel is None:
+        return seconds + host.get("view", 0.0)
+    kernel = step.kernel
+    if kernel.kind == "recurrent" and kernel.sizes and not is_persistent(kernel, machine):
+        seconds += kernel.sizes[0] * kernel.images * host.get("step", 0.0)
+    if not step.operator:
+        return seconds + host.get("launch", 0.0)
+    return seconds + host.get(kernel.kind, host.get("operator", 0.0))

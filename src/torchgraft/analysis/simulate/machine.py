@@ -1,0 +1,217 @@
+"""Machines as data: what one can do at best, how close kernels of each kind come, and what its host takes; read from TOML files.
+How a time follows from these figures is in `timing.py`, how they are measured in `calibration/`.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib import resources
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from torchgraft.errors import GraftError
+
+# Every figure that a machine's file has to hold, by its table; all are positive. What is written once for each type or kind of
+# kernel is checked where it is asked for.
+REQUIRED = {
+    "": ("name", "kind", "source"),
+    "device": ("units", "memory_bytes"),
+    "memory": ("bandwidth", "cache_bytes", "cache_bandwidth"),
+    "peak": (),
+    "kernels": (),
+    "host": (),
+}
+KINDS = ("gpu", "cpu")
+TWINS = {"bf16": "fp16", "fp16": "bf16", "fp8": "fp16", "int8": "fp16", "tf32": "fp32", "fp64": "fp32"}
+PRECISIONS = ("fp64", "fp32", "tf32", "bf16", "fp16", "fp8", "int8")
+
+
+@dataclass(frozen=True)
+class Machine:
+    """One machine. `peak` has FLOP/s by precision, `kernels` the figures of each kind of kernel, `host` seconds by what Python and
+    torch do, `links` bytes a second in one direction to others. Seconds, bytes and FLOP/s throughout.
+
+    >>> h200 = Machine.named("h200")
+    >>> h200.name, h200.units, f"{h200.bandwidth:.2e}"
+    ('NVIDIA H200', 132, '4.80e+12')
+    """
+
+    name: str
+    kind: str
+    source: str
+    units: int
+    memory_bytes: int
+    bandwidth: float
+    cache_bytes: int
+    cache_bandwidth: float
+    peak: Mapping[str, float]
+    kernels: Mapping[str, Mapping[str, float]]
+    host: Mapping[str, float]
+    latency: float = 0.0
+    links: Mapping[str, float] = field(default_factory=dict)
+    watts: float | None = None
+    idle_watts: float | None = None
+    file: str = ""
+
+    @staticmethod
+    def named(machine: str | PathLike[str] | Machine) -> Machine:
+        """A machine by the name of one that comes with torchgraft, by the path of a TOML file, or as it is."""
+        if isinstance(machine, Machine):
+            return machine
+        text = str(machine)
+        path = Path(text)
+        if path.suffix == ".toml" or "/" in text:
+            return Machine.read(path)
+        if text not in machine_names():
+            raise GraftError(
+                f"there is no machine named {text!r}\n"
+                f"choose one of {', '.join(machine_names())}, or give the path of a .toml file (graft calibrate writes one)"
+            )
+        return _parsed((_folder() / f"{text}.toml").read_text(), f"{text}.toml")
+
+    @staticmethod
+    def read(path: str | PathLike[str]) -> Machine:
+        """A machine from a TOML file; what is missing or wrong in it is named with its line."""
+        try:
+            text = Path(path).read_text()
+        except OSError as error:
+            raise GraftError(f"cannot read the machine file '{path}': {error.strerror or error}") from error
+        return _parsed(text, str(path))
+
+    @property
+    def precisions(self) -> tuple[str, ...]:
+        """The types of numbers that it can compute with."""
+        return tuple(self.peak)
+
+    def table(self, *names: str) -> Mapping[str, float] | None:
+        """The figures under the first of some names that there are any for: `"convolution.few.fp16"`, `"convolution.fp16"`."""
+        return next((self.kernels[name] for name in names if name in self.kernels), None)
+
+    def figures(self, kind: str, variant: str = "", type: str = "") -> Mapping[str, float]:
+        """The figures of a kind of kernel: of this variant and type, of the variant, of the kind, or of element-wise kernels.
+
+        A type without figures of its own has those of its twin: what is as wide runs in the same way.
+        """
+        variants = [variant, TWINS[variant]] if variant in TWINS else [variant, variant.rpartition("-")[0]]
+        types = [type, TWINS.get(type, "")]
+        names = [f"{kind}.{one}.{two}" for one in variants for two in types] + [f"{kind}.{one}" for one in variants]
+        found = self.table(*names, kind, "elementwise")
+        if found is None:
+            raise GraftError(
+                f"the machine {self.name} has no figures for kernels of the kind '{kind}'\n"
+                f"  in {self.file or 'its data'}: write a table [kernels.{kind}], or at least [kernels.elementwise]"
+            )
+        return found
+
+
+def machine_names() -> tuple[str, ...]:
+    """The machines that come with torchgraft.
+
+    >>> "h200" in machine_names()
+    True
+    """
+    return tuple(sorted(entry.name[:-5] for entry in _folder().iterdir() if entry.name.endswith(".toml")))
+
+
+def _folder() -> Any:
+    return resources.files("torchgraft.analysis.simulate") / "machines"
+
+
+# ---- reading ----
+
+
+def _parsed(text: str, file: str) -> Machine:
+    try:
+        data = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise GraftError(f"the machine file '{file}' is no TOML: {error}") from None
+    _Check(text, file).all(data)
+    device, memory = data["device"], data["memory"]
+    return Machine(
+        name=data["name"],
+        kind=data["kind"],
+        source=data["source"],
+        units=int(device["units"]),
+        memory_bytes=int(device["memory_bytes"]),
+        bandwidth=float(memory["bandwidth"]),
+        cache_bytes=int(memory["cache_bytes"]),
+        cache_bandwidth=float(memory["cache_bandwidth"]),
+        peak={name: float(value) for name, value in data["peak"].items()},
+        kernels=_flattened(data["kernels"]),
+        host=_numbers(data["host"]),
+        latency=float(memory.get("latency", 0.0)),
+        links=_numbers(data.get("links", {})),
+        watts=device.get("watts"),
+        idle_watts=device.get("idle_watts"),
+        file=file,
+    )
+
+
+def _numbers(table: Mapping[str, Any]) -> dict[str, float]:
+    return {name: float(value) for name, value in table.items() if isinstance(value, (int, float))}
+
+
+def _flattened(tables: Mapping[str, Any], path: str = "") -> dict[str, dict[str, float]]:
+    """Tables within tables by their path, `"matmul.fp16"`."""
+    found = {}
+    for name, table in tables.items():
+        if isinstance(table, Mapping):
+            if numbers := _numbers(table):
+                found[path + name] = numbers
+            found |= _flattened(table, f"{path}{name}.")
+    return found
+
+
+class _Check:
+    """Finds what is wrong in a machine's file, and the line of it, which `tomllib` does not keep."""
+
+    def __init__(self, text: str, file: str) -> None:
+        self.file = file
+        self.lines: dict[str, int] = {}
+        table = ""
+        for number, line in enumerate(text.splitlines(), 1):
+            if heading := re.match(r"\s*\[([^\]]+)\]", line):
+                table = heading[1].strip()
+                self.lines.setdefault(table, number)
+            elif entry := re.match(r"\s*([A-Za-z0-9_\-\"]+)\s*=", line):
+                self.lines[f"{table}.{entry[1].strip(chr(34))}".lstrip(".")] = number
+
+    def all(self, data: Mapping[str, Any]) -> None:
+        for table, names in REQUIRED.items():
+            present = data if not table else data.get(table)
+            if not isinstance(present, Mapping):
+                self._fail(table, f"the table [{table}] is missing")
+            for name in names:
+                if name not in present:
+                    self._fail(table, f"the figure '{name}' is missing{f' in [{table}]' if table else ''}")
+        if data["kind"] not in KINDS:
+            self._fail("kind", f'kind is {data["kind"]!r}; it must be "gpu" or "cpu"')
+        if not data["peak"]:
+            self._fail("peak", "the table [peak] has no precision")
+        for name in data["peak"]:
+            if name not in PRECISIONS:
+                self._fail(f"peak.{name}", f"the precision '{name}' is not known; write one of {', '.join(PRECISIONS)}")
+        for table in ("device", "memory", "peak", "kernels", "host", "links"):
+            self._positive(table, data.get(table, {}))
+
+    def _positive(self, path: str, table: Mapping[str, Any]) -> None:
+        for name, value in table.items():
+            where = f"{path}.{name}"
+            if isinstance(value, Mapping):
+                self._positive(where, value)
+            elif isinstance(value, str):
+                continue  # a remark, such as the source of a table
+            elif isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 0:
+                self._fail(where, f"'{where}' is {value!r}; it must be a number that is not negative")
+            elif value == 0 and path in ("device", "memory", "peak"):
+                self._fail(where, f"'{where}' is 0; it must be positive")
+
+    def _fail(self, path: str, what: str) -> None:
+        while path and path not in self.lines:
+            path = path.rpartition(".")[0]
+        place = f"{self.file}:{self.lines.get(path, 1)}"
+        raise GraftError(f"the machine file cannot be used: {what}\n  at {place}\n  compare it with one that graft calibrate writes")

@@ -1,0 +1,318 @@
+"""`simulate`: runs a program on tensors without data, takes down what it gives a machine to do, and works out how long that takes.
+What is computed from each operator is in `kernels.py`, `timing.py` and `clocks.py`; the answer is in `report.py`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from os import PathLike
+from typing import TYPE_CHECKING, Any, overload
+
+import torch
+
+from torchgraft.analysis.cost.count import distinct_bytes
+from torchgraft.analysis.dry_run import program_of
+from torchgraft.analysis.memory.peak import GPU_GRAIN, Accounts, MakeOptimizer
+from torchgraft.analysis.simulate.clocks import Ran, Step, run_clocks
+from torchgraft.analysis.simulate.composites import kernels_of
+from torchgraft.analysis.simulate.kernels import DTYPES, TYPES, Kernel
+from torchgraft.analysis.simulate.machine import Machine
+from torchgraft.analysis.simulate.report import SimulatedNode, Simulation, bound_of, simulated_kernels
+from torchgraft.analysis.simulate.whole_calls import WholeCalls
+from torchgraft.codegen.calling import example_inputs
+from torchgraft.codegen.graph_module import GraphModule
+from torchgraft.errors import GraftError
+from torchgraft.ir.node import Node
+from torchgraft.ir.printing import target_text
+
+if TYPE_CHECKING:
+    from torchgraft.analysis.simulate.parallel import ParallelSimulation
+
+MODES = ("eager", "graph", "lowered")
+
+
+@overload
+def simulate(
+    program: Any,
+    args: Any = ...,
+    kwargs: Mapping[str, Any] | None = ...,
+    *,
+    machine: str | PathLike[str] | Machine = ...,
+    precision: str | None = ...,
+    mode: str = ...,
+    training: bool = ...,
+    optimizer: MakeOptimizer | None = ...,
+) -> Simulation: ...
+@overload
+def simulate(
+    program: Any,
+    args: Any = ...,
+    kwargs: Mapping[str, Any] | None = ...,
+    *,
+    machines: Sequence[str | PathLike[str] | Machine],
+    precision: str | None = ...,
+    mode: str = ...,
+    training: bool = ...,
+    optimizer: MakeOptimizer | None = ...,
+    **parallel: Any,
+) -> ParallelSimulation: ...
+def simulate(
+    program: Any,
+    args: Any = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    machine: str | PathLike[str] | Machine = "h200",
+    machines: Sequence[str | PathLike[str] | Machine] | None = None,
+    precision: str | None = None,
+    mode: str = "eager",
+    training: bool = False,
+    optimizer: MakeOptimizer | None = None,
+    **parallel: Any,
+) -> Simulation | ParallelSimulation:
+    """How long a run of a program takes on a machine that need not be here, and how much memory; nothing is computed.
+
+    `machine` is the name of one that comes with torchgraft (`machine_names()`), the path of a TOML file or a `Machine`. `precision`
+    ("fp32", "tf32", "bf16", "fp16") is what parameters and inputs of floating point are taken to be; without it they
+    are what they are, and "tf32" is fp32 with the faster products. `mode` is "eager" (wall time, the host included), "graph" (the
+    device alone, as a replayed CUDA graph) or "lowered" (the same with norms folded and element-wise chains fused). With
+    `training`, or an `optimizer` made from the parameters, it is a step of forward, backward and update. With `machines`, one
+    for each stage, it is a step on several devices, and takes what `simulate_parallel` takes: `links`, `schedule`,
+    `microbatches`, `replicas` and the rest.
+
+    >>> import torch, torchgraft
+    >>> result = simulate(torch.nn.Linear(4096, 4096), torch.empty(512, 4096, device="meta"), precision="fp16", mode="graph")
+    >>> result.kernels[0].bound, result.precision, 1e-5 < result.seconds < 1e-4
+    ('compute', 'fp16', True)
+    """
+    if machines is not None:
+        from torchgraft.analysis.simulate.parallel import simulate_parallel
+
+        options = {"precision": precision, "mode": mode, "training": training, "optimizer": optimizer, **parallel}
+        return simulate_parallel(program, args, kwargs, machines=machines, **options)
+    if parallel:
+        raise GraftError(
+            f"{next(iter(parallel))}= is about several devices\ngive machines=, a list with one for each stage, too"
+        )
+    if isinstance(machine, (list, tuple)):
+        raise GraftError(
+            "machine= is one machine, not several\n"
+            "use what_if(..., machine=[...]) to compare some, or machines=[...] to run on several at once"
+        )
+    chosen = Machine.named(machine)
+    if mode not in MODES:
+        raise GraftError(f"there is no mode {mode!r}\nchoose one of {', '.join(MODES)}")
+    values, keywords = example_inputs(args, kwargs)
+    is_training = training or optimizer is not None
+    recorder = recorded(program, values, keywords, chosen, precision, is_training, optimizer)
+    return recorder.simulation(mode, is_training)
+
+
+def recorded(
+    program: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    machine: Machine,
+    precision: str | None,
+    training: bool,
+    optimizer: MakeOptimizer | None = None,
+    node_done: Callable[[Node, Any], None] | None = None,
+    edit: Callable[[GraphModule], GraphModule] | None = None,
+) -> Recorder:
+    """A program or a model, run on tensors without data, with all that it gives a machine to do taken down.
+
+    `edit` gives another program for the one that is captured, and `node_done` is told the value of each node.
+    """
+    dtype = dtype_of(precision, machine)
+    with torch.set_grad_enabled(training):
+        # On the meta device torch takes attention apart; a program that was captured there names that device itself.
+        place = None if isinstance(program, GraphModule) else torch.device("cpu")
+        subject = program_of(program, args, kwargs, dtype=dtype, device=place)
+        if edit is not None:
+            subject = edit(subject)
+        recorder = Recorder(subject, args, kwargs, machine, precision, dtype, place)
+        recorder.run.node_done = node_done
+        if training:
+            recorder.train(optimizer)
+        else:
+            recorder.forward()
+    return recorder
+
+
+def dtype_of(precision: str | None, machine: Machine) -> torch.dtype | None:
+    """The type of floating point of a precision, which the machine must have."""
+    if precision is None:
+        return None
+    if precision not in DTYPES:
+        raise GraftError(f"there is no precision {precision!r}\nchoose one of {', '.join(DTYPES)}")
+    if precision not in machine.precisions:
+        raise GraftError(
+            f"{machine.name} has no {precision}\nit has {', '.join(machine.precisions)}; choose one of these, or another machine"
+        )
+    return DTYPES[precision]
+
+
+class Recorder(Accounts):
+    """A dry run that takes down every operator as work for a machine, besides the memory that it takes."""
+
+    def __init__(
+        self,
+        program: GraphModule,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        machine: Machine,
+        precision: str | None,
+        dtype: torch.dtype | None,
+        place: torch.device | None = None,
+    ) -> None:
+        self.machine, self.precision, self.gpu = machine, precision, machine.kind == "gpu"
+        self.steps: list[Step] = []
+        self._calls = ModuleCalls()
+        grain = GPU_GRAIN if self.gpu else 1
+        super().__init__(program, args, kwargs, False, None, lambda call: 0, dtype, place, grain)
+
+    def forward(self) -> None:
+        with WholeCalls(self._whole_call, self.precision == "tf32") if self.gpu else contextlib.nullcontext():
+            super().forward()
+
+    def _operator(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+        super()._operator(func, args, kwargs, result)
+        kernels = kernels_of(func, args, kwargs, result, self.precision == "tf32", self.gpu)
+        self._add(str(func), kernels, _leaves((args, kwargs)), _leaves(result))
+
+    def _whole_call(self, name: str, read: list[torch.Tensor], made: list[torch.Tensor], kernels: list[Kernel]) -> None:
+        self.storages.step(made, self.run.place.node)
+        self._add(name, kernels, read, made)
+
+    def _add(self, operator: str, kernels: list[Kernel], read: list[torch.Tensor], made: list[torch.Tensor]) -> None:
+        node = self.run.place.node
+        name, phase = None if node is None else node.name, self.storages.phase
+        calls = self._calls.made_for(node) if node is not None and phase == "forward" else 0
+        if not kernels:
+            self.steps.append(Step(operator, None, (), name, phase, calls, self.storages.time))
+        for kernel in kernels:
+            touched = self._touched(read, made, kernel.kind)
+            self.steps.append(Step(operator, kernel, touched, name, phase, calls, self.storages.time))
+            operator, calls = "", 0
+
+    def _touched(
+        self, read: list[torch.Tensor], made: list[torch.Tensor], kind: str
+    ) -> tuple[tuple[int, int, bool], ...]:
+        """The memory that a call goes through: which, how many bytes, and whether it is new."""
+        # Of what rows are fetched from, as much counts as is fetched.
+        most = sum(map(distinct_bytes, made)) if kind == "gather" else None
+        seen = set(map(id, read))
+        found = []
+        for tensor in read:
+            size = distinct_bytes(tensor)
+            found.append((self._memory_of(tensor), size if most is None else min(size, most), False))
+        found += [(self._memory_of(tensor), distinct_bytes(tensor), True) for tensor in made if id(tensor) not in seen]
+        return tuple(found)
+
+    def _memory_of(self, tensor: torch.Tensor) -> int:
+        entry = self.storages.entry_of(tensor)
+        return id(tensor.untyped_storage()) if entry is None else id(entry)
+
+    def last_steps(self) -> list[Step]:
+        """What was taken down since the last step began."""
+        return [step for step in self.steps if step.moment > self.started]
+
+    def simulation(self, mode: str, training: bool) -> Simulation:
+        """The answer, from what was taken down since the last step began."""
+        ran = run_clocks(self.last_steps(), self.machine, mode)
+        memory = self.result()
+        live = [*[0] * (self.started + 1), *[moment.live for moment in memory.timeline]]
+        kernels = simulated_kernels(ran, live)
+        seconds = max((max(entry.end, entry.issued) for entry in ran), default=0.0)
+        busy = sum(kernel.seconds for kernel in kernels)
+        watts, idle = self.machine.watts, self.machine.idle_watts or 0.0
+        shares: dict[str, float] = defaultdict(float)
+        for kernel in kernels:
+            if kernel.kind == "unknown":
+                shares[kernel.operator] += kernel.seconds / (busy or 1.0)
+        return Simulation(
+            name=type(self.program).__name__,
+            machine=self.machine,
+            precision=self.precision or self._precision(),
+            mode=mode,
+            training=training,
+            seconds=seconds,
+            device_seconds=busy,
+            host_seconds=sum(entry.host for entry in ran),
+            peak_bytes=memory.peak,
+            joules=None if watts is None else busy * watts + (seconds - busy) * idle,
+            nodes=self._nodes(ran),
+            kernels=kernels,
+            unknown=dict(shares),
+            memory=memory,
+        )
+
+    def _precision(self) -> str:
+        tensors = [*self.run.module.parameters(), *_leaves(self.run.inputs)]
+        first = next((tensor for tensor in tensors if tensor.is_floating_point()), None)
+        return "fp32" if first is None else TYPES.get(first.dtype, str(first.dtype))
+
+    def _nodes(self, ran: list[Ran]) -> tuple[SimulatedNode, ...]:
+        own: dict[str | None, list[Ran]] = defaultdict(list)
+        shares: dict[str | None, float] = defaultdict(float)
+        now = 0.0
+        for entry in ran:
+            own[entry.step.node].append(entry)
+            shares[entry.step.node] += max(entry.end - now, 0.0)
+            now = max(now, entry.end)
+        found = []
+        for node in self.program.graph.nodes:
+            these = own.pop(node.name, [])
+            if these or node._op not in ("placeholder", "get_attr", "output"):
+                found.append(_simulated_node(node.name, node, these, shares[node.name]))
+        for name, these in own.items():  # the optimizer, and what autograd does between nodes
+            found.append(_simulated_node(name or "(between nodes)", None, these, shares[name]))
+        return tuple(found)
+
+
+def _simulated_node(name: str, node: Node | None, ran: list[Ran], seconds: float) -> SimulatedNode:
+    kernels = [entry.step.kernel for entry in ran if entry.step.kernel is not None]
+    stack = [] if node is None else list((node.meta.get("nn_module_stack") or {}).values())
+    return SimulatedNode(
+        name=name,
+        op="" if node is None else node.op,
+        target="" if node is None else target_text(node.target),
+        module=str(stack[-1][0]) if stack else "",
+        start=min((entry.start for entry in ran), default=0.0),
+        seconds=seconds,
+        device_seconds=sum(entry.timing.seconds for entry in ran if entry.timing is not None),
+        host_seconds=sum(entry.host for entry in ran),
+        bound=bound_of(ran, seconds),
+        kernels=len(kernels),
+        flops=sum(kernel.flops for kernel in kernels),
+        bytes=sum(kernel.bytes for kernel in kernels),
+    )
+
+
+class ModuleCalls:
+    """How many modules Python called to come from one node to the next."""
+
+    def __init__(self) -> None:
+        self._before: tuple[str, ...] = ()
+        self._node: Node | None = None
+
+    def made_for(self, node: Node) -> int:
+        """The calls since this was asked last; none where it is the same node."""
+        if node is self._node:
+            return 0
+        self._node = node
+        stack = tuple(str(path) for path, _ in (node.meta.get("nn_module_stack") or {}).values())
+        if node._op == "call_module":
+            stack = (*stack, str(node._target)) if str(node._target) not in stack else stack
+        entered = [path for path in stack if path not in self._before]
+        self._before = stack
+        return len(entered)
+
+
+def _leaves(tree: Any) -> list[torch.Tensor]:
+    return [
+        leaf
+        for leaf in torch.utils._pytree.tree_leaves(tree)
+        if isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided
+    ]
