@@ -22,6 +22,7 @@ from torchgraft.cli import (
     graph,
     list_models,
     lower,
+    pipeline,
     quantize,
     record,
     report,
@@ -55,6 +56,7 @@ COMMANDS = (
     bench,
     simulate,
     quantize,
+    pipeline,
     list_models,
     demo,
 )

@@ -14,6 +14,7 @@ from torch.utils import _pytree
 
 from torchgraft.analysis.cost import cost as cost_of
 from torchgraft.analysis.dry_run import DryRun
+from torchgraft.analysis.simulate import simulate
 from torchgraft.capturing.program import capture
 from torchgraft.codegen.calling import example_inputs
 from torchgraft.codegen.graph_module import GraphModule
@@ -50,6 +51,7 @@ class Pipeline(Tabular):
     constants: frozenset[str]
     can_be_joined: bool
     examples: tuple[tuple[torch.Tensor, ...], ...]
+    split: Split
 
     def rows(self) -> list[dict[str, Any]]:
         """One row for each stage."""
@@ -178,7 +180,7 @@ def pipeline(
 ) -> Pipeline:
     """Cut a model, or a program that was captured of it, into stages of about the same work, for torch.distributed.pipelining.
 
-    `args` are those of one micro-batch. `cost` is "flops", "measured" (the program is run a few times), or a function of a node.
+    `args` are those of one micro-batch. `cost` is "flops", "simulated" (on an H200), "measured" (here), or a function of a node.
     `memory_limit` is what the weights of a stage may take, in bytes. `constants` names inputs that are no batches, such as masks,
     and are given whole to every micro-batch; inputs that are no tensors always are. Nothing in the model has to be changed:
     connections that skip stages, weights that several stages use, several inputs and results, and guards are taken care of.
@@ -251,6 +253,7 @@ class _Planner:
             sent_bytes=sent,
             program=self._program,
             constants=self._constants,
+            split=self._split,
             examples=(*[self._sent(stage.takes) for stage in modules], self._sent(modules[-1].gives)),
             can_be_joined=all(tensor.dim() > 0 for name in results for tensor in _tensors(self._examples[name])),
         )
@@ -330,10 +333,13 @@ def _cost_function(
         # One for the call itself, so that what has no arithmetic is not free.
         flops = {item.name: float(item.forward.flops) for item in found.nodes}
         return lambda node: 1.0 + flops.get(node.name, 0.0)
+    if cost == "simulated":
+        seconds = {item.name: item.seconds for item in simulate(program, args, kwargs, mode="graph").nodes}
+        return lambda node: seconds.get(node.name, 0.0)
     if cost == "measured":
         times = node_times(program, args, kwargs)
         return lambda node: times.get(node, 0.0)
-    raise GraphError(f"no cost is called {cost!r}; use 'flops', 'measured' or a function of a node")
+    raise GraphError(f"no cost is called {cost!r}; use 'flops', 'simulated', 'measured' or a function of a node")
 
 
 def _refuse_large(weights: tuple[int, ...], limit: int | None) -> None:

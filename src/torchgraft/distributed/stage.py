@@ -6,6 +6,7 @@ Between processes only tensors travel: numbers that a later stage needs as tenso
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,24 +21,31 @@ _NUMBERS = {bool: torch.bool, int: torch.int64, float: torch.float64}
 _FIXED = (type(None), str, torch.dtype, torch.layout, torch.memory_format)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Form:
     """How a value travels: its structure, and for each leaf how it does: a tensor as it is, a number as a tensor, a device not at
     all (it is that of the stage that asks), and anything else not at all because it is known."""
 
-    structure: Any
+    skeleton: Any  # the value with 0 for every leaf
     kinds: tuple[Any, ...]
+
+    @functools.cached_property
+    def _structure(self) -> Any:
+        return _pytree.tree_flatten(self.skeleton)[1]
 
     @property
     def width(self) -> int:
         """How many tensors it takes."""
         return sum(kind is torch.Tensor or kind in _NUMBERS for kind in self.kinds)
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {"skeleton": self.skeleton, "kinds": self.kinds}  # structures of torch warn where they are unpickled
+
     def pack(self, value: Any, name: str) -> list[torch.Tensor]:
         """The tensors to send."""
         leaves, structure = _pytree.tree_flatten(value)
         kinds = tuple(_kind_of(leaf, name) for leaf in leaves)
-        if structure != self.structure or kinds != self.kinds:
+        if structure != self._structure or kinds != self.kinds:
             raise GraphError(
                 f"'{name}' is something else than when the pipeline was planned: {kinds}, expected {self.kinds}\n"
                 "  plan the pipeline with example inputs like those that it is given"
@@ -61,13 +69,13 @@ class Form:
                 leaves.append(kind(next(given).item()))
             else:
                 leaves.append(device if kind is torch.device else kind)
-        return _pytree.tree_unflatten(leaves, self.structure)
+        return _pytree.tree_unflatten(leaves, self._structure)
 
 
 def form_of(value: Any, name: str) -> Form:
     """How a value will travel, by an example of it."""
-    leaves, structure = _pytree.tree_flatten(value)
-    return Form(structure, tuple(_kind_of(leaf, name) for leaf in leaves))
+    kinds = tuple(_kind_of(leaf, name) for leaf in _pytree.tree_leaves(value))
+    return Form(_pytree.tree_map(lambda leaf: 0, value), kinds)
 
 
 def _kind_of(leaf: Any, name: str) -> Any:

@@ -43,10 +43,26 @@ def _convolution(kernel: Kernel, name: str, args: tuple[Any, ...], result: Any) 
         base = kernel.variant.partition("-")[0]
         last = "-last" if kernel.variant.endswith("-last") else ""
         wanted = args[10]
-        found = [replace(half, variant=f"{base}-of-{side}{last}") for side, flag in zip(("input", "weight"), wanted, strict=False) if flag]
+        found = [
+            replace(half, variant=f"{base}-of-{side}{last}")
+            for side, flag in zip(("input", "weight"), wanted, strict=False)
+            if flag
+        ]
         if wanted[2]:
             size = args[0].numel() * args[0].itemsize
-            found.append(Kernel("aten.sum", "reduction", kernel.type, args[0].numel(), size, 0, variant="outer", elements=args[0].numel(), rows=args[0].shape[1]))
+            found.append(
+                Kernel(
+                    "aten.sum",
+                    "reduction",
+                    kernel.type,
+                    args[0].numel(),
+                    size,
+                    0,
+                    variant="outer",
+                    elements=args[0].numel(),
+                    rows=args[0].shape[1],
+                )
+            )
         return found
     bias = args[2] if len(args) > 2 else None
     if not isinstance(bias, Tensor):
@@ -59,7 +75,9 @@ def _through(tensor: Tensor, operator: str, variant: str = "", times: int = 2) -
     """A kernel that goes through a tensor, reading and writing it."""
     size = tensor.numel() * tensor.itemsize
     reads = size * (times - 1)
-    return Kernel(operator, "elementwise", type_of(tensor), tensor.numel(), reads, size, variant=variant, elements=tensor.numel())
+    return Kernel(
+        operator, "elementwise", type_of(tensor), tensor.numel(), reads, size, variant=variant, elements=tensor.numel()
+    )
 
 
 # ---- layers of transformers that are one operator ----
@@ -77,14 +95,25 @@ def _product(x: Tensor, weight: Tensor, rows: int, tf32: bool) -> Kernel:
     )
 
 
-def attention_kernel(query: Tensor, keys: int, heads: int, width: int, queries: int, masked: bool, causal: bool) -> Kernel:
+def attention_kernel(
+    query: Tensor, keys: int, heads: int, width: int, queries: int, masked: bool, causal: bool
+) -> Kernel:
     """Attention of all heads as one kernel."""
     sizes = heads, queries, keys, width
     size = query.itemsize
     variant = "masked" if masked else "causal" if causal else "full"
     read = heads * (queries + 2 * keys) * width * size
     flops = attention_flops(sizes, causal)
-    return Kernel("aten.scaled_dot_product_attention", "attention", type_of(query), flops, read, heads * queries * width * size, sizes, variant)
+    return Kernel(
+        "aten.scaled_dot_product_attention",
+        "attention",
+        type_of(query),
+        flops,
+        read,
+        heads * queries * width * size,
+        sizes,
+        variant,
+    )
 
 
 def _attention_layer(func: Any, args: tuple[Any, ...], result: Any, tf32: bool) -> list[Kernel]:

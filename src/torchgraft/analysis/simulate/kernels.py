@@ -27,7 +27,13 @@ TYPES = {
     torch.int8: "int8",
     torch.uint8: "int8",
 }
-DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+DTYPES = {
+    "fp64": torch.float64,
+    "fp32": torch.float32,
+    "tf32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,26 +69,128 @@ class Kernel:
 
 
 _MATMULS = frozenset(
-    ["mm", "addmm", "bmm", "baddbmm", "addbmm", "mv", "addmv", "dot", "vdot", "linear", "_addmm_activation", "_scaled_mm", "_int_mm"]
+    [
+        "mm",
+        "addmm",
+        "bmm",
+        "baddbmm",
+        "addbmm",
+        "mv",
+        "addmv",
+        "dot",
+        "vdot",
+        "linear",
+        "_addmm_activation",
+        "_scaled_mm",
+        "_int_mm",
+    ]
 )
 _CONVOLUTIONS = frozenset(
-    ["convolution", "_convolution", "cudnn_convolution", "convolution_overrideable", "convolution_backward", "_slow_conv2d_forward", "mkldnn_convolution"]
+    [
+        "convolution",
+        "_convolution",
+        "cudnn_convolution",
+        "convolution_overrideable",
+        "convolution_backward",
+        "_slow_conv2d_forward",
+        "mkldnn_convolution",
+    ]
 )
 _ATTENTIONS = ("_scaled_dot_product_", "_flash_attention", "_efficient_attention", "scaled_dot_product_attention")
-_RECURRENT = frozenset(["mkldnn_rnn_layer", "mkldnn_rnn_layer_backward", "_cudnn_rnn", "lstm", "gru", "rnn_tanh", "rnn_relu"])
+_RECURRENT = frozenset(
+    ["mkldnn_rnn_layer", "mkldnn_rnn_layer_backward", "_cudnn_rnn", "lstm", "gru", "rnn_tanh", "rnn_relu"]
+)
 _NORMS = (
     *("native_layer_norm", "native_group_norm", "native_batch_norm", "_native_batch_norm", "_batch_norm", "batch_norm"),
     *("cudnn_batch_norm", "_fused_rms_norm", "_softmax", "_log_softmax", "_safe_softmax", "var", "std"),
 )
 _POOLS = ("max_pool", "avg_pool", "_adaptive_avg_pool", "adaptive_max_pool", "upsample_", "_upsample_", "grid_sampler")
 _GATHERS = frozenset(
-    ["embedding", "index", "index_select", "gather", "_embedding_bag", "_embedding_bag_forward_only", "masked_select", "take", "index_put", "index_put_", "scatter", "scatter_", "scatter_add", "scatter_add_", "index_add_", "index_copy_", "_unsafe_index", "_index_put_impl_", "embedding_dense_backward", "index_add", "scatter_reduce", "scatter_reduce_", "nll_loss_backward", "nll_loss_forward", "nll_loss2d_forward", "nll_loss2d_backward"]
+    [
+        "embedding",
+        "index",
+        "index_select",
+        "gather",
+        "_embedding_bag",
+        "_embedding_bag_forward_only",
+        "masked_select",
+        "take",
+        "index_put",
+        "index_put_",
+        "scatter",
+        "scatter_",
+        "scatter_add",
+        "scatter_add_",
+        "index_add_",
+        "index_copy_",
+        "_unsafe_index",
+        "_index_put_impl_",
+        "embedding_dense_backward",
+        "index_add",
+        "scatter_reduce",
+        "scatter_reduce_",
+        "nll_loss_backward",
+        "nll_loss_forward",
+        "nll_loss2d_forward",
+        "nll_loss2d_backward",
+    ]
 )
-_SORTS = frozenset(["sort", "topk", "kthvalue", "argsort", "_unique2", "unique_dim", "unique_consecutive", "searchsorted", "multinomial"])
+_SORTS = frozenset(
+    [
+        "sort",
+        "topk",
+        "kthvalue",
+        "argsort",
+        "_unique2",
+        "unique_dim",
+        "unique_consecutive",
+        "searchsorted",
+        "multinomial",
+    ]
+)
 _REDUCTIONS = frozenset(
-    ["sum", "nansum", "mean", "prod", "amax", "amin", "aminmax", "max", "min", "argmax", "argmin", "any", "all", "count_nonzero", "norm", "linalg_vector_norm", "logsumexp", "cumsum", "cumprod", "cummax", "cummin", "logcumsumexp", "median", "mode", "mse_loss", "smooth_l1_loss", "binary_cross_entropy"]
+    [
+        "sum",
+        "nansum",
+        "mean",
+        "prod",
+        "amax",
+        "amin",
+        "aminmax",
+        "max",
+        "min",
+        "argmax",
+        "argmin",
+        "any",
+        "all",
+        "count_nonzero",
+        "norm",
+        "linalg_vector_norm",
+        "logsumexp",
+        "cumsum",
+        "cumprod",
+        "cummax",
+        "cummin",
+        "logcumsumexp",
+        "median",
+        "mode",
+        "mse_loss",
+        "smooth_l1_loss",
+        "binary_cross_entropy",
+    ]
 )
-_NOTHING = ("_record_function", "empty", "new_empty", "unsafe_", "_unsafe_view", "lift_fresh", "sym_", "_assert", "is_same_size", "resize_")
+_NOTHING = (
+    "_record_function",
+    "empty",
+    "new_empty",
+    "unsafe_",
+    "_unsafe_view",
+    "lift_fresh",
+    "sym_",
+    "_assert",
+    "is_same_size",
+    "resize_",
+)
 
 
 @functools.cache
@@ -110,7 +218,11 @@ def kind_of(func: Any) -> str:
     if getattr(func, "namespace", "") == "aten" and (name in MOVES or name.endswith(("_like", "_copy"))):
         return "copy"
     tags = set(getattr(func, "tags", ()))
-    if torch.Tag.pointwise in tags or torch.Tag.nondeterministic_seeded in tags or name.startswith(("_foreach", "_fused_")):
+    if (
+        torch.Tag.pointwise in tags
+        or torch.Tag.nondeterministic_seeded in tags
+        or name.startswith(("_foreach", "_fused_"))
+    ):
         return "elementwise"
     return ""  # the formulas of `cost` have the last word
 
@@ -125,7 +237,9 @@ def operator_name(func: Any) -> str:
     return str(getattr(packet, "__name__", func))
 
 
-def kernel_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, tf32: bool = False) -> Kernel | None:
+def kernel_of(
+    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, tf32: bool = False
+) -> Kernel | None:
     """The work of one call; None where it is nothing to do, as for a view.
 
     >>> x = torch.ones(2, 3)
@@ -178,7 +292,10 @@ def _product(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: A
         matrices = matrices[1:3]
     first, second = matrices[0], matrices[1]
     if name == "linear":
-        return {"sizes": (1, first.numel() // max(first.shape[-1], 1), second.shape[0], first.shape[-1]), "variant": "nt"}
+        return {
+            "sizes": (1, first.numel() // max(first.shape[-1], 1), second.shape[0], first.shape[-1]),
+            "variant": "nt",
+        }
     count = first.shape[0] if first.dim() == 3 else 1
     rows = first.shape[-2] if first.dim() > 1 else 1
     columns = second.shape[-1] if second.dim() > 1 else 1
@@ -224,16 +341,16 @@ def _convolution_class(x: Tensor, groups: int, kernel: Any, stride: int, transpo
 
 def _is_channels_last(x: Tensor, weight: Tensor) -> bool:
     """Whether the values of all channels lie together, in the image or in the weights."""
-    return any(
-        t.dim() > 3 and t.shape[1] > 1 and t.stride(1) == 1 and prod(t.shape[2:]) > 1 for t in (x, weight)
-    )
+    return any(t.dim() > 3 and t.shape[1] > 1 and t.stride(1) == 1 and prod(t.shape[2:]) > 1 for t in (x, weight))
 
 
 def _attention(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> dict[str, Any]:
     """Heads of all examples, queries, keys, width of a head."""
     backward = "backward" in operator_name(func)
     query, key = args[1:3] if backward else args[:2]
-    masked = any(isinstance(value, Tensor) and value.dim() > 1 for value in args[3:4]) or kwargs.get("attn_mask") is not None
+    masked = (
+        any(isinstance(value, Tensor) and value.dim() > 1 for value in args[3:4]) or kwargs.get("attn_mask") is not None
+    )
     causal = bool(kwargs.get("is_causal")) or any(value is True for value in args[3:])
     variant = ("masked" if masked else "causal" if causal else "full") + ("-backward" if backward else "")
     sizes = int(prod(query.shape[:-2])), int(query.shape[-2]), int(key.shape[-2]), int(query.shape[-1])
@@ -332,13 +449,19 @@ def _elementwise(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], resul
 
 def _pooling(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> dict[str, Any]:
     name = operator_name(func)
-    return {"variant": ("resampling" if "upsample" in name or "grid" in name else "") + ("-backward" if "backward" in name else "")}
+    return {
+        "variant": ("resampling" if "upsample" in name or "grid" in name else "")
+        + ("-backward" if "backward" in name else "")
+    }
 
 
 def _gather(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> dict[str, Any]:
     name = operator_name(func)
     writes = any(word in name for word in ("scatter", "put", "add", "copy_", "backward"))
-    return {"variant": "scatter" if writes else "", "elements": _elements(result) if not writes else _elements(args[1:])}
+    return {
+        "variant": "scatter" if writes else "",
+        "elements": _elements(result) if not writes else _elements(args[1:]),
+    }
 
 
 _DETAILS: dict[str, Any] = {

@@ -214,4 +214,6 @@ class _Check:
         while path and path not in self.lines:
             path = path.rpartition(".")[0]
         place = f"{self.file}:{self.lines.get(path, 1)}"
-        raise GraftError(f"the machine file cannot be used: {what}\n  at {place}\n  compare it with one that graft calibrate writes")
+        raise GraftError(
+            f"the machine file cannot be used: {what}\n  at {place}\n  compare it with one that graft calibrate writes"
+        )

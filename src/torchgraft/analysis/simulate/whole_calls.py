@@ -36,7 +36,14 @@ class WholeCalls(TorchFunctionMode):
         return func(*args, **kwargs)
 
     def _attention(
-        self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Any = None, dropout_p: float = 0.0, is_causal: bool = False, **rest: Any
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Any = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        **rest: Any,
     ) -> Tensor:
         *outer, queries, width = query.shape
         heads = 1
@@ -54,11 +61,23 @@ class WholeCalls(TorchFunctionMode):
         return self._run("aten.scaled_dot_product_attention", tensors, made, [kernel])[0]
 
     def _recurrent(
-        self, func: Any, x: Tensor, state: Any, weights: Any, has_bias: bool, layers: int, dropout: float, train: bool, both: bool, batch_first: bool
+        self,
+        func: Any,
+        x: Tensor,
+        state: Any,
+        weights: Any,
+        has_bias: bool,
+        layers: int,
+        dropout: float,
+        train: bool,
+        both: bool,
+        batch_first: bool,
     ) -> Any:
         states = list(state) if isinstance(state, (list, tuple)) else [state]
         width, directions, gates = states[0].shape[-1], 2 if both else 1, _RECURRENT[func]
-        batch, length = (1, x.shape[0]) if x.dim() == 2 else (x.shape[0], x.shape[1]) if batch_first else (x.shape[1], x.shape[0])
+        batch, length = (
+            (1, x.shape[0]) if x.dim() == 2 else (x.shape[0], x.shape[1]) if batch_first else (x.shape[1], x.shape[0])
+        )
         kernels = []
         for layer in range(layers):
             inner = x.shape[-1] if layer == 0 else width * directions
@@ -71,7 +90,9 @@ class WholeCalls(TorchFunctionMode):
         results = self._run(f"aten.{func.__name__}", [x, *states, *weights], made, kernels)
         return tuple(results)
 
-    def _run(self, name: str, tensors: list[Tensor], made: Callable[[], list[Tensor]], kernels: list[Kernel]) -> list[Tensor]:
+    def _run(
+        self, name: str, tensors: list[Tensor], made: Callable[[], list[Tensor]], kernels: list[Kernel]
+    ) -> list[Tensor]:
         if not torch.is_grad_enabled() or not any(tensor.requires_grad for tensor in tensors):
             results = made()
             self.note(name, tensors, results, kernels)
@@ -95,16 +116,28 @@ class _Whole(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Any) -> Any:
         saved = ctx.saved_tensors
         tensors = saved[: ctx.count]
-        found = [torch.empty_like(tensor) if needed else None for tensor, needed in zip(tensors, ctx.needs_input_grad[4:], strict=True)]
+        found = [
+            torch.empty_like(tensor) if needed else None
+            for tensor, needed in zip(tensors, ctx.needs_input_grad[4:], strict=True)
+        ]
         kernels = [backward_kernel(kernel) for kernel in ctx.kernels]
-        ctx.mode.note(f"{ctx.name}_backward", [*saved, *gradients], [item for item in found if item is not None], kernels)
+        ctx.mode.note(
+            f"{ctx.name}_backward", [*saved, *gradients], [item for item in found if item is not None], kernels
+        )
         return None, None, None, None, *found
 
 
 def backward_kernel(kernel: Kernel) -> Kernel:
     """The work of a gradient: scores anew, then two products for each one of before."""
     return Kernel(
-        *(kernel.operator + "_backward", kernel.kind, kernel.type, kernel.flops * 5 // 2, kernel.bytes * 2, kernel.read),
+        *(
+            kernel.operator + "_backward",
+            kernel.kind,
+            kernel.type,
+            kernel.flops * 5 // 2,
+            kernel.bytes * 2,
+            kernel.read,
+        ),
         *(kernel.sizes, f"{kernel.variant}-backward".lstrip("-")),
     )
 

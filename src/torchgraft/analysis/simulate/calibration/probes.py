@@ -172,7 +172,9 @@ class Draw:
         return self.one_of(*self.batches)
 
     def channels(self) -> int:
-        return self.one_of(16, 24, 32, 48, 64, 96, 112, 128, 144, 160, 192, 240, 256, 320, 384, 512, 640, 672, 960, 1024, 2048)
+        return self.one_of(
+            16, 24, 32, 48, 64, 96, 112, 128, 144, 160, 192, 240, 256, 320, 384, 512, 640, 672, 960, 1024, 2048
+        )
 
     def size(self, low: float, high: float) -> int:
         return int(low * (high / low) ** self.random.random())
@@ -202,7 +204,9 @@ class Draw:
         if self.one_of(*[False] * 12, True):  # the patches of a vision transformer
             kernel = stride = self.one_of(4, 14, 16)
             side, inner, outer = 224, 3, self.one_of(96, 384, 768, 1024)
-            return Probe("convolution", ((batch, inner, side, side), (outer, inner, kernel, kernel)), options={"stride": stride})
+            return Probe(
+                "convolution", ((batch, inner, side, side), (outer, inner, kernel, kernel)), options={"stride": stride}
+            )
         padding = kernel // 2 if self.one_of(*[True] * 9, False) else 0
         options = {"stride": stride, "padding": padding}
         return Probe("convolution", ((batch, inner, side, side), (outer, inner, kernel, kernel)), options=options)
@@ -213,7 +217,11 @@ class Draw:
         groups = channels if self.one_of(True, True, False) else self.one_of(2, 4, 8, channels // 8)
         channels -= channels % groups
         options = {"stride": self.one_of(1, 1, 2), "padding": kernel // 2, "groups": groups}
-        return Probe("convolution", ((batch, channels, side, side), (channels, channels // groups, kernel, kernel)), options=options)
+        return Probe(
+            "convolution",
+            ((batch, channels, side, side), (channels, channels // groups, kernel, kernel)),
+            options=options,
+        )
 
     def other_convolution(self) -> Probe:
         batch, inner, outer, kernel = self.batch(), self.channels(), self.channels(), self.one_of(1, 3, 3, 5)
@@ -245,12 +253,22 @@ class Draw:
         return Probe("attention", shapes, options={"causal": True} if kind == "causal" and queries > 1 else {})
 
     def recurrent(self) -> Probe:
-        batch, length, inner, width = self.batch(), self.one_of(16, 35, 64, 128), self.one_of(64, 256, 512), self.one_of(64, 128, 256, 512, 1024)
+        batch, length, inner, width = (
+            self.batch(),
+            self.one_of(16, 35, 64, 128),
+            self.one_of(64, 256, 512),
+            self.one_of(64, 128, 256, 512, 1024),
+        )
         layers, kind = self.one_of(1, 2), self.one_of("lstm", "lstm", "gru")
         gates = 4 if kind == "lstm" else 3
         weights: list[tuple[int, ...]] = []
         for layer in range(layers):
-            weights += [(gates * width, width if layer else inner), (gates * width, width), (gates * width,), (gates * width,)]
+            weights += [
+                (gates * width, width if layer else inner),
+                (gates * width, width),
+                (gates * width,),
+                (gates * width,),
+            ]
         return Probe("recurrent", ((batch, length, inner), (layers, batch, width), *weights), options={"kind": kind})
 
     def elementwise(self) -> Probe:
@@ -262,7 +280,17 @@ class Draw:
         return Probe(name, ((count,),) * (2 if name in ("add", "mul") else 1))
 
     def norm(self) -> Probe:
-        name = self.one_of("layer_norm", "layer_norm", "batch_norm", "batch_norm", "batch_norm_training", "group_norm", "softmax", "softmax", "log_softmax")
+        name = self.one_of(
+            "layer_norm",
+            "layer_norm",
+            "batch_norm",
+            "batch_norm",
+            "batch_norm_training",
+            "group_norm",
+            "softmax",
+            "softmax",
+            "log_softmax",
+        )
         channels, side = self.channels(), self.one_of(7, 14, 28, 56, 112)
         if name in ("softmax", "log_softmax"):
             columns = self.one_of(49, 64, 128, 197, 256, 512, 1000, 1024, 30522)
@@ -283,13 +311,24 @@ class Draw:
         if name in ("mean_spatial", "adaptive_pool", "channels_last_copy", "pad"):
             return Probe(name, (image,))
         if name in ("max_pool", "avg_pool"):
-            return Probe(name, (image,), options=self.one_of({"kernel": 2, "stride": 2}, {"kernel": 3, "stride": 2}, {"kernel": 3, "stride": 1}))
+            return Probe(
+                name,
+                (image,),
+                options=self.one_of({"kernel": 2, "stride": 2}, {"kernel": 3, "stride": 2}, {"kernel": 3, "stride": 1}),
+            )
         if name == "upsample":
             return Probe(name, (image,), options={"mode": self.one_of("nearest", "bilinear")})
         if name == "cat":
             return Probe(name, (image,) * self.one_of(2, 2, 3, 4))
         if name == "transpose_copy":
-            return Probe(name, ((self.batch() * 4, self.one_of(12, 16, 64, 197), self.one_of(64, 128, 197, 512), 64)[: self.one_of(3, 4)],))
+            return Probe(
+                name,
+                (
+                    (self.batch() * 4, self.one_of(12, 16, 64, 197), self.one_of(64, 128, 197, 512), 64)[
+                        : self.one_of(3, 4)
+                    ],
+                ),
+            )
         if name in ("embedding", "index_select"):
             return Probe(name, ((self.one_of(1000, 30522, 50257), rows[1]), (self.size(8, 3e4),)))
         if name == "roll":
@@ -299,7 +338,9 @@ class Draw:
         return Probe(name, (rows,))
 
     def gradient(self) -> Probe:
-        name = self.one_of("convolution_gradients", "convolution_gradients", "softmax_gradient", "gelu_gradient", "threshold_gradient")
+        name = self.one_of(
+            "convolution_gradients", "convolution_gradients", "softmax_gradient", "gelu_gradient", "threshold_gradient"
+        )
         if name == "convolution_gradients":
             forward = self.one_of(self.convolution, self.grouped)()
             made = torch.empty(0, device="meta")
@@ -310,7 +351,9 @@ class Draw:
         return Probe(name, (shape, shape))
 
 
-def probes(counts: dict[str, int], precisions: tuple[str, ...], seed: int = 0, batches: tuple[int, ...] | None = None) -> Iterator[Probe]:
+def probes(
+    counts: dict[str, int], precisions: tuple[str, ...], seed: int = 0, batches: tuple[int, ...] | None = None
+) -> Iterator[Probe]:
     """So many of each kind, in each precision; kinds that do no products are the same in fp32 and tf32, and left out in one."""
     draw = Draw(seed) if batches is None else Draw(seed, batches)
     for kind, count in counts.items():
@@ -321,7 +364,14 @@ def probes(counts: dict[str, int], precisions: tuple[str, ...], seed: int = 0, b
                 continue
             made += 1
             for precision in precisions:
-                if precision != "tf32" or probe.work in ("linear", "bmm", "bmm_transposed", "convolution", "convolution_gradients", "recurrent"):
+                if precision != "tf32" or probe.work in (
+                    "linear",
+                    "bmm",
+                    "bmm_transposed",
+                    "convolution",
+                    "convolution_gradients",
+                    "recurrent",
+                ):
                     yield Probe(probe.work, probe.shapes, precision, probe.options)
 
 

@@ -27,7 +27,9 @@ def machine_text(machine: Machine, note: str = "") -> str:
         "cache_bandwidth": machine.cache_bandwidth,
         "latency": machine.latency,
     }
-    lines = [f"{name} = {json.dumps(getattr(machine, name), ensure_ascii=False)}" for name in ("name", "kind", "source")]
+    lines = [
+        f"{name} = {json.dumps(getattr(machine, name), ensure_ascii=False)}" for name in ("name", "kind", "source")
+    ]
     tables = {"device": device, "peak": machine.peak, "memory": memory, "links": machine.links}
     for name, table in tables.items():
         lines += _table(name, table)

@@ -1,0 +1,164 @@
+"""A pipeline run for a try in processes of this machine: what a step takes, and whether it is what one process computes.
+In earnest every process calls `Pipeline.schedule` itself, started by torchrun.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch.utils import _pytree
+
+from torchgraft.codegen.calling import example_inputs, placeholder_values
+from torchgraft.distributed.pipeline import Pipeline
+from torchgraft.errors import GraphError
+from torchgraft.results.shown import Tabular
+from torchgraft.results.tables import Table
+
+
+@dataclass(frozen=True)
+class Tried:
+    """One process of a trial: its stages, and the seconds of a step as it saw them."""
+
+    rank: int
+    stages: str
+    seconds: float
+
+
+@dataclass(frozen=True, repr=False)
+class Trial(Tabular):
+    """A pipeline that was run here: the seconds of a step in one process and in several, and whether the results are the same."""
+
+    name: str
+    schedule: str
+    microbatches: int
+    alone: float
+    same: bool
+    processes: tuple[Tried, ...]
+
+    @property
+    def seconds(self) -> float:
+        """How long a step took."""
+        return max(process.seconds for process in self.processes)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One row for each process."""
+        return [asdict(process) for process in self.processes]
+
+    def headline(self) -> str:
+        """What came of it."""
+        result = "the same as one process computes" if self.same else "NOT what one process computes"
+        return (
+            f"{self.name} by {self.schedule} in {len(self.processes)} processes, {self.microbatches} micro-batches: "
+            f"{self.seconds * 1e3:.1f} ms a step ({self.alone * 1e3:.1f} ms in one process), {result}"
+        )
+
+    def _table(self) -> Table:
+        cells = [(f"{item.rank}", item.stages, f"{item.seconds * 1e3:.1f} ms") for item in self.processes]
+        return Table(self.headline(), ("process", "stages", "step"), cells, frozenset(("process", "step")))
+
+
+def try_pipeline(
+    plan: Pipeline,
+    args: Any,
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    processes: int | None = None,
+    schedule: str = "gpipe",
+    microbatches: int = 4,
+    steps: int = 3,
+    time_limit: float = 300.0,
+) -> Trial:
+    """Run a pipeline forward in processes of this machine (as many as it has stages), and compare with one process.
+
+    `args` are those of one micro-batch, as the pipeline was planned for; the batch has `microbatches` of them.
+    """
+    values, keywords = example_inputs(args, kwargs)
+    inputs = placeholder_values(plan.program, values, keywords)
+    whole = {id(value) for node, value in inputs.items() if node.name in plan.constants}
+    given, keywords = _pytree.tree_map(
+        lambda leaf: leaf if id(leaf) in whole else torch.cat([leaf] * microbatches), (values, keywords)
+    )
+    with torch.no_grad():
+        plan.program(*given, **keywords)
+        begin = time.perf_counter()
+        expected = plan.program(*given, **keywords)
+        alone = time.perf_counter() - begin
+    count = len(plan.stages) if processes is None else processes
+    answers = _started(count, plan, given, keywords, schedule, microbatches, steps, time_limit)
+    result = next(answer for _, answer, _ in answers if answer is not None)
+    pairs = zip(_pytree.tree_leaves(result), _pytree.tree_leaves(expected), strict=True)
+    same = all(
+        torch.allclose(ours, theirs, rtol=1e-4, atol=1e-5) for ours, theirs in pairs if isinstance(ours, torch.Tensor)
+    )
+    tried = [Tried(rank, ", ".join(map(str, plan.of_rank(rank, count))), seconds) for rank, _, seconds in answers]
+    return Trial(plan.name, schedule, microbatches, alone, same, tuple(tried))
+
+
+def _started(count: int, *rest: Any) -> list[tuple[int, Any, float]]:
+    import torch.multiprocessing as multiprocessing
+
+    *work, limit = rest
+    context = multiprocessing.get_context("spawn")
+    answers: Any = context.Queue()
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+    processes = [
+        context.Process(target=_run, args=(rank, count, port, answers, limit, *work), daemon=True)
+        for rank in range(count)
+    ]
+    found = []
+    try:
+        for process in processes:
+            process.start()
+        for _ in range(count):
+            rank, result, seconds = answers.get(timeout=limit)
+            if isinstance(seconds, str):
+                raise GraphError(f"process {rank} of the pipeline failed: {seconds}")
+            found.append((rank, _pytree.tree_map(_as_tensor, result), seconds))
+    finally:
+        for process in processes:
+            process.join(2)
+            if process.is_alive():
+                process.kill()
+                process.join()
+    return sorted(found, key=lambda answer: answer[0])
+
+
+def _run(rank: int, count: int, port: int, answers: Any, limit: float, plan: Pipeline, *work: Any) -> None:
+    args, kwargs, schedule, microbatches, steps = work
+    try:
+        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), GLOO_SOCKET_IFNAME="lo")
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // count))
+        torch.distributed.init_process_group("gloo", rank=rank, world_size=count, timeout=timedelta(seconds=limit))
+        run = plan.schedule(schedule, microbatches=microbatches)
+        times = []
+        with torch.no_grad():
+            for _ in range(steps + 1):
+                torch.distributed.barrier()
+                begin = time.perf_counter()
+                result, _ = run.step(*args, **kwargs)
+                times.append(time.perf_counter() - begin)
+        # As numpy's arrays: tensors would be in memory that is gone with the process.
+        answers.put((rank, _pytree.tree_map(_as_array, result), min(times[1:])))
+        torch.distributed.barrier()
+        torch.distributed.destroy_process_group()
+    except Exception as error:
+        answers.put((rank, None, f"{type(error).__name__}: {error}"))
+
+
+def _as_array(leaf: Any) -> Any:
+    if not isinstance(leaf, torch.Tensor):
+        return leaf
+    return (leaf.float() if leaf.dtype is torch.bfloat16 else leaf).numpy()
+
+
+def _as_tensor(leaf: Any) -> Any:
+    return torch.as_tensor(leaf) if type(leaf).__name__ == "ndarray" else leaf
