@@ -202,3 +202,27 @@ def test_a_rank_that_is_gone_stops_the_others_in_bounded_time() -> None:
     assert error not in ("nothing", "raised")
     assert "test_in_processes.py" in notes
     assert seconds < 15
+
+
+def _by_hand(rank: int, count: int) -> Any:
+    distributed.init_process_group("gloo", rank=rank, world_size=count)
+
+    def model(x: Any) -> Any:
+        y = x * (rank + 1)
+        work = distributed.all_reduce(y, async_op=True)
+        z = x.sin()
+        work.wait()
+        distributed.barrier()
+        return y + z
+
+    program = torchgraft.capture(model, torch.ones(2))
+    names = [getattr(node.target, "__name__", "") for node in program.graph.nodes]
+    x = torch.full((2,), 3.0)
+    same = torch.equal(program(x), model(x))
+    distributed.destroy_process_group()
+    return same, [name for name in names if name in ("all_reduce", "sin", "wait_for_work", "barrier")]
+
+
+def test_handles_that_are_awaited_and_barriers_are_calls_of_the_program() -> None:
+    for answer in run_processes(_by_hand, 2):
+        assert answer == (True, ["all_reduce", "wait_for_work", "barrier"]), answer

@@ -13,7 +13,7 @@ from typing import Any
 
 from torchgraft.analysis.effects.declared import is_declared_pure
 from torchgraft.analysis.effects.findings import Effects
-from torchgraft.capturing.patching.remote_calls import fetch_reference
+from torchgraft.capturing.patching.remote_calls import fetch_reference, wait_for_future, wait_for_work
 from torchgraft.capturing.patching.wrapping import recorded_leaf
 from torchgraft.ir.node import Node
 from torchgraft.ir.verify import find_attribute
@@ -109,17 +109,6 @@ def find_blocking(node: Node) -> tuple[Blocking | None, str]:
         name = getattr(called, "__name__", "the function")
         return None, f"{name} may have effects on the other side; mark it with torchgraft.pure if it only computes"
     return found, ""
-
-
-def wait_for_work(work: Any) -> None:
-    """Wait for a collective; None is what a process gets that takes no part in it."""
-    if work is not None:
-        work.wait()
-
-
-def wait_for_future(future: Any) -> Any:
-    """Wait for a call in another process, and return what it returned."""
-    return future.wait()
 
 
 def start_fetching(reference: Any, timeout: float = -1.0) -> Any:

@@ -126,10 +126,8 @@ class _Plan:
 
     def _next(self, queues: list[list[tuple[int, str, _Step]]], flight: _Flight) -> _Step:
         first, rest, waits = queues
-        if first and (not waits or first[0][2][0] != _START or flight.has_room(first[0][2][1])):
+        if first and (first[0][2][0] != _START or flight.has_room(first[0][2][1])):
             return heapq.heappop(first)[2]
-        if first and flight.is_full:
-            return heapq.heappop(waits)[2]
         return heapq.heappop(rest or waits or first)[2]
 
     def _needed_to_start(self) -> set[_Step]:
@@ -149,13 +147,12 @@ class _Flight:
     def __init__(self, limits: OverlapRemoteCalls) -> None:
         self._limits = limits
         self._bytes: dict[Node, int] = {}
-        self.is_full = False
 
     def has_room(self, node: Node) -> bool:
         limit = self._limits.max_bytes
-        too_large = limit is not None and sum(self._bytes.values()) + bytes_of_value(node) > limit
-        self.is_full = len(self._bytes) >= self._limits.max_in_flight or too_large
-        return not self.is_full
+        if limit is not None and self._bytes and sum(self._bytes.values()) + bytes_of_value(node) > limit:
+            return False
+        return len(self._bytes) < self._limits.max_in_flight
 
     def note(self, step: _Step) -> None:
         if step[0] == _START:

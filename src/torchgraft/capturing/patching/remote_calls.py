@@ -1,5 +1,6 @@
-"""Calls of functions in other processes, by torch.distributed.rpc, are recorded whole: what they do is done elsewhere.
-Collectives need nothing of the kind, because torch's override protocol sees them.
+"""What other processes do, and waiting for it, is recorded as calls: functions of torch.distributed.rpc, remote references, futures,
+the handles of collectives that were started, barriers. Collectives themselves need nothing of the kind: torch's override protocol
+sees them.
 """
 
 from __future__ import annotations
@@ -13,12 +14,19 @@ import torch
 
 from torchgraft.capturing.patching.active import CodePatch, Patch, active
 
-_NAMES = ("rpc_sync", "rpc_async", "remote")
+# By module. Each is a check or a log around the function proper, which its code closes over as `func`.
+_FUNCTIONS = {
+    "torch.distributed.rpc.api": ("rpc_sync", "rpc_async", "remote"),
+    "torch.distributed.distributed_c10d": ("barrier", "monitored_barrier"),
+}
 
 
 def remote_call_patches() -> list[Any]:
-    """Patches for calls in other processes and for fetching what remote references stand for; none where RPC is not loaded."""
-    return [] if "torch.distributed.rpc.api" not in sys.modules else list(_patches())
+    """Patches for what has to do with other processes; none where there are no others."""
+    has_calls = "torch.distributed.rpc.api" in sys.modules
+    if not has_calls and not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return []
+    return list(_patches(has_calls))
 
 
 def fetch_reference(reference: Any, timeout: float = -1.0) -> Any:
@@ -26,32 +34,44 @@ def fetch_reference(reference: Any, timeout: float = -1.0) -> Any:
     return reference.to_here(timeout)
 
 
-@functools.cache
-def _patches() -> tuple[Any, ...]:
-    api = sys.modules["torch.distributed.rpc.api"]
-    functions = [getattr(api, name, None) for name in _NAMES]
-    # Each is a check whether there is a network, around the function proper; torch built without RPC has none of them.
-    known = [
-        function
-        for function in functions
-        if getattr(getattr(function, "__code__", None), "co_freevars", ()) == ("func",)
-    ]
-    patches = tuple(map(CodePatch, known))  # type: ignore[arg-type]
-    for patch in patches:
-        _calls[patch.function.__name__] = patch
-        patch.lend(_lent())  # type: ignore[arg-type]
-    references = getattr(getattr(torch._C, "_distributed_rpc", None), "PyRRef", None)
-    if references is None:
-        return patches
-    original = references.to_here
+def wait_for_work(work: Any, *timeout: Any) -> Any:
+    """Wait for a collective that was started; None is what a process has that takes no part in it."""
+    return None if work is None else work.wait(*timeout)
 
-    def to_here(reference: Any, timeout: float = -1.0) -> Any:
+
+def wait_for_future(future: Any) -> Any:
+    """Wait for a call in another process, and return what it returned."""
+    return future.wait()
+
+
+@functools.cache
+def _patches(has_calls: bool) -> tuple[Any, ...]:
+    patches: list[Any] = []
+    for home, names in _FUNCTIONS.items():
+        for function in [getattr(sys.modules.get(home), name, None) for name in names]:
+            if getattr(getattr(function, "__code__", None), "co_freevars", ()) == ("func",):
+                patch = _calls[function.__name__] = CodePatch(function)  # type: ignore[union-attr,arg-type]
+                patch.lend(_lent())  # type: ignore[arg-type]
+                patches.append(patch)
+    collectives, calls = (getattr(torch._C, name, None) for name in ("_distributed_c10d", "_distributed_rpc"))
+    methods = [
+        (getattr(calls, "PyRRef", None), "to_here", fetch_reference),
+        (getattr(collectives, "Work", None), "wait", wait_for_work),
+        (torch._C.Future, "wait", wait_for_future),
+    ]
+    return (*patches, *[_method_patch(*item) for item in methods if item[0] is not None])
+
+
+def _method_patch(cls: Any, name: str, target: Callable[..., Any]) -> Patch:
+    original = getattr(cls, name)
+
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         tracer = active.tracer
         if tracer is None or not tracer._runs_for_real:
-            return original(reference, timeout)
-        return tracer.calls.leaf(fetch_reference, original, (reference, timeout), {}, always=True)
+            return original(self, *args, **kwargs)
+        return tracer.calls.leaf(target, original, (self, *args), kwargs, always=True)
 
-    return (*patches, Patch(references, "to_here", to_here))
+    return Patch(cls, name, method)
 
 
 _calls: dict[str, CodePatch] = {}
