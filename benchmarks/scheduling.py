@@ -101,10 +101,9 @@ def measured(servers: int, delay: float, rounds: int, report: bool) -> None:
         top = best(lambda: model.top(torch.randn(BATCH, 512 + 128 * TABLES)), rounds)
     before, after = statistics.median(blocking), statistics.median(overlapped)
     possible = max(statistics.median(here) + TABLES * issue, issue + one_call + top)
-    rates = (
-        f"{1 / before:12.1f} {1 / after:12.1f} {before / after:8.2f} x {1 / possible:12.1f} {possible / after:10.0%}"
-    )
-    print(f"{1 + servers:9} {delay * 1e3:8.1f} ms {rates} {changes:6} {'yes' if same else 'NO'}", flush=True)
+    cells = (1 + servers, f"{delay * 1e3:g} ms", f"{1 / before:.1f}", f"{1 / after:.1f}", f"{before / after:.2f}")
+    more = (f"{1 / possible:.1f}", f"{possible / after:.0%}", changes, "yes" if same else "NO")
+    print(f"| {' | '.join(map(str, (*cells, *more)))} |", flush=True)
     if report:
         print(overlaps(scheduled, example))
 
@@ -191,12 +190,15 @@ def _train(rank: int, count: int, port: int, rounds: int) -> None:
             times[name].append(time.perf_counter() - begin)
     if rank == 0:
         found = {name: statistics.median(values) * 1e3 for name, values in times.items()}
-        print(
-            f"{count:9} {found['blocking']:12.2f} ms {found['overlapped']:12.2f} ms {found['DDP']:10.2f} ms "
-            f"{found['blocking'] / found['overlapped']:8.2f} x {found['DDP'] / found['overlapped']:8.2f} x {changes:6} "
-            f"{'yes' if same and close else 'NO'}",
-            flush=True,
+        ratios = (f"{found['blocking'] / found['overlapped']:.2f}", f"{found['DDP'] / found['overlapped']:.2f}")
+        cells = (
+            count,
+            *[f"{value:.1f} ms" for value in found.values()],
+            *ratios,
+            changes,
+            "yes" if same and close else "NO",
         )
+        print(f"| {' | '.join(map(str, cells))} |", flush=True)
     parallel = None  # type: ignore[assignment]  # torch's reducer must be gone before its group
     distributed.barrier()
     distributed.destroy_process_group()
@@ -218,11 +220,14 @@ def main() -> None:
     delays = [float(text) / 1e3 for text in options.delays.split(",")]
     counts = [int(text) for text in options.processes.split(",")]
     print(f"torch {torch.__version__}, {os.cpu_count()} cores\n\n{TABLES} fetches, queries a second")
-    print("processes       delay     blocking   overlapped    gain     possible    reached  calls same")
+    print(
+        "\n| processes | delay | waiting | overlapped | gain | possible | reached | calls | same results |\n|"
+        + "---|" * 9
+    )
     for count in counts:
         multiprocessing.spawn(_serve, args=(count, _port(), delays, options.rounds), nprocs=count)
-    print("\ndata-parallel steps on gloo, an all-reduce for each gradient")
-    print("processes        blocking      overlapped           DDP over blocking  over DDP  calls same")
+    print("\ndata-parallel steps on gloo, an all-reduce for each gradient\n")
+    print("| processes | waiting | overlapped | DDP | gain | beside DDP | calls | same results |\n|" + "---|" * 8)
     for count in counts:
         multiprocessing.spawn(_train, args=(count, _port(), options.rounds), nprocs=count)
 
