@@ -34,9 +34,9 @@ def _tokens(length: int = 128, words: int = 30000) -> Callable[[int], dict[str, 
 
 def _vision(name: str, **options: Any) -> Callable[[], nn.Module]:
     def build() -> nn.Module:
-        import torchvision
+        from benchmarks.coverage.torchvision_models import import_torchvision
 
-        place = torchvision.models
+        place = import_torchvision().models
         for part in name.split(".")[:-1]:
             place = getattr(place, part)
         if name in ("googlenet", "inception_v3"):
