@@ -74,9 +74,9 @@ class SimulatedNode:
 class Simulation(Shown):
     """How long a program takes on a machine, and how much memory.
 
-    `seconds` is the whole, `device_seconds` how long the device is at work, `host_seconds` how long Python and torch are. `joules` is
-    None where the machine's data has no power. `unknown` has the operators that no formula is known for, which are bounded
-    by their bytes, with their share of the time of all kernels.
+    `seconds` is the whole, `device_seconds` how long the device is at work, `host_seconds` how long Python and torch are.
+    `joules` is None where the machine's data has no power. `unknown` has the operators that no formula is known for, which are
+    bounded by their bytes, with their share of the time of all kernels.
 
     >>> import torch, torchgraft
     >>> result = torchgraft.simulate(torch.nn.Linear(1024, 1024), torch.empty(8, 1024, device="meta"), machine="h200")

@@ -1,4 +1,4 @@
-"""`simulate`: runs a program on tensors without data, takes down what it gives a machine to do, and works out how long that takes.
+"""`simulate`: runs a program on tensors without data, takes down what it gives a machine to do, and says how long that takes.
 What is computed from each operator is in `kernels.py`, `timing.py` and `clocks.py`; the answer is in `report.py`.
 """
 
@@ -73,8 +73,8 @@ def simulate(
 ) -> Simulation | ParallelSimulation:
     """How long a run of a program takes on a machine that need not be here, and how much memory; nothing is computed.
 
-    `machine` is the name of one that comes with torchgraft (`machine_names()`), the path of a TOML file or a `Machine`. `precision`
-    ("fp32", "tf32", "bf16", "fp16") is what parameters and inputs of floating point are taken to be; without it they
+    `machine` is the name of one that comes with torchgraft (`machine_names()`), the path of a TOML file or a `Machine`.
+    `precision` ("fp32", "tf32", "bf16", "fp16") is what parameters and inputs of floating point are taken to be; without it they
     are what they are, and "tf32" is fp32 with the faster products. `mode` is "eager" (wall time, the host included), "graph" (the
     device alone, as a replayed CUDA graph) or "lowered" (the same with norms folded and element-wise chains fused). With
     `training`, or an `optimizer` made from the parameters, it is a step of forward, backward and update. With `machines`, one

@@ -1,4 +1,4 @@
-"""Calls that a GPU answers with kernels of their own and tensors without data take apart otherwise: attention and recurrent layers.
+"""Calls that a GPU has kernels of their own for, and that tensors without data take apart: attention and recurrent layers.
 While a program runs on fakes they are answered here, forward and backward, and told to whoever listens as one operator each.
 """
 
