@@ -307,14 +307,14 @@ def _product(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: A
 def _convolution(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> dict[str, Any]:
     direction = ""
     if operator_name(func) == "convolution_backward":
-        gradient, x, weight, _, stride, _, dilation, transposed, _, groups, wanted = args[:11]
+        gradient, x, weight, _, stride, _, _, transposed, _, groups, wanted = args[:11]
         made = gradient.shape
         direction = {(True, False): "-of-input", (False, True): "-of-weight"}.get((wanted[0], wanted[1]), "-backward")
     else:
         x, weight = args[:2]
         made = (result[0] if isinstance(result, tuple) else result).shape
         rest = [*args[2:], *[None] * 7]
-        stride, dilation, transposed, groups = rest[1], rest[3], rest[4] is True, rest[6]
+        stride, transposed, groups = rest[1], rest[4] is True, rest[6]
     groups, kernel = int(groups or 1), weight.shape[2:]
     window = int(prod(kernel))
     if transposed:
