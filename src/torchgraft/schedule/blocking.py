@@ -9,12 +9,14 @@ import inspect
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from types import FunctionType
 from typing import Any
 
 from torchgraft.analysis.effects.declared import is_declared_pure
 from torchgraft.analysis.effects.findings import Effects
 from torchgraft.capturing.patching.remote_calls import fetch_reference, wait_for_future, wait_for_work
 from torchgraft.capturing.patching.wrapping import recorded_leaf
+from torchgraft.ir.graph import Graph
 from torchgraft.ir.node import Node
 from torchgraft.ir.verify import find_attribute
 
@@ -109,6 +111,29 @@ def find_blocking(node: Node) -> tuple[Blocking | None, str]:
         name = getattr(called, "__name__", "the function")
         return None, f"{name} may have effects on the other side; mark it with torchgraft.pure if it only computes"
     return found, ""
+
+
+def half_calls(graph: Graph) -> dict[Node, bool]:
+    """The calls that start something elsewhere, or wait for what such a call started, as somebody wrote them; whether each waits.
+
+    They do nothing in this process but return a value.
+    """
+    if "torch.distributed.rpc.api" not in sys.modules:
+        return {}
+    calls = sys.modules["torch.distributed.rpc.api"]
+    starting = {getattr(calls, name, None) for name in ("remote", "rpc_async")}
+    found: dict[Node, bool] = {}
+    for node in graph.nodes:
+        if node.op != "call_function":
+            continue
+        if node.target is wait_for_future:
+            if found.get(node.args[0]) is False:
+                found[node] = True
+        elif isinstance(node.target, FunctionType) and node.target in starting:
+            given = inspect.signature(node.target).bind(*node.args, **node.kwargs).arguments
+            if is_declared_pure(_constant(node, given.get("func"))):
+                found[node] = False
+    return found
 
 
 def start_fetching(reference: Any, timeout: float = -1.0) -> Any:
