@@ -114,21 +114,25 @@ def measured(servers: int, batch: int, delay: float, rounds: int, report: bool) 
         plain, scheduled = torchgraft.capture(model, example), torchgraft.capture(model, example)
         changes = OverlapRemoteCalls()(scheduled).changes
         same = torch.equal(plain(*example), scheduled(*example)) and torch.equal(model(*example), plain(*example))
-        runs: dict[str, list[Any]] = {name: [] for name in ("alone", "beside", "issued", "arrived", "before", "after")}
-        for _ in range(rounds):  # in turns
-            for name, program in (("alone", plain), ("beside", scheduled)):
-                timed = _Timed(program)
-                timed.run(*example)
-                runs[name].append(timed.times)
-            issued, arrived = arrivals(example[0], servers, delay)
-            runs["issued"].append(issued)
-            runs["arrived"].append(arrived)
-            runs["before"].append(seconds(lambda: plain(*example)))
-            runs["after"].append(seconds(lambda: scheduled(*example)))
-    arrived, issued = (
-        [statistics.median(column) for column in zip(*runs["arrived"], strict=True)],
-        statistics.median(runs["issued"]),
-    )
+
+        def timed(program: Any) -> dict[str, float]:
+            run = _Timed(program)
+            run.run(*example)
+            return run.times
+
+        ways: dict[str, Callable[[], Any]] = {
+            "alone": lambda: timed(plain),
+            "beside": lambda: timed(scheduled),
+            "calls": lambda: arrivals(example[0], servers, delay),
+            "before": lambda: seconds(lambda: plain(*example)),
+            "after": lambda: seconds(lambda: scheduled(*example)),
+        }
+        runs: dict[str, list[Any]] = {name: [] for name in ways}
+        for _ in range(max(rounds // 5, 1)):  # in turns, each five times in a row, as queries come
+            for name, run in ways.items():
+                runs[name] += [run() for _ in range(5)]
+    issued = statistics.median(issued for issued, _ in runs["calls"])
+    arrived = [statistics.median(column) for column in zip(*[found for _, found in runs["calls"]], strict=True)]
     possible, at_its_speed = [
         critical_path(
             {key: statistics.median(one[key] for one in runs[name]) for key in runs[name][0]}, issued, arrived

@@ -155,6 +155,40 @@ def test_what_is_written_or_returned_stays_and_is_said() -> None:
     assert program(torch.ones(3))[1].data_ptr() == weight[1:].data_ptr()
 
 
+@torchgraft.wrap
+def unknown(x: Any) -> Any:
+    return x * 1
+
+
+@torchgraft.wrap
+def unknown_write(weight: Any, x: Any) -> Any:
+    weight.add_(1)
+    return x * 1
+
+
+def test_calls_that_may_do_anything_keep_what_they_are_given() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = stack(2)
+            self.weight = nn.Parameter(torch.ones(WIDTH), requires_grad=False)
+            self.tied = self.weight
+
+        def forward(self, x: Any) -> Any:
+            y = unknown(self.layers[0](x))
+            y = unknown_write(self.weight[2:], y)
+            return self.layers[1](y * self.tied)
+
+    model, x = Model().eval(), torch.randn(2, WIDTH)
+    program = torchgraft.capture(model, x, level="function")
+    other = copy.deepcopy(model)
+    report = PrefetchCopies(device="cpu")(program)
+    assert report.changes == 2
+    assert {note.partition(" ")[0] for note in report.notes} <= {"weight", "tied"} and report.notes
+    for _ in range(2):
+        assert torch.equal(program(x), other(x))
+
+
 def test_a_device_that_is_asked_for_is_the_one_that_computes() -> None:
     class Asks(nn.Module):
         def __init__(self) -> None:
@@ -229,6 +263,7 @@ def test_beside_remote_calls_and_other_passes(text: str) -> None:
     torchgraft.passes.Pipeline(f"{text}, merge-common, fold-constants, remove-dead-code, reorder-for-memory")(program)
     assert torch.equal(program(x), model(x))
     names = kinds(program)
+    assert names.count("start_copies") == 3
     assert names.index("start_fetch") < names.index("linear") < names.index("wait_fetch")
 
 

@@ -118,27 +118,28 @@ def find_blocking(node: Node) -> tuple[Blocking | None, str]:
 
 
 def half_calls(graph: Graph) -> dict[Node, bool]:
-    """The calls that start something elsewhere, or wait for what such a call started, as somebody wrote them; whether each waits.
+    """The calls that start something elsewhere, or wait for what such a call started; whether each is a wait.
 
-    They do nothing in this process but return a value.
+    They do nothing in this process but return a value. Collectives that were started are not among them.
     """
-    if "torch.distributed.rpc.api" not in sys.modules:
-        return {}
-    calls = sys.modules["torch.distributed.rpc.api"]
-    starting = {getattr(calls, name, None) for name in ("remote", "rpc_async")}
+    remote = vars(sys.modules.get("torch.distributed.rpc.api", object))
+    asking = {remote[name] for name in ("remote", "rpc_async") if name in remote}
+    pairs = {found.start: found.wait for found in _own.values() if not found.writes}
+    pairs[start_fetching] = wait_for_future
     found: dict[Node, bool] = {}
     for node in graph.nodes:
-        if node.op != "call_function":
+        if node.op != "call_function" or not isinstance(node.target, FunctionType):
             continue
-        if node.target is wait_for_future:
-            if found.get(node.args[0]) is False:
+        started = node.args[0] if node.args else None
+        if isinstance(started, Node) and found.get(started) is False:
+            if node.target is pairs.get(started.target, wait_for_future):
                 found[node] = True
-        elif isinstance(node.target, FunctionType) and node.target in starting:
+        elif node.target in pairs:
+            found[node] = False
+        elif node.target in asking:
             given = inspect.signature(node.target).bind(*node.args, **node.kwargs).arguments
             if is_declared_pure(_constant(node, given.get("func"))):
                 found[node] = False
-        elif node.target is start_fetching:
-            found[node] = False
     return found
 
 

@@ -55,9 +55,7 @@ class OverlapRemoteCalls(Pass):
     def run(self, module: GraphModule) -> int:
         """Take the calls apart and put the program in its new order; return how many calls there were."""
         calls = {node: found for node in module.graph.nodes if (found := find_blocking(node)[0]) is not None}
-        known = half_calls(module.graph)
-        late = {node for node, is_late in known.items() if is_late}
-        take_apart(module, calls, Limits(self.max_in_flight, self.max_bytes), self.inputs, late, set(known))
+        take_apart(module, calls, Limits(self.max_in_flight, self.max_bytes), self.inputs)
         return len(calls)
 
     def notes(self, module: GraphModule) -> list[str]:
@@ -72,24 +70,19 @@ def check_limit(step: Any) -> None:
         raise ValueError(f"{step.name}: expected max_in_flight of at least 1, got {step.max_in_flight}")
 
 
-def take_apart(
-    module: GraphModule,
-    calls: Mapping[Node, Blocking],
-    limits: Limits,
-    inputs: Any = "",
-    late: set[Node] | frozenset[Node] = frozenset(),
-    local: set[Node] | frozenset[Node] = frozenset(),
-) -> None:
-    """Put a start and a wait in the place of each call, and the program in an order in which other work is in between.
-
-    `local` are calls that do nothing here but return something, and `late` those of them that wait for it.
-    """
+def take_apart(module: GraphModule, calls: Mapping[Node, Blocking], limits: Limits, inputs: Any = "") -> None:
+    """Put a start and a wait in the place of each call, and the program in an order in which other work is in between."""
     if not calls:
         return
-    known = {node: found.effects(node) for node, found in calls.items()}
-    known.update({node: Effects(shares=frozenset(node.all_input_nodes)) for node in local})
+    halves = half_calls(module.graph)
+    known = {node: Effects(shares=frozenset(node.all_input_nodes)) for node in halves}
+    known.update({node: found.effects(node) for node, found in calls.items()})
     order = Order(module.graph, open_regions=False, known=known)
-    plan = Plan(order, calls, limits, late, lambda: _estimate(module, inputs))
+    # What a pass took apart before keeps its order, because of the limits of then.
+    done = [node for node in module.graph.nodes if OVERLAP in node.meta and node not in calls]
+    late = {*done, *[node for node, is_wait in halves.items() if is_wait]}
+    ordered = {*done, *[node.args[0] for node in done if node.args and isinstance(node.args[0], Node)]}
+    plan = Plan(order, calls, limits, late, ordered, lambda: _estimate(module, inputs))
     put_in_order(module, _all_nodes(module, order.outer_guards, _in_two_parts(module, calls, plan)))
 
 

@@ -44,10 +44,12 @@ class Plan:
         calls: Mapping[Node, Blocking],
         limits: Limits,
         late: Set[Node] = frozenset(),
+        ordered: Set[Node] = frozenset(),
         work: Callable[[], Callable[[Node], float]] = lambda: lambda node: 1.0,
     ) -> None:
-        """`late` are calls that only wait; `work` is asked for how much the others are only where that matters."""
+        """`late` are calls that only wait, `ordered` those that keep their order; `work` is asked for only where it matters."""
         self._order, self._calls, self._limits, self._late = order, calls, limits, late
+        self._ordered = ordered
         self._before: dict[Step, list[Step]] = {}
         self._after: dict[Step, list[Step]] = {}
         self._previous: dict[Step, Step] = {}
@@ -63,6 +65,7 @@ class Plan:
 
     def _bind(self) -> None:
         started: Step | None = None
+        last: Step | None = None
         guards: list[Step] = []
         for node in self._order.calls:
             needed = [self._end(earlier) for earlier in self._order.before(node)]
@@ -75,6 +78,10 @@ class Plan:
                 self._before[START, node] = [*dict.fromkeys((*needed, *guards))]
                 self._before[WAIT, node] = [(START, node)]
                 continue
+            if node in self._ordered:
+                if last is not None:
+                    needed.append(last)
+                last = (WHOLE, node)
             self._before[WHOLE, node] = [*dict.fromkeys(needed)]
             if is_guard(node):
                 guards.append((WHOLE, node))

@@ -5,12 +5,15 @@ How a copy is started and awaited is in `copies.py`; the order is that of other 
 from __future__ import annotations
 
 import operator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from torchgraft.analysis.aliases import Aliases
+from torchgraft.analysis.effects import effects_of
+from torchgraft.analysis.effects.findings import OUTSIDE
 from torchgraft.analysis.shapes import tree_metadata
 from torchgraft.errors import PassError
 from torchgraft.ir.guards import is_guard
@@ -18,10 +21,11 @@ from torchgraft.ir.node import Node, map_arg
 from torchgraft.ir.origin import at, source_of
 from torchgraft.ir.verify import find_attribute
 from torchgraft.passes.definition import Pass
-from torchgraft.schedule.blocking import Blocking, half_calls
+from torchgraft.schedule.blocking import Blocking
 from torchgraft.schedule.copies import copied, copies_on, start_copies, start_copy, wait_for_copies, wait_for_copy
 from torchgraft.schedule.overlap_remote_calls import check_limit, take_apart
 from torchgraft.schedule.plan import Limits
+from torchgraft.splitting.order import may_do_anything
 
 if TYPE_CHECKING:
     from torchgraft.codegen.graph_module import GraphModule
@@ -61,20 +65,18 @@ class PrefetchCopies(Pass):
         if self.device:
             calls.update(dict.fromkeys(_copy_parameters(module, self.device), _SEVERAL))
         if self.device or calls:
-            known = half_calls(module.graph)
-            late = {node for node, is_late in known.items() if is_late}
-            take_apart(module, calls, Limits(self.max_in_flight, self.max_bytes), "", late, set(known))
+            take_apart(module, calls, Limits(self.max_in_flight, self.max_bytes))
         return len(calls)
 
     def notes(self, module: GraphModule) -> list[str]:
         """The tensors that stay on the CPU although there is a `device`, and why."""
         if not self.device:
             return []
-        aliases = Aliases(module.graph)
+        staying = _staying(module)
         return [
             f"{node.target} stays where it is{at(source_of(node))}: the program writes or returns it"
             for node in module.graph.nodes
-            if _tensor_of(node) is not None and _must_stay(node, aliases)
+            if node in staying
         ]
 
 
@@ -111,8 +113,7 @@ def _as_call(node: Node, device: Any) -> Node:
 
 def _copy_parameters(module: GraphModule, device: str) -> list[Node]:
     """Give every call a copy of the parameters and buffers that it reads; the calls that copy."""
-    graph, aliases, made = module.graph, Aliases(module.graph), []
-    staying = {node for node in graph.nodes if _tensor_of(node) is not None and _must_stay(node, aliases)}
+    graph, staying, made = module.graph, _staying(module), []
     for node in list(graph.nodes):
         if node.op == "call_module" and any(True for _ in _tensors_below(module, node)):
             raise PassError(
@@ -157,10 +158,39 @@ def _tensor_of(node: Node) -> torch.Tensor | None:
     return value if isinstance(value, torch.Tensor) and value.device.type == "cpu" else None
 
 
-def _must_stay(node: Node, aliases: Aliases) -> bool:
-    """Whether somebody writes the tensor, or gets it as a result, and so wants it and no copy."""
-    returned = {aliases.class_of(value) for value in node.graph.output_node().all_input_nodes}
-    return aliases.is_written(node) or aliases.class_of(node) in returned
+def _staying(module: GraphModule) -> set[Node]:
+    """The tensors that somebody may write, or gets as a result, and so wants themselves and no copy."""
+    aliases = Aliases(module.graph)
+    # The memory of the module that each value may share.
+    held: dict[Node, set[int]] = {}
+    staying: set[int] = set()
+
+    def of(places: Iterable[Any]) -> set[int]:
+        found: set[int] = set()
+        for place in places:
+            if isinstance(place, Node):
+                found |= held.get(place, set())
+            elif place != OUTSIDE:
+                value = find_attribute(module, place)[0]
+                found |= {_memory(value)} if isinstance(value, torch.Tensor) else set()
+        return found
+
+    for node in module.graph.nodes:
+        if (tensor := _tensor_of(node)) is not None:
+            held[node] = {_memory(tensor)}
+        elif node.op == "output":
+            staying |= of(node.all_input_nodes)
+        elif node.op.startswith("call") and not is_guard(node.target):
+            held[node] = of(aliases.shares(node))
+            effects = effects_of(node)
+            staying |= of(effects.writes)
+            if may_do_anything(effects) or (effects.writes and not aliases.writes_only_numbers(node)):
+                staying |= of(node.all_input_nodes)
+    return {node for node in module.graph.nodes if _tensor_of(node) is not None and held[node] & staying}
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage()._cdata
 
 
 def _tensors_below(module: GraphModule, node: Node) -> Any:
