@@ -60,7 +60,32 @@ def fake_mode_of(*trees: Any) -> FakeTensorMode:
         if isinstance(tensor, FakeTensor):
             return tensor.fake_mode
     # Constants in functions and closures are met on the way; they are read as fakes too.
-    return FakeTensorMode(allow_non_fake_inputs=True)
+    return _Fakes(allow_non_fake_inputs=True)
+
+
+class _Fakes(FakeTensorMode):
+    """torch's mode, but for products of groups (mixtures of experts): its fakes of these refuse all types but bfloat16, which
+    its kernels do not."""
+
+    def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """The result of an operator on fakes."""
+        if func is _GROUPED_PRODUCT:
+            with self:
+                return _grouped_product(*args, **(kwargs or {}))
+        return super().dispatch(func, types, args, kwargs)
+
+
+_GROUPED_PRODUCT = getattr(getattr(torch.ops.aten, "_grouped_mm", None), "default", None)
+
+
+def _grouped_product(
+    first: torch.Tensor, second: torch.Tensor, offs: Any = None, bias: Any = None, out_dtype: torch.dtype | None = None
+) -> torch.Tensor:
+    """Groups lie in rows of the first, in columns of the second, along what is summed over, or in a dimension of their own."""
+    rows, columns = first.shape[-2], second.shape[-1]
+    grouped = first.dim() == second.dim()
+    groups = () if not grouped else (offs.numel(),) if first.dim() == 2 else (first.shape[0],)
+    return first.new_empty((*groups, rows, columns), dtype=out_dtype)
 
 
 def is_fake(value: Any) -> bool:
