@@ -50,7 +50,7 @@ def test_memory() -> None:
 
 def test_the_order_of_calls_in_order() -> None:
     def model(x: Any) -> Any:
-        first, second = x.sin().cos().clone(), x.clone()
+        second, first = x.clone(), x.sin().cos().clone()
         fill(first, 1.0)
         fill(second, 2.0)
         return first, second

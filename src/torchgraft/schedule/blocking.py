@@ -28,6 +28,10 @@ class Blocking:
     `writes` names the parameters whose tensors are written into; nobody may look at them meanwhile. Calls that are `in_order`
     (collectives: every process must make them in the same order) are started in the order in which they were written.
     `options` are given to `start` besides.
+
+    >>> import time
+    >>> Blocking(time.sleep, start=time.sleep, wait=print).in_order
+    False
     """
 
     function: Callable[..., Any]
@@ -45,7 +49,7 @@ class Blocking:
 
     def effects(self, node: Node) -> Effects:
         """What a call does to the memory of this process."""
-        given = self.arguments(node)
+        given = self.arguments(node) if self.writes else {}
         written = [leaf for name in self.writes for leaf in _nodes_in(given.get(name))]
         return Effects(writes=frozenset(written), shares=frozenset(node.all_input_nodes))
 
@@ -133,6 +137,8 @@ def half_calls(graph: Graph) -> dict[Node, bool]:
             given = inspect.signature(node.target).bind(*node.args, **node.kwargs).arguments
             if is_declared_pure(_constant(node, given.get("func"))):
                 found[node] = False
+        elif node.target is start_fetching:
+            found[node] = False
     return found
 
 

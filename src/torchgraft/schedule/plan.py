@@ -114,12 +114,7 @@ class Plan:
         queues = _Queues()
 
         def ready(step: Step) -> None:
-            is_late = step[0] == WAIT or step[1] in self._late
-            queue = (
-                (queues.urgent_waits if step in self._urgent else queues.waits)
-                if is_late
-                else (queues.first if step in self._urgent else queues.rest)
-            )
+            queue = queues.of(step, step in self._urgent, step[1] in self._late)
             heapq.heappush(queue, (position[step[1]], step[0], step))
 
         for step, count in missing.items():
@@ -138,20 +133,20 @@ class Plan:
         return result
 
     def _next(self, queues: _Queues, flight: _Flight) -> Step:
-        held_back = False
-        if queues.first:
-            step = queues.first[0][2]
-            held_back = step[0] == START and not flight.has_room(step[1])
-            if not held_back:
-                return heapq.heappop(queues.first)[2]
-            self._held_back.add(step)
+        held_back = bool(queues.starts) and not flight.has_room(queues.starts[0][2][1])
+        if queues.starts and not held_back:
+            return heapq.heappop(queues.starts)[2]
+        if queues.needed:
+            return heapq.heappop(queues.needed)[2]
+        if held_back:
+            self._held_back.add(queues.starts[0][2])
         # Whoever makes room, or lets others start, is awaited once it had its share of the work.
         waits = queues.urgent_waits or (queues.waits if held_back else [])
         if waits and (not queues.rest or flight.hidden(waits[0][2][1]) >= self._share):
             if held_back:
                 self._held_back.add(waits[0][2])
             return heapq.heappop(waits)[2]
-        return heapq.heappop(queues.rest or queues.waits or queues.first)[2]
+        return heapq.heappop(queues.rest or queues.waits)[2]
 
     # ---- what became of each call ----
 
@@ -205,14 +200,23 @@ class _Queues:
     """The steps that can be next, each kind in the order of the program."""
 
     def __init__(self) -> None:
-        self.first: list[tuple[int, str, Step]] = []
+        self.starts: list[tuple[int, str, Step]] = []
+        self.needed: list[tuple[int, str, Step]] = []  # by starts
         self.rest: list[tuple[int, str, Step]] = []
-        self.urgent_waits: list[tuple[int, str, Step]] = []
+        self.urgent_waits: list[tuple[int, str, Step]] = []  # that starts need
         self.waits: list[tuple[int, str, Step]] = []
+
+    def of(self, step: Step, is_urgent: bool, is_late: bool) -> list[tuple[int, str, Step]]:
+        """The one for a step."""
+        if step[0] == START:
+            return self.starts
+        if step[0] == WAIT or is_late:
+            return self.urgent_waits if is_urgent else self.waits
+        return self.needed if is_urgent else self.rest
 
     def any(self) -> bool:
         """Whether there are more steps."""
-        return bool(self.first or self.rest or self.urgent_waits or self.waits)
+        return bool(self.starts or self.needed or self.rest or self.urgent_waits or self.waits)
 
 
 class _Flight:

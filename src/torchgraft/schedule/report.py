@@ -28,6 +28,10 @@ class Overlap:
 
     `work` is how much runs meanwhile, in the unit of the `Overlaps`; `waited` are the seconds of the wait itself, where it was
     measured.
+
+    >>> call = Overlap("start", "wait", "model.py:3", 2, 1, 4, "guard, a guard", "add, which needs it", 1e6)
+    >>> call.hoisted + call.sunk, call.work
+    (3, 1000000.0)
     """
 
     start: str
@@ -44,7 +48,11 @@ class Overlap:
 
 @dataclass(frozen=True, repr=False)
 class Overlaps(Tabular):
-    """The calls in flight of a program, in the order in which they are started; `unit` is that of work, if it has one."""
+    """The calls in flight of a program, in the order in which they are started; `unit` is that of work, if it has one.
+
+    >>> Overlaps(())
+    <Overlaps: 0 calls in flight while others run>
+    """
 
     calls: tuple[Overlap, ...]
     unit: str = ""
@@ -92,6 +100,14 @@ def overlaps(
     With example inputs also how much work runs meanwhile. `cost` says how that is found: "measured" runs the program, three
     times, and says too how long is still waited; "flops" and "simulated" (on an H200) estimate it without running or asking
     anybody; or a function of a node, which needs no inputs.
+
+    >>> import torch, torchgraft
+    >>> program = torchgraft.capture(lambda x: x.to("meta") * 1 + (x @ x).to("meta"), torch.ones(4, 4))
+    >>> torchgraft.schedule.PrefetchCopies()(program).changes
+    2
+    >>> first, second = overlaps(program, torch.ones(4, 4), cost="flops").calls
+    >>> first.work, first.start_after, second.wait_before
+    (130.0, 'guard, a guard', 'add, which needs it')
     """
     work = None if args is None and kwargs is None and not callable(cost) else work_of(program, cost, args, kwargs)
     nodes = [node for node in program.graph.nodes if node.op not in ("placeholder", "get_attr")]
