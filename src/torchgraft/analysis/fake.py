@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import importlib
 import logging
 from collections import Counter, OrderedDict
@@ -60,19 +61,19 @@ def fake_mode_of(*trees: Any) -> FakeTensorMode:
         if isinstance(tensor, FakeTensor):
             return tensor.fake_mode
     # Constants in functions and closures are met on the way; they are read as fakes too.
-    return _Fakes(allow_non_fake_inputs=True)
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    # On the instance, because torch tells its modes by their very class.
+    mode.dispatch = functools.partial(_dispatch, mode, mode.dispatch)  # type: ignore[method-assign]
+    return mode
 
 
-class _Fakes(FakeTensorMode):
-    """torch's mode, but for products of groups (mixtures of experts): its fakes of these refuse all types but bfloat16, which
-    its kernels do not."""
-
-    def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """The result of an operator on fakes."""
-        if func is _GROUPED_PRODUCT:
-            with self:
-                return _grouped_product(*args, **(kwargs or {}))
-        return super().dispatch(func, types, args, kwargs)
+def _dispatch(mode: FakeTensorMode, dispatch: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    """The result of an operator: torch's, but for products of groups (mixtures of experts), whose fakes refuse all types but
+    bfloat16, which the kernels do not."""
+    if func is _GROUPED_PRODUCT:
+        with mode:
+            return _grouped_product(*args, **(kwargs or {}))
+    return dispatch(func, types, args, kwargs)
 
 
 _GROUPED_PRODUCT = getattr(getattr(torch.ops.aten, "_grouped_mm", None), "default", None)
