@@ -1,4 +1,4 @@
-"""The models that simulations are judged by, of many kinds, with the sizes of their inputs; and which of them took part in fitting.
+"""The models that simulations are judged by, of many kinds, with the sizes of their inputs; and which took part in fitting.
 They are made without weights of anyone: what is measured does not depend on values.
 """
 
@@ -91,7 +91,11 @@ def _double(inner: int, outer: int) -> nn.Sequential:
 
 def generator(width: int = 64) -> nn.Sequential:
     """The generator of a DCGAN for images of 64x64."""
-    layers: list[nn.Module] = [nn.ConvTranspose2d(100, width * 8, 4, 1, 0, bias=False), nn.BatchNorm2d(width * 8), nn.ReLU(True)]
+    layers: list[nn.Module] = [
+        nn.ConvTranspose2d(100, width * 8, 4, 1, 0, bias=False),
+        nn.BatchNorm2d(width * 8),
+        nn.ReLU(True),
+    ]
     for size in (8, 4, 2):
         layers += [nn.ConvTranspose2d(width * size, width * size // 2, 4, 2, 1, bias=False)]
         layers += [nn.BatchNorm2d(width * size // 2), nn.ReLU(True)]
@@ -104,9 +108,13 @@ class Recommender(nn.Module):
     def __init__(self, tables: int = 26, rows: int = 20000, width: int = 64) -> None:
         super().__init__()
         self.tables = nn.ModuleList([nn.Embedding(rows, width) for _ in range(tables)])
-        self.bottom = nn.Sequential(nn.Linear(13, 512), nn.ReLU(), nn.Linear(512, 256), nn.ReLU(), nn.Linear(256, width), nn.ReLU())
+        self.bottom = nn.Sequential(
+            nn.Linear(13, 512), nn.ReLU(), nn.Linear(512, 256), nn.ReLU(), nn.Linear(256, width), nn.ReLU()
+        )
         pairs = (tables + 1) * tables // 2
-        self.top = nn.Sequential(nn.Linear(pairs + width, 1024), nn.ReLU(), nn.Linear(1024, 512), nn.ReLU(), nn.Linear(512, 1))
+        self.top = nn.Sequential(
+            nn.Linear(pairs + width, 1024), nn.ReLU(), nn.Linear(1024, 512), nn.ReLU(), nn.Linear(512, 1)
+        )
         self.register_buffer("places", torch.tril_indices(tables + 1, tables + 1, -1))
 
     def forward(self, dense: Tensor, categories: Tensor) -> Tensor:
@@ -258,7 +266,12 @@ CASES = (
         _language("CLIPModel", "CLIPConfig"),
         lambda batch: {"input_ids": torch.randint(0, 40000, (batch, 77)), "pixel_values": torch.randn(batch, 3, 224, 224)},
     ),
-    Case("translator", "torch.nn.Transformer", Translator, lambda batch: (torch.randn(batch, 64, 512), torch.randn(batch, 48, 512))),
+    Case(
+        "translator",
+        "torch.nn.Transformer",
+        Translator,
+        lambda batch: (torch.randn(batch, 64, 512), torch.randn(batch, 48, 512)),
+    ),
     Case("mixer", "mlp-mixer", Mixer, _image()),
     Case("speech_gru", "speech", Speech, lambda batch: (torch.randn(batch, 80, 400),)),
     Case("pointnet", "points", Points, lambda batch: (torch.randn(batch, 3, 1024),)),
