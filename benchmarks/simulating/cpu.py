@@ -26,7 +26,17 @@ from torchgraft.analysis.simulate import Machine, simulate
 
 MODELS = [
     *("alexnet", "densenet121", "squeezenet1_1", "shufflenet_v2_x1_0", "efficientnet_b0", "mobilenet_v3_large"),
-    *("regnet_y_800mf", "resnext50_32x4d", "convnext_tiny", "swin_t", "unet", "gpt2", "t5_small", "translator", "mixer"),
+    *(
+        "regnet_y_800mf",
+        "resnext50_32x4d",
+        "convnext_tiny",
+        "swin_t",
+        "unet",
+        "gpt2",
+        "t5_small",
+        "translator",
+        "mixer",
+    ),
     *("speech_gru", "pointnet", "recommender"),
 ]
 BATCHES = (1, 16)

@@ -76,7 +76,9 @@ class Calibration(Tabular):
 
     def _table(self) -> Table:
         cells = [(kind, str(count), f"{error:.0%}") for kind, (count, error) in self.errors.items()]
-        title = f"{self.machine.name}: {self.measured} kernels, off by {self.error:.0%} where they took no part in fitting"
+        title = (
+            f"{self.machine.name}: {self.measured} kernels, off by {self.error:.0%} where they took no part in fitting"
+        )
         late = (
             ""
             if self.measured >= self.planned
