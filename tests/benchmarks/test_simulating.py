@@ -1,4 +1,4 @@
-"""What measures machines for simulations and judges them: rows that survive, models that are measured, errors and their tables."""
+"""What measures machines for simulations and judges them: rows that survive, measured models, errors and their tables."""
 
 import time
 
