@@ -25,6 +25,7 @@ def few_backends(monkeypatch):
     """Only the native one and those of a test: others take long, and are not installed everywhere."""
     monkeypatch.setattr(auto, "backend_names", lambda: ["native", *_registered])
     monkeypatch.setattr(auto, "_ROUNDS", 1)
+    monkeypatch.setattr(auto, "_MORE_ROUNDS", 0)
     before = dict(_registered)
     yield
     _registered.clear()

@@ -130,9 +130,9 @@ def compile_parts(
                 else:
                     compiled[part.name] = result
         if not blamed:
-            result = _assembled(found, compiled, inputs)
-            result.whole = body
-            return result
+            assembled = _assembled(found, compiled, inputs)
+            assembled.whole = body
+            return assembled
         refused |= blamed
 
 

@@ -25,6 +25,7 @@ from torchgraft.analysis.simulate.whole_calls import WholeCalls
 from torchgraft.codegen.calling import example_inputs
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import GraftError
+from torchgraft.ir.guards import is_guard
 from torchgraft.ir.node import Node
 from torchgraft.ir.printing import target_text
 
@@ -75,12 +76,12 @@ def simulate(
     """How long a run of a program takes on a machine that need not be here, and how much memory; nothing is computed.
 
     `machine` is the name of one that comes with torchgraft (`machine_names()`), the path of a TOML file or a `Machine`.
-    `precision` ("fp32", "tf32", "bf16", "fp16") is what parameters and inputs of floating point are taken to be; without it they
-    are what they are, and "tf32" is fp32 with the faster products. `mode` is "eager" (wall time, the host included), "graph" (the
-    device alone, as a replayed CUDA graph) or "lowered" (the same with norms folded and element-wise chains made one, in
-    the memory of the program as it is). With `training`, or an `optimizer` made from the parameters, it is a step of forward, backward and update. With `machines`, one
-    for each stage, it is a step on several devices, and takes what `simulate_parallel` takes: `links`, `schedule`,
-    `microbatches`, `replicas` and the rest.
+    `precision` ("fp32", "tf32", "bf16", "fp16") is what parameters and inputs of floating point are taken to be; without it
+    they are what they are, and "tf32" is fp32 with the faster products. `mode` is "eager" (wall time, the host included),
+    "graph" (the device alone, as a replayed CUDA graph) or "lowered" (the same with norms folded and element-wise chains made
+    one, in the memory of the program as it is). With `training`, or an `optimizer` made from the parameters, it is a step of
+    forward, backward and update. With `machines`, one for each stage, it is a step on several devices, and takes what
+    `simulate_parallel` takes: `links`, `schedule`, `microbatches`, `replicas` and the rest.
 
     >>> import torch, torchgraft
     >>> result = simulate(torch.nn.Linear(4096, 4096), torch.empty(512, 4096, device="meta"), precision="fp16", mode="graph")
@@ -88,6 +89,10 @@ def simulate(
     ('compute', 'fp16', True)
     """
     if machines is not None:
+        if machine != "h200":
+            raise GraftError(
+                f"there is a machine=, {machine!r}, and machines=\ngive machines= alone: one for each stage"
+            )
         from torchgraft.analysis.simulate.parallel import simulate_parallel
 
         options = {"precision": precision, "mode": mode, "training": training, "optimizer": optimizer, **parallel}
@@ -102,12 +107,18 @@ def simulate(
             "use what_if(..., machine=[...]) to compare some, or machines=[...] to run on several at once"
         )
     chosen = Machine.named(machine)
-    if mode not in MODES:
-        raise GraftError(f"there is no mode {mode!r}\nchoose one of {', '.join(MODES)}")
+    known_mode(mode)
     values, keywords = example_inputs(args, kwargs)
     is_training = training or optimizer is not None
     recorder = recorded(program, values, keywords, chosen, precision, is_training, optimizer)
     return recorder.simulation(mode, is_training)
+
+
+def known_mode(mode: str) -> str:
+    """A mode, which must be one."""
+    if mode not in MODES:
+        raise GraftError(f"there is no mode {mode!r}\nchoose one of {', '.join(MODES)}")
+    return mode
 
 
 def recorded(
@@ -292,7 +303,8 @@ class Recorder(Accounts):
         found = []
         for node in self.program.graph.nodes:
             these = own.pop(node.name, [])
-            if these or node._op not in ("placeholder", "get_attr", "output"):
+            is_call = node._op.startswith("call") and not is_guard(node._target)
+            if these or is_call:
                 found.append(_simulated_node(node.name, node, these, shares[node.name]))
         for name, these in own.items():  # the optimizer, and what autograd does between nodes
             found.append(_simulated_node(name or "(between nodes)", None, these, shares[name]))
