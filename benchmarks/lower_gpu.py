@@ -2,7 +2,7 @@
 It needs torch (2.11 or newer) with CUDA and this project, nothing else; torchvision is not needed.
 
 Each table runs in a process of its own, for a kernel that fails takes its process with it; then its rows run once more, each in
-a process of its own, and what the dying one said is in the results. Times are the least of several rounds of calls in turns. After
+a process of its own, and what the dying one said is in the results. Times are the least of several rounds in turns. After
 each table `results.json` and `results.md` are written anew; `--budget` seconds are all that it takes. `--only decoding` is
 one table, `--rehearse` tries the program itself on a CPU with small models.
 """
