@@ -277,7 +277,12 @@ def test_copies_and_threads():
 
 @pytest.mark.parametrize(
     ("options", "text"),
-    [({"precision": "fp8"}, "precision"), ({"layout": "nhwc"}, "layout"), ({"on_guard": "x"}, "on_guard")],
+    [
+        ({"precision": "fp8"}, "precision"),
+        ({"layout": "nhwc"}, "layout"),
+        ({"on_guard": "x"}, "on_guard"),
+        ({"time_limit": 0}, "time_limit"),
+    ],
 )
 def test_wrong_options(options, text):
     with pytest.raises(ValueError, match=text):
