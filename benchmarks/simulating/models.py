@@ -1,11 +1,14 @@
-"""The models that simulations are judged by, of many kinds, with the sizes of their inputs; and which of them took part in fitting.
+"""The models that simulations are judged by, of many kinds, with the sizes of their inputs; and which took part in fitting.
 They are made without weights of anyone: what is measured does not depend on values.
 """
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -34,9 +37,7 @@ def _tokens(length: int = 128, words: int = 30000) -> Callable[[int], dict[str, 
 
 def _vision(name: str, **options: Any) -> Callable[[], nn.Module]:
     def build() -> nn.Module:
-        import torchvision
-
-        place = torchvision.models
+        place = _torchvision().models
         for part in name.split(".")[:-1]:
             place = getattr(place, part)
         if name in ("googlenet", "inception_v3"):
@@ -46,8 +47,19 @@ def _vision(name: str, **options: Any) -> Callable[[], nn.Module]:
     return build
 
 
+def _torchvision() -> ModuleType:
+    """torchvision, also where it was built for another torch than the one without CUDA that is here."""
+    if torch.version.cuda is None:
+        from benchmarks.coverage.torchvision_models import import_torchvision
+
+        return import_torchvision()
+    return importlib.import_module("torchvision")
+
+
 def _language(model: str, config: str, **options: Any) -> Callable[[], nn.Module]:
     def build() -> nn.Module:
+        with contextlib.suppress(ModuleNotFoundError):
+            _torchvision()  # transformers imports it where it is installed
         import transformers
 
         return getattr(transformers, model)(getattr(transformers, config)(**options))
@@ -91,7 +103,11 @@ def _double(inner: int, outer: int) -> nn.Sequential:
 
 def generator(width: int = 64) -> nn.Sequential:
     """The generator of a DCGAN for images of 64x64."""
-    layers: list[nn.Module] = [nn.ConvTranspose2d(100, width * 8, 4, 1, 0, bias=False), nn.BatchNorm2d(width * 8), nn.ReLU(True)]
+    layers: list[nn.Module] = [
+        nn.ConvTranspose2d(100, width * 8, 4, 1, 0, bias=False),
+        nn.BatchNorm2d(width * 8),
+        nn.ReLU(True),
+    ]
     for size in (8, 4, 2):
         layers += [nn.ConvTranspose2d(width * size, width * size // 2, 4, 2, 1, bias=False)]
         layers += [nn.BatchNorm2d(width * size // 2), nn.ReLU(True)]
@@ -104,9 +120,13 @@ class Recommender(nn.Module):
     def __init__(self, tables: int = 26, rows: int = 20000, width: int = 64) -> None:
         super().__init__()
         self.tables = nn.ModuleList([nn.Embedding(rows, width) for _ in range(tables)])
-        self.bottom = nn.Sequential(nn.Linear(13, 512), nn.ReLU(), nn.Linear(512, 256), nn.ReLU(), nn.Linear(256, width), nn.ReLU())
+        self.bottom = nn.Sequential(
+            nn.Linear(13, 512), nn.ReLU(), nn.Linear(512, 256), nn.ReLU(), nn.Linear(256, width), nn.ReLU()
+        )
         pairs = (tables + 1) * tables // 2
-        self.top = nn.Sequential(nn.Linear(pairs + width, 1024), nn.ReLU(), nn.Linear(1024, 512), nn.ReLU(), nn.Linear(512, 1))
+        self.top = nn.Sequential(
+            nn.Linear(pairs + width, 1024), nn.ReLU(), nn.Linear(1024, 512), nn.ReLU(), nn.Linear(512, 1)
+        )
         self.register_buffer("places", torch.tril_indices(tables + 1, tables + 1, -1))
 
     def forward(self, dense: Tensor, categories: Tensor) -> Tensor:
@@ -258,7 +278,12 @@ CASES = (
         _language("CLIPModel", "CLIPConfig"),
         lambda batch: {"input_ids": torch.randint(0, 40000, (batch, 77)), "pixel_values": torch.randn(batch, 3, 224, 224)},
     ),
-    Case("translator", "torch.nn.Transformer", Translator, lambda batch: (torch.randn(batch, 64, 512), torch.randn(batch, 48, 512))),
+    Case(
+        "translator",
+        "torch.nn.Transformer",
+        Translator,
+        lambda batch: (torch.randn(batch, 64, 512), torch.randn(batch, 48, 512)),
+    ),
     Case("mixer", "mlp-mixer", Mixer, _image()),
     Case("speech_gru", "speech", Speech, lambda batch: (torch.randn(batch, 80, 400),)),
     Case("pointnet", "points", Points, lambda batch: (torch.randn(batch, 3, 1024),)),

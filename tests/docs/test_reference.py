@@ -13,7 +13,8 @@ import torchgraft
 
 FOLDER = Path(__file__).parents[2] / "docs" / "reference"
 # Rooms, of which the reference shows what is inside, and what is no object of ours.
-ROOMS = {"passes", "quantize", "subgraph_rewriter", "zoo", "__version__"}
+ROOMS = {"distributed", "passes", "quantize", "schedule", "subgraph_rewriter", "zoo", "__version__"}
+WITH_NAMES_OF_THEIR_OWN = ("distributed", "passes", "quantize", "schedule")
 
 
 def shown() -> list[str]:
@@ -22,9 +23,9 @@ def shown() -> list[str]:
 
 
 def public() -> set[str]:
-    passes = {f"{room}.{name}" for room in ("passes", "quantize") for name in getattr(torchgraft, room).__all__}
+    names = {f"{room}.{name}" for room in WITH_NAMES_OF_THEIR_OWN for name in getattr(torchgraft, room).__all__}
     models = {f"zoo.{name}" for name in ("create", "names", "example_inputs")}
-    return (set(torchgraft.__all__) - ROOMS) | passes | models
+    return (set(torchgraft.__all__) - ROOMS) | names | models
 
 
 def object_called(name: str) -> Any:

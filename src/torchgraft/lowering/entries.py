@@ -4,6 +4,7 @@ How such programs are written is in `joint.py`, how they are run in `training.py
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -91,3 +92,11 @@ def held_tensors(program: GraphModule) -> list[Primal]:
         if isinstance(value, torch.Tensor):
             found.setdefault(id(value), Primal(kinds[name], name, value))
     return list(found.values())
+
+
+def by_kind(program: GraphModule, values: Sequence[Any]) -> dict[str, dict[str, Any]]:
+    """What a training program returned, by kind and name."""
+    result: dict[str, dict[str, Any]] = {kind: {} for kind in KINDS}
+    for entry, value in zip(program.graph.output_node().meta["entries"], values, strict=True):
+        result[entry.kind][entry.name] = value
+    return result

@@ -23,7 +23,7 @@ def partition(joint: GraphModule) -> tuple[GraphModule, GraphModule]:
     entries = list(zip(output.meta["entries"], output.args[0], strict=True))
     ahead = [(entry, value) for entry, value in entries if entry.kind != "gradient"]
     gradients = [(entry, value) for entry, value in entries if entry.kind == "gradient"]
-    forward = _forward_nodes(joint.graph, _nodes_of_gradients(joint.graph), [value for _, value in ahead])
+    forward = _forward_nodes(joint.graph, nodes_of_gradients(joint.graph), [value for _, value in ahead])
     backward, saved = _backward_nodes(joint.graph, forward, [value for _, value in gradients])
     ahead += [(OutputEntry("saved", node.name), node) for node in saved]
     name = type(joint).__name__
@@ -34,7 +34,7 @@ def partition(joint: GraphModule) -> tuple[GraphModule, GraphModule]:
     )
 
 
-def _nodes_of_gradients(graph: Graph) -> set[Node]:
+def nodes_of_gradients(graph: Graph) -> set[Node]:
     """What can only run after the backward has begun."""
     found: set[Node] = set()
     for node in graph.nodes:

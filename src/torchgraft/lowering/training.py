@@ -20,10 +20,12 @@ from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import BridgeError, GuardError
 from torchgraft.ir.structures import put_together, take_apart
 from torchgraft.ir.verify import find_attribute
-from torchgraft.lowering.entries import KINDS, Joint, Name
+from torchgraft.lowering.entries import Joint, Name, by_kind
 from torchgraft.lowering.input_checks import input_checks
 from torchgraft.lowering.joint import lower_to_joint
 from torchgraft.lowering.partition import partition
+from torchgraft.lowering.recompute import recompute_within, saved_bytes
+from torchgraft.lowering.training_module import TrainingModule, apart
 from torchgraft.results.progress import stage
 
 Model = torch.nn.Module | Callable[..., Any]
@@ -132,6 +134,27 @@ class TrainingPrograms:
     program: GraphModule
     _call: _Call = field(repr=False)
 
+    @property
+    def tangent_names(self) -> list[str]:
+        """The results that have gradients, in the order in which `backward` takes these."""
+        nodes = self.backward.graph.find_nodes(op="placeholder")
+        return [str(node.meta["origin_name"]) for node in nodes if node.meta["origin_kind"] == "tangent"]
+
+    @property
+    def updated(self) -> list[str]:
+        """The buffers and inputs that are written."""
+        entries = self.forward.graph.output_node().meta["entries"]
+        return [entry.name for entry in entries if entry.kind == "update"]
+
+    @property
+    def saved_bytes(self) -> int:
+        """How many bytes `forward` keeps for `backward` besides its inputs, on the example inputs."""
+        return saved_bytes(self.joint)
+
+    def module(self) -> TrainingModule:
+        """A module with the parameters of the model that runs these programs; see `TrainingModule`."""
+        return TrainingModule(self)
+
     def primals(self, *args: Any, **kwargs: Any) -> list[torch.Tensor]:
         """What `joint` and `forward` take for these inputs of the model: its tensors as they are now, then the inputs."""
         return self._call.row(self.program, args, kwargs)
@@ -143,27 +166,25 @@ class TrainingPrograms:
         if the sum of all results was to be minimised. Gradients are returned; `.grad` of the parameters stays as it is.
         """
         primals = self.primals(*args, **kwargs)
-        updated = [entry.name for entry in self.forward.graph.output_node().meta["entries"] if entry.kind == "update"]
-        self._call.refuse_sharing(primals, updated)
+        self._call.refuse_sharing(primals, self.updated)
         # Some kernels (LSTM on a CPU) keep what the backward needs only while gradients are on; detached inputs need none.
         with torch.inference_mode(False), torch.enable_grad():
-            ahead = _by_kind(self.forward, self.forward(*[tensor.detach() for tensor in primals]))
+            ahead = by_kind(self.forward, self.forward(*[tensor.detach() for tensor in primals]))
             saved = list(ahead["saved"].values())
-            back = _by_kind(self.backward, self.backward(*saved, *self._tangents(ahead["result"], tangents)))
+            back = by_kind(self.backward, self.backward(*saved, *self._tangents(ahead["result"], tangents)))
         with torch.no_grad():
             # Last, because saved values may be the very tensors that are written here.
             for name, tensor in zip(self._call.names, primals, strict=True):
                 if name in ahead["update"]:
                     tensor.copy_(ahead["update"][name])
         gradients: dict[str, torch.Tensor | None] = dict.fromkeys(name for name, _ in self.program.named_parameters())
-        gradients.update(_apart(back["gradient"]))
+        gradients.update(apart(back["gradient"]))
         return TrainingStep(self._call.result(ahead["result"]), gradients)
 
     def _tangents(self, results: dict[str, torch.Tensor], given: Sequence[torch.Tensor] | None) -> list[torch.Tensor]:
-        nodes = [n for n in self.backward.graph.find_nodes(op="placeholder") if n.meta["origin_kind"] == "tangent"]
-        names = [str(node.meta["origin_name"]) for node in nodes]
-        if given is not None and len(given) != len(nodes):
-            raise GuardError(f"run() got {len(given)} tangents, and the program takes {len(nodes)}: {', '.join(names)}")
+        names = self.tangent_names
+        if given is not None and len(given) != len(names):
+            raise GuardError(f"run() got {len(given)} tangents, and the program takes {len(names)}: {', '.join(names)}")
         return [torch.ones_like(results[name]) for name in names] if given is None else list(given)
 
 
@@ -178,6 +199,11 @@ class _Call:
         self._checks = input_checks(program)
         leaves, self._spec = _leaves(program, args, kwargs)
         self._plain = [None if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Call:
+        made = memo[id(self)] = copy.copy(self)  # nothing here changes; torch warns where structures are copied
+        made._checks = copy.deepcopy(self._checks, memo)
+        return made
 
     def row(self, program: GraphModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
         """The tensors of the program as they are now, and those among inputs that are like the ones at the capture."""
@@ -240,9 +266,17 @@ def _leaves(program: GraphModule, args: tuple[Any, ...], kwargs: dict[str, Any])
 
 
 def capture_training(
-    model: Model, args: Any = (), kwargs: Mapping[str, Any] | None = None, *, loss: Loss = None
+    model: Model,
+    args: Any = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    loss: Loss = None,
+    memory_budget: int | None = None,
 ) -> TrainingPrograms:
     """The programs of one training step of a model or a captured program: joint, forward and backward, and a way to run them.
+
+    `memory_budget` is how many bytes the forward may keep for the backward, on inputs like these; the rest is computed again
+    (the pass `recompute`).
 
     >>> model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU())
     >>> programs = capture_training(model, (torch.ones(4, 2),), loss=lambda y: y.pow(2).mean())
@@ -252,22 +286,7 @@ def capture_training(
     True
     """
     program, joint, (values, keywords) = _joint(model, args, kwargs, loss)
+    if memory_budget is not None:
+        recompute_within(joint.program, memory_budget)
     forward, backward = partition(joint.program)
     return TrainingPrograms(joint.program, forward, backward, program, _Call(program, joint, values, keywords))
-
-
-def _by_kind(program: GraphModule, values: Sequence[Any]) -> dict[str, dict[str, Any]]:
-    result: dict[str, dict[str, Any]] = {kind: {} for kind in KINDS}
-    for entry, value in zip(program.graph.output_node().meta["entries"], values, strict=True):
-        result[entry.kind][entry.name] = value
-    return result
-
-
-def _apart(gradients: dict[str, torch.Tensor | None]) -> dict[str, Any]:
-    """Each gradient in a tensor of its own, so that whoever changes one changes no other."""
-    seen: set[int] = set()
-    result = {}
-    for name, value in gradients.items():
-        result[name] = value.clone() if value is not None and id(value) in seen else value
-        seen.add(id(value))
-    return result

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from torchgraft.passes.normalize_arguments import NormalizeArguments
     from torchgraft.passes.pipeline import Pipeline, PipelineReport, Step
     from torchgraft.passes.propagate_shapes import PropagateShapes
+    from torchgraft.passes.recompute import Recompute
     from torchgraft.passes.registry import find, names, register
     from torchgraft.passes.remove_dead_code import RemoveDeadCode
     from torchgraft.passes.remove_no_ops import RemoveNoOps
@@ -46,6 +47,7 @@ __all__ = [
     "Pipeline",
     "PipelineReport",
     "PropagateShapes",
+    "Recompute",
     "RemoveDeadCode",
     "RemoveNoOps",
     "ReorderForMemory",

@@ -79,6 +79,8 @@ def _use_instead(user: Node, merged: dict[Node, Node]) -> None:
 def _is_mergeable(memory: Aliases, first: Node, node: Node, first_outlives: bool) -> bool:
     if node._op == "get_attr":
         return True  # one object, however often it is fetched
+    if node._meta and "recomputes" in node._meta:
+        return False  # computed again so that it need not be kept
     if first_outlives and memory.outlives(node):
         return False  # the caller gets two tensors, and may write one of them
     if memory.has_writes and (memory.is_written(first) or memory.is_written(node)):

@@ -32,13 +32,14 @@ class MergeLinears(Pass):
 
     Sums may be taken in another order, so results are equal up to rounding. Layers whose results are written or returned stay.
 
-    >>> import torchgraft
+    >>> import torch, torchgraft
     >>> query, key = torch.nn.Linear(4, 4), torch.nn.Linear(4, 2)
-    >>> program = torchgraft.symbolic_trace(lambda x: query(x).relu().sum() + key(x).relu().sum())
+    >>> f = lambda x: query(x).relu().sum() + key(x).relu().sum()
+    >>> program = torchgraft.capture(f, torch.ones(2, 4), level="function")
     >>> MergeLinears()(program).changes
     1
     >>> [node.name for node in program.graph.find_nodes(op="call_function", target=torch.nn.functional.linear)]
-    ['linear']
+    ['linear_2']
     """
 
     def run(self, module: GraphModule) -> int:

@@ -83,6 +83,7 @@ _MATMULS = frozenset(
         "_addmm_activation",
         "_scaled_mm",
         "_int_mm",
+        "_grouped_mm",
     ]
 )
 _CONVOLUTIONS = frozenset(
@@ -299,6 +300,8 @@ def _product(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: A
     count = first.shape[0] if first.dim() == 3 else 1
     rows = first.shape[-2] if first.dim() > 1 else 1
     columns = second.shape[-1] if second.dim() > 1 else 1
+    if name == "_grouped_mm" and first.dim() == 2 and second.dim() == 3:  # each row belongs to one of the groups
+        count, rows = second.shape[0], -(-rows // max(second.shape[0], 1))
     # For each of the two whether its rows (n) or its columns (t) lie together.
     layout = "".join("n" if x.dim() < 2 or x.stride(-1) == 1 or x.shape[-1] == 1 else "t" for x in (first, second))
     return {"sizes": (count, rows, columns, first.shape[-1]), "variant": layout}
@@ -307,14 +310,14 @@ def _product(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: A
 def _convolution(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> dict[str, Any]:
     direction = ""
     if operator_name(func) == "convolution_backward":
-        gradient, x, weight, _, stride, _, dilation, transposed, _, groups, wanted = args[:11]
+        gradient, x, weight, _, stride, _, _, transposed, _, groups, wanted = args[:11]
         made = gradient.shape
         direction = {(True, False): "-of-input", (False, True): "-of-weight"}.get((wanted[0], wanted[1]), "-backward")
     else:
         x, weight = args[:2]
         made = (result[0] if isinstance(result, tuple) else result).shape
         rest = [*args[2:], *[None] * 7]
-        stride, dilation, transposed, groups = rest[1], rest[3], rest[4] is True, rest[6]
+        stride, transposed, groups = rest[1], rest[4] is True, rest[6]
     groups, kernel = int(groups or 1), weight.shape[2:]
     window = int(prod(kernel))
     if transposed:

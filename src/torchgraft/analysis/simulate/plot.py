@@ -1,4 +1,4 @@
-"""Plots as SVG in our own style: panels of lines over sizes, or of bars where there is one; no scripts, no fonts.
+"""Plots as SVG in our own style: panels of lines over sizes, or of bars where there is one, and points; no scripts, no fonts.
 What is plotted is decided by the result that asks.
 """
 
@@ -8,6 +8,8 @@ import html
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+
+from torchgraft.results.tables import amount
 
 COLOURS = ("#3d6fb4", "#c0563f", "#4f8f6b", "#7d5ba6", "#d9a441", "#4aa3a2", "#b0557f", "#86713f", "#9aa0a6")
 _WIDTH, _HEIGHT, _LEFT, _TOP, _GAP = 360, 220, 70, 34, 44
@@ -34,24 +36,96 @@ def panels_svg(title: str, x_title: str, panels: Sequence[Panel]) -> str:
     columns = min(2, len(panels)) or 1
     rows = math.ceil(len(panels) / columns)
     width = columns * (_WIDTH + _LEFT + 20)
-    longest = max(map(len, names), default=1)
-    beside = max(int((width - 20) / (longest * 6.6 + 44)), 1)  # how many names of the legend stand in a line
-    legend = _TOP + 14 + 18 * math.ceil(len(names) / beside)
+    parts, legend = _legend(names, width)
     height = legend + rows * (_HEIGHT + _GAP + _TOP) + 8
-    parts = [f'<text x="14" y="26" font-size="16">{html.escape(title)}</text>']
-    for number, name in enumerate(names):
-        x, y = 14 + (number % beside) * (longest * 6.6 + 44), _TOP + 16 + 18 * (number // beside)
-        parts.append(f'<path d="M{x:.0f} {y}h22" stroke="{_colour(number)}" stroke-width="3"{_dashes(number)}/>')
-        parts.append(f'<text x="{x + 28:.0f}" y="{y + 4}">{html.escape(name)}</text>')
     for number, panel in enumerate(panels):
         x = _LEFT + (number % columns) * (_WIDTH + _LEFT + 20)
         y = legend + _TOP + (number // columns) * (_HEIGHT + _GAP + _TOP)
         parts.append(f'<g transform="translate({x} {y})">{_panel(panel, names, x_title)}</g>')
+    return _picture(title, width, height, parts)
+
+
+def scatter_svg(
+    title: str,
+    x_title: str,
+    y_title: str,
+    series: Mapping[str, Sequence[tuple[float, float]]],
+    text: Callable[[float], str],
+) -> str:
+    """Points in a square with equal axes in powers, the line on which both are the same, and those of half and twice.
+
+    >>> picture = scatter_svg("models", "simulated", "measured", {"eager": [(1.0, 1.1), (2.0, 1.5)]}, str)
+    >>> picture.count("<circle")  # one more is in the legend
+    3
+    """
+    points = [point for these in series.values() for point in these if min(point) > 0]
+    side, left = 480, _LEFT
+    width = left + side + 24
+    parts, legend = _legend(list(series), width, dots=True)
+    top = legend + 16
+    if not points:
+        return _picture(title, width, top + 40, [*parts, f'<text x="14" y="{top + 20}">nothing to show</text>'])
+    low, high = _ends([value for point in points for value in point])
+
+    def place(value: float) -> float:
+        return side * (math.log10(value) - low) / (high - low)
+
+    inner = []
+    for value in _ticks(low, high):
+        at, name = place(value), html.escape(text(value))
+        inner.append(f'<path d="M0 {side - at:.1f}H{side}M{at:.1f} 0V{side}" stroke="{_LINE}" fill="none"/>')
+        inner.append(f'<text x="-6" y="{side - at + 4:.1f}" text-anchor="end" fill="{_QUIET}">{name}</text>')
+        inner.append(f'<text x="{at:.1f}" y="{side + 16}" text-anchor="middle" fill="{_QUIET}">{name}</text>')
+    inner.append(f'<path d="M0 {side}L{side} 0" stroke="{_QUIET}"/>')
+    half = min(side * math.log10(2) / (high - low), side)
+    for path in (f"M0 {side - half:.1f}L{side - half:.1f} 0", f"M{half:.1f} {side}L{side} {half:.1f}"):
+        inner.append(f'<path d="{path}" stroke="{_QUIET}" stroke-dasharray="3 4"/>')
+    inner.append(f'<path d="M0 0V{side}H{side}" fill="none" stroke="{_QUIET}"/>')
+    inner.append(f'<text x="{side}" y="{side + 36}" text-anchor="end" fill="{_QUIET}">{html.escape(x_title)}</text>')
+    inner.append(f'<text x="0" y="-8" fill="{_QUIET}">{html.escape(y_title)}</text>')
+    for number, (name, these) in enumerate(series.items()):
+        for x, y in these:
+            if min(x, y) > 0:
+                tip = html.escape(f"{name}: {x_title} {text(x)}, {y_title} {text(y)}")
+                inner.append(
+                    f'<circle cx="{place(x):.1f}" cy="{side - place(y):.1f}" r="3" fill="{_colour(number)}" '
+                    f'fill-opacity="0.7"><title>{tip}</title></circle>'
+                )
+    parts.append(f'<g transform="translate({left} {top})">{"".join(inner)}</g>')
+    return _picture(title, width, top + side + 48, parts)
+
+
+def _legend(names: Sequence[str], width: int, dots: bool = False) -> tuple[list[str], int]:
+    """The names of all series below the title, in as many lines as it takes, and where they end."""
+    longest = max(map(len, names), default=1)
+    beside = max(int((width - 20) / (longest * 6.6 + 44)), 1)  # how many names stand in a line
+    parts = []
+    for number, name in enumerate(names):
+        x, y = 14 + (number % beside) * (longest * 6.6 + 44), _TOP + 16 + 18 * (number // beside)
+        mark = f'<path d="M{x:.0f} {y}h22" stroke="{_colour(number)}" stroke-width="3"{_dashes(number)}/>'
+        if dots:
+            mark = f'<circle cx="{x + 16:.0f}" cy="{y}" r="4" fill="{_colour(number)}" fill-opacity="0.7"/>'
+        parts.append(f'{mark}<text x="{x + 28:.0f}" y="{y + 4}">{html.escape(name)}</text>')
+    return parts, _TOP + 14 + 18 * math.ceil(len(names) / beside)
+
+
+def _picture(title: str, width: int, height: int, parts: Sequence[str]) -> str:
+    """The whole file around its parts, with the title on top."""
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" '
         f'font-family="sans-serif" font-size="12" fill="{_INK}">'
     )
-    return "\n".join([head, '<rect width="100%" height="100%" fill="white"/>', *parts, "</svg>"]) + "\n"
+    heading = f'<text x="14" y="26" font-size="16">{html.escape(title)}</text>'
+    return "\n".join([head, '<rect width="100%" height="100%" fill="white"/>', heading, *parts, "</svg>"]) + "\n"
+
+
+def rate_text(value: float) -> str:
+    """So many a second, in few figures.
+
+    >>> rate_text(12345.6), rate_text(12.3456)
+    ('12.3 k', '12.3')
+    """
+    return amount(value) if value >= 1000 else f"{value:.3g}"
 
 
 def _colour(number: int) -> str:

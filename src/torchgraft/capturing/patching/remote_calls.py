@@ -1,6 +1,6 @@
-"""What other processes do, and waiting for it, is recorded as calls: functions of torch.distributed.rpc, remote references, futures,
-the handles of collectives that were started, barriers. Collectives themselves need nothing of the kind: torch's override protocol
-sees them.
+"""What other processes do, and waiting for it, is recorded as calls: functions of torch.distributed.rpc, remote references,
+futures, the handles of collectives that were started, barriers. Collectives themselves need nothing of the kind: torch's
+override protocol sees them.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ import random
 import sys
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator
-from itertools import chain
+from itertools import chain, islice
 from operator import eq, is_, itemgetter
 from types import BuiltinFunctionType, FrameType, FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple, NoReturn
@@ -92,7 +92,10 @@ class ModelState:
         self._table_owners = modules
         self._tables = list(chain.from_iterable(map(_tables, map(vars, modules))))
         self._filled = list(filter(None, self._tables))
-        self._copies = list(map(dict.copy, self._filled))
+        # What all of them hold, one after the other.
+        self._sizes = list(map(len, self._filled))
+        self._keys = list(chain.from_iterable(self._filled))
+        self._values = _values(self._filled)
 
     def _keep(self, module: torch.nn.Module, name: str, value: Any, seen: set[int], depth: int) -> None:
         """Keep what a value holds, which is (inside) the attribute `name` of a module."""
@@ -132,7 +135,7 @@ class ModelState:
     def ids_in_tables(self) -> frozenset[int]:
         """The identities of what was in the tables of the modules at first: parameters, buffers, modules and hooks."""
         if self._ids_in_tables is None:
-            self._ids_in_tables = frozenset(map(id, _values(self._copies)))
+            self._ids_in_tables = frozenset(map(id, self._values))
         return self._ids_in_tables
 
     def refuse_new_hooks(self, module: torch.nn.Module) -> None:
@@ -220,9 +223,10 @@ class ModelState:
     def _changed_tables(self) -> Iterator[tuple[torch.nn.Module, str, Any, Any]]:
         """The tables that are not as they were, in the form of `_contents`."""
         filled = list(filter(None, self._tables))
-        if _are_same(filled, self._filled) and _are_same(_values(filled), _values(self._copies)):
+        if _are_same(filled, self._filled) and _are_same(_values(filled), self._values):
             return
-        before = {id(table): copy for table, copy in zip(self._filled, self._copies, strict=True)}
+        entries = zip(self._keys, self._values, strict=True)
+        before = {id(table): dict(islice(entries, n)) for table, n in zip(self._filled, self._sizes, strict=True)}
         owners = ((module, name) for module in self._table_owners for name in _TABLE_NAMES)
         for (module, name), table in zip(owners, self._tables, strict=True):
             content = before.get(id(table), {})

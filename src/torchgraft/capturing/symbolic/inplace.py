@@ -40,8 +40,7 @@ def simplify_in_place(graph: Graph, paths: dict[torch.nn.Module, str], has_regio
     and `has_regions` says whether the graph enters contexts.
     """
     candidates = [node for node in graph.nodes if node._target in PLAIN_FORM and node._op == "call_function"]
-    modules = {path: module for module, path in paths.items()}
-    types = _Types(modules, _under_autocast(graph) if has_regions else set())
+    types = _Types(dict(zip(paths.values(), paths, strict=True)), _under_autocast(graph) if has_regions else set())
     for node in candidates:
         if types.may_be_plain(node):
             node.target = PLAIN_FORM[node._target]
