@@ -128,9 +128,12 @@ def measured(servers: int, batch: int, delay: float, rounds: int, report: bool) 
             "after": lambda: seconds(lambda: scheduled(*example)),
         }
         runs: dict[str, list[Any]] = {name: [] for name in ways}
-        for _ in range(max(rounds // 5, 1)):  # in turns, each five times in a row, as queries come
+        for number in range(
+            1 + max(rounds // 5, 1)
+        ):  # in turns, each five times in a row, as queries come; the first is to warm up
             for name, run in ways.items():
-                runs[name] += [run() for _ in range(5)]
+                found = [run() for _ in range(5)]
+                runs[name] += found if number else []
     issued = statistics.median(issued for issued, _ in runs["calls"])
     arrived = [statistics.median(column) for column in zip(*[found for _, found in runs["calls"]], strict=True)]
     possible, at_its_speed = [
@@ -260,11 +263,13 @@ def _steps(rank: int, count: int, megabytes: int, rounds: int) -> None:
         "reducing only": reduce_only,
     }
     times: dict[str, list[float]] = {name: [] for name in ways}
-    for _ in range(rounds):
+    for number in range(1 + max(rounds // 5, 1)):
         for name, run in ways.items():
-            distributed.barrier()
             with torch.set_grad_enabled(name == "DDP"):
-                times[name].append(seconds(run))
+                for _ in range(5):
+                    distributed.barrier()
+                    took = seconds(run)
+                    times[name] += [took] if number else []
     if rank == 0:
         middle = {name: statistics.median(values) * 1e3 for name, values in times.items()}
         ratios = (f"{middle['waiting'] / middle['overlapped']:.2f}", f"{middle['DDP'] / middle['overlapped']:.2f}")

@@ -304,3 +304,52 @@ def test_a_rank_that_raises_stops_the_others_in_bounded_time() -> None:
     assert "index 9 is out of bounds" in raised and "test_in_processes.py" in raised
     assert "test_in_processes.py" in other and "all_reduce" in other
     assert seconds < 15
+
+
+def _every_kind(rank: int, count: int) -> Any:
+    distributed.init_process_group("gloo", rank=rank, world_size=count, timeout=timedelta(seconds=20))
+
+    def model(x: Any) -> Any:
+        local = x.sin()
+        received, reduced, spread = torch.zeros(4), x + 1, torch.zeros(2)
+        if rank % 2:
+            distributed.recv(received, (rank - 1) % count)
+            distributed.send(x.contiguous(), (rank + 1) % count)
+        else:
+            distributed.send(x.contiguous(), (rank + 1) % count)
+            distributed.recv(received, (rank - 1) % count)
+        distributed.reduce(reduced, dst=1)
+        gathered = [torch.zeros(4) for _ in range(count)] if rank == 0 else None
+        distributed.gather(local, gathered, dst=0)
+        distributed.scatter(spread, [x[:2] * n for n in range(count)] if rank == 0 else None, src=0)
+        parts = [x * (n + 1) for n in range(count)]
+        summed = torch.zeros(4)
+        distributed.reduce_scatter(summed, parts)
+        swapped = torch.zeros(4 * count)
+        distributed.all_to_all_single(swapped, torch.cat(parts))
+        return [received + local, reduced, spread, summed, swapped, *(gathered or [])]
+
+    torch.manual_seed(rank)
+    x = torch.randn(4)
+    expected = model(x)
+    program = torchgraft.capture(model, x)
+    changes = OverlapRemoteCalls()(program).changes
+    names = ("isend", "irecv", "reduce", "gather", "scatter", "reduce_scatter", "all_to_all_single", "wait_for_work")
+    order = [name for node in program.graph.nodes if (name := getattr(node.target, "__name__", "")) in names]
+    same = [list(map(torch.equal, program(x), expected)) for _ in range(3)]
+    distributed.destroy_process_group()
+    return changes, order, same
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_every_kind_of_collective(count: int) -> None:
+    results = run_processes(_every_kind, count, limit=90)
+    for rank, answer in enumerate(results):
+        assert not isinstance(answer, str), answer
+        changes, order, same = answer
+        assert changes == 7
+        # All are started before any is awaited, in the order in which they were written.
+        pair = ["irecv", "isend"] if rank % 2 else ["isend", "irecv"]
+        starts = [*pair, "reduce", "gather", "scatter", "reduce_scatter", "all_to_all_single"]
+        assert [name for name in order if name != "wait_for_work"] == starts
+        assert all(map(all, same))

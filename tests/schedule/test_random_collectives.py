@@ -104,6 +104,26 @@ def one_process() -> Iterator[None]:
     distributed.destroy_process_group()
 
 
+def test_collectives_of_different_tensors_are_under_way_together(one_process: None) -> None:
+    def model(x: Any, weights: list[Any]) -> Any:
+        flats = []
+        for weight in weights:
+            x = (x @ weight).relu()
+            flat = torch.cat([x.flatten(), weight.flatten()])
+            distributed.all_reduce(flat)
+            flats.append(flat[:4].view(2, 2))
+        return flats
+
+    example = (torch.ones(2, 2), [torch.ones(2, 2) for _ in range(3)])
+    program = torchgraft.capture(model, example)
+    expected = program(*example)
+    OverlapRemoteCalls()(program)
+    calls = ("all_reduce", "wait_for_work")
+    order = [name for node in program.graph.nodes if (name := getattr(node.target, "__name__", "")) in calls]
+    assert order == ["all_reduce"] * 3 + ["wait_for_work"] * 3
+    assert all(map(torch.equal, program(*example), expected))
+
+
 @settings(max_examples=80, deadline=None)
 @given(seed=st.integers(0, 100_000), limit=st.integers(1, 5), length=st.integers(2, 16))
 def test_in_one_process(one_process: None, seed: int, limit: int, length: int) -> None:
