@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from importlib import resources
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from torchgraft.errors import GraftError
 
@@ -249,7 +249,7 @@ class _Check:
             elif value == 0 and path in ("device", "memory", "peak"):
                 self._fail(where, f"'{where}' is 0; it must be positive")
 
-    def _fail(self, path: str, what: str) -> None:
+    def _fail(self, path: str, what: str) -> NoReturn:
         while path and path not in self.lines:
             path = path.rpartition(".")[0]
         place = f"{self.file}:{self.lines.get(path, 1)}"

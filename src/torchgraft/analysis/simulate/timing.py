@@ -195,7 +195,7 @@ def _grouped_time(kernel: Kernel, machine: Machine, figures: Mapping[str, float]
 
 def _dense_time(kernel: Kernel, machine: Machine, cached: float) -> Timing:
     """The faster of plain arithmetic and of matrix units, with what these want done before and after."""
-    count, rows, columns, depth = kernel.sizes
+    _count, rows, columns, depth = kernel.sizes
     kind = kernel.variant.partition("-")[0]
     few = depth // kernel.window <= 4 and kind == "general"
     types = (kernel.type, TWINS.get(kernel.type, kernel.type))

@@ -18,10 +18,10 @@ def machine_text(machine: Machine, note: str = "") -> str:
     >>> machines._parsed(machine_text(h200), "h200.toml").kernels == h200.kernels
     True
     """
-    device = {"units": machine.units, "memory_bytes": machine.memory_bytes}
+    device: dict[str, float] = {"units": machine.units, "memory_bytes": machine.memory_bytes}
     if machine.watts is not None:
         device |= {"watts": machine.watts, "idle_watts": machine.idle_watts or 0.0}
-    memory = {
+    memory: dict[str, float] = {
         "bandwidth": machine.bandwidth,
         "cache_bytes": machine.cache_bytes,
         "cache_bandwidth": machine.cache_bandwidth,
