@@ -7,7 +7,8 @@ from __future__ import annotations
 import bisect
 import itertools
 from collections import Counter
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 
 def balanced_cuts(
@@ -40,7 +41,7 @@ def balanced_cuts(
     return cuts
 
 
-def reach_within(sizes: Sequence[Mapping[Hashable, int]], limit: int) -> list[int]:
+def reach_within(sizes: Sequence[Mapping[Any, int]], limit: int) -> list[int]:
     """For each item how far a stretch that begins with it may go, so that what its items have takes no more than the limit.
 
     What several items of a stretch have counts once.
@@ -48,7 +49,7 @@ def reach_within(sizes: Sequence[Mapping[Hashable, int]], limit: int) -> list[in
     >>> reach_within([{"a": 2}, {"a": 2, "b": 1}, {"c": 2}], 3)
     [2, 2, 3]
     """
-    held: Counter[Hashable] = Counter()
+    held: Counter[Any] = Counter()
     taken, end, reach = 0, 0, []
     for start, item in enumerate(sizes):
         while end < len(sizes) and taken + (more := _added(sizes[end], held)) <= limit:
@@ -65,7 +66,7 @@ def reach_within(sizes: Sequence[Mapping[Hashable, int]], limit: int) -> list[in
     return reach
 
 
-def _added(item: Mapping[Hashable, int], held: Counter[Hashable]) -> int:
+def _added(item: Mapping[Any, int], held: Counter[Any]) -> int:
     return sum(size for key, size in item.items() if not held[key])
 
 
