@@ -8,8 +8,11 @@ of all of them, in about ten, `--markdown` prints a table; `--compile` has torch
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gc
 import importlib.util
+import io
+import logging
 import time
 import timeit
 import warnings
@@ -82,6 +85,27 @@ def _language(kind: str) -> tuple[nn.Module, tuple[Any, ...]]:
     return Logits(model.eval(), result).eval(), (torch.randint(0, 8000, (1, 64)),)
 
 
+class Detections(nn.Module):
+    """A detection model of transformers that returns classes and boxes."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        found = self.model(images)
+        return found.logits, found.pred_boxes
+
+
+def _yolos() -> tuple[nn.Module, tuple[Any, ...]]:
+    """YOLOS in its tiny size: no candidate boxes to sort, so that every runtime can take it whole."""
+    import transformers
+
+    sizes = {"hidden_size": 192, "num_attention_heads": 3, "intermediate_size": 768, "image_size": [320, 320]}
+    model = transformers.YolosForObjectDetection(transformers.YolosConfig(**sizes)).eval()
+    return Detections(model).eval(), (torch.randn(1, 3, 320, 320),)
+
+
 def _detection() -> tuple[nn.Module, tuple[Any, ...]]:
     model = import_torchvision().models.detection.ssdlite320_mobilenet_v3_large(weights=None, weights_backbone=None)
     return model.eval(), ([torch.rand(3, 320, 320)],)
@@ -93,6 +117,7 @@ MODELS: dict[str, Callable[[], tuple[nn.Module, tuple[Any, ...]]]] = {
     **{kind: (lambda kind=kind: _language(kind)) for kind in ("BERT", "GPT-2", "Llama")},  # type: ignore[misc]
     "DeepRecommender": lambda: (zoo.create("deep_recommender").eval(), zoo.example_inputs("deep_recommender")),
     "LSTM": lambda: (Recurrent().eval(), (torch.randn(1, 20, 64),)),
+    "detection (YOLOS)": _yolos,
     "detection (SSDlite)": _detection,
 }
 
@@ -140,7 +165,7 @@ def measured(title: str, batch: int, with_compile: bool) -> dict[str, Any] | Non
     for way, make in makers.items():
         begin = time.perf_counter()
         try:
-            with torch.no_grad():
+            with torch.no_grad(), contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
                 run = make()
                 run()
             runs[way] = run
@@ -184,7 +209,7 @@ def show(title: str, batch: int, found: dict[str, Any]) -> float | None:
         print(f"    seen by auto: {', '.join(rows)}")
         for row in module.choice.measurements:
             if row.seconds is None:
-                print(f"    {row.backend}: {row.note[:150]}")
+                print(f"    {row.backend}: {row.note[:150]}", flush=True)
     stays = module.explain().splitlines()
     if len(stays) > 1 or "own Python" in stays[0]:
         print("    " + "\n    ".join(line[:160] for line in stays[:4]), flush=True)
@@ -247,6 +272,7 @@ def main() -> None:
     arguments = parser.parse_args()
     batches = [int(item) for item in arguments.batch.split(",") if item]
     warnings.simplefilter("ignore")
+    logging.getLogger("torch").setLevel(logging.CRITICAL)  # exporters say at length what they do not take
     torch.set_num_threads(arguments.threads)
     installed = [
         name for name in ("torchvision", "transformers", "openvino", "onnxruntime") if importlib.util.find_spec(name)

@@ -23,7 +23,7 @@ import torchgraft
 from torchgraft.interpreter import Interpreter
 from torchgraft.schedule import OverlapRemoteCalls, overlaps
 
-TABLES, ROWS, WIDTH, BATCH = 8, 10_000, 32, 128
+TABLES, ROWS, WIDTH, BATCHES = 8, 10_000, 32, (128, 512)
 _table: dict[int, torch.Tensor] = {}
 
 
@@ -55,68 +55,127 @@ class Recommender(nn.Module):
         return self.top(torch.cat(parts, 1))
 
 
-class _Local(Interpreter):
-    """Runs a program and takes the time of what is computed here; what is awaited is kept apart."""
+class _Timed(Interpreter):
+    """Runs a program and takes the time of every node."""
 
     def __init__(self, program: Any) -> None:
         super().__init__(program)
-        self.here = 0.0
+        self.times: dict[str, float] = {}
 
     def run_node(self, node: Any) -> Any:
         begin = time.perf_counter()
         result = super().run_node(node)
-        if "rpc_sync" not in node.name:
-            self.here += time.perf_counter() - begin
+        self.times[node.name] = time.perf_counter() - begin
         return result
 
 
-def best(run: Callable[[], Any], rounds: int) -> float:
-    times = []
-    for _ in range(rounds):
-        begin = time.perf_counter()
-        run()
-        times.append(time.perf_counter() - begin)
-    return statistics.median(times)
+def seconds(run: Callable[[], Any]) -> float:
+    """How long a run takes."""
+    begin = time.perf_counter()
+    run()
+    return time.perf_counter() - begin
 
 
-def measured(servers: int, delay: float, rounds: int, report: bool) -> None:
+def arrivals(ids: torch.Tensor, servers: int, delay: float) -> tuple[float, list[float]]:
+    """How long it takes to start all fetches at once, and when each has arrived, while nothing else is done here."""
+    begin = time.perf_counter()
+    started = [
+        rpc.rpc_async(f"server{1 + table % servers}", lookup, args=(table, ids + table, delay))
+        for table in range(TABLES)
+    ]
+    issued = time.perf_counter() - begin
+    arrived = []
+    for future in started:
+        future.wait()
+        arrived.append(time.perf_counter() - begin)
+    return issued, arrived
+
+
+_CALLS = ("rpc_sync", "rpc_async", "wait_for_future", "add")  # and the ids, which `arrivals` adds as well
+
+
+def critical_path(times: dict[str, float], issued: float, arrived: list[float]) -> float:
+    """The least time on one thread: its own work, and whatever has to follow the arrival of each fetch.
+
+    All mixers that come after an arrival, and the top, run after it; everything else may have been done before.
+    """
+    mixers = [times[f"mixers_{table}"] + times["relu" + (f"_{table}" if table else "")] for table in range(TABLES)]
+    top = sum(value for name, value in times.items() if name.startswith(("cat", "top")))
+    here = sum(value for name, value in times.items() if not name.startswith(_CALLS)) + issued
+    return max(here, *[arrived[table] + sum(mixers[table:]) + top for table in range(TABLES)])
+
+
+def measured(servers: int, batch: int, delay: float, rounds: int, report: bool) -> None:
     """One line of the table: the model with calls that wait, with calls in flight, and what could be had."""
     torch.manual_seed(0)
     model = Recommender(servers, delay).eval()
-    example = (torch.randint(0, ROWS - TABLES, (BATCH,)), torch.randn(BATCH, 512))
+    example = (torch.randint(0, ROWS - TABLES, (batch,)), torch.randn(batch, 512))
     with torch.no_grad():
         plain, scheduled = torchgraft.capture(model, example), torchgraft.capture(model, example)
         changes = OverlapRemoteCalls()(scheduled).changes
         same = torch.equal(plain(*example), scheduled(*example)) and torch.equal(model(*example), plain(*example))
-        # What could be had: all local work one after the other, or one call and what comes after it, whichever is longer.
-        here, blocking, overlapped = [], [], []
-        for _ in range(rounds):  # in turns
-            local = _Local(plain)
-            local.run(*example)
-            here.append(local.here)
-            blocking.append(best(lambda: plain(*example), 1))
-            overlapped.append(best(lambda: scheduled(*example), 1))
-        one_call = best(lambda: rpc.rpc_sync("server1", lookup, args=(0, example[0], delay)), rounds)
-        issue = best(lambda: rpc.rpc_async("server1", lookup, args=(0, example[0], delay)), rounds)
-        top = best(lambda: model.top(torch.randn(BATCH, 512 + 128 * TABLES)), rounds)
-    before, after = statistics.median(blocking), statistics.median(overlapped)
-    possible = max(statistics.median(here) + TABLES * issue, issue + one_call + top)
-    cells = (1 + servers, f"{delay * 1e3:g} ms", f"{1 / before:.1f}", f"{1 / after:.1f}", f"{before / after:.2f}")
-    more = (f"{1 / possible:.1f}", f"{possible / after:.0%}", changes, "yes" if same else "NO")
+
+        def timed(program: Any) -> dict[str, float]:
+            run = _Timed(program)
+            run.run(*example)
+            return run.times
+
+        ways: dict[str, Callable[[], Any]] = {
+            "alone": lambda: timed(plain),
+            "beside": lambda: timed(scheduled),
+            "calls": lambda: arrivals(example[0], servers, delay),
+            "before": lambda: seconds(lambda: plain(*example)),
+            "after": lambda: seconds(lambda: scheduled(*example)),
+        }
+        runs: dict[str, list[Any]] = {name: [] for name in ways}
+        for number in range(
+            1 + max(rounds // 5, 1)
+        ):  # in turns, each five times in a row, as queries come; the first is to warm up
+            for name, run in ways.items():
+                found = [run() for _ in range(5)]
+                runs[name] += found if number else []
+    issued = statistics.median(issued for issued, _ in runs["calls"])
+    arrived = [statistics.median(column) for column in zip(*[found for _, found in runs["calls"]], strict=True)]
+    possible, at_its_speed = [
+        critical_path(
+            {key: statistics.median(one[key] for one in runs[name]) for key in runs[name][0]}, issued, arrived
+        )
+        for name in ("alone", "beside")
+    ]
+    before, after = statistics.median(runs["before"]), statistics.median(runs["after"])
+    cells = (
+        1 + servers,
+        batch,
+        f"{delay * 1e3:g} ms",
+        f"{1 / before:.1f}",
+        f"{1 / after:.1f}",
+        f"{before / after:.2f}",
+    )
+    more = (
+        f"{1 / possible:.1f}",
+        f"{possible / after:.0%}",
+        f"{at_its_speed / after:.0%}",
+        changes,
+        "yes" if same else "NO",
+    )
     print(f"| {' | '.join(map(str, (*cells, *more)))} |", flush=True)
     if report:
         print(overlaps(scheduled, example))
 
 
 def client(servers: int, delays: list[float], rounds: int) -> None:
-    for delay in delays:
-        measured(servers, delay, rounds, "--report" in sys.argv)
+    for batch in BATCHES:
+        for delay in delays:
+            measured(servers, batch, delay, rounds, "--report" in sys.argv)
 
 
 def _serve(rank: int, count: int, port: int, delays: list[float], rounds: int) -> None:
     os.environ.update(GLOO_SOCKET_IFNAME="lo", TP_SOCKET_IFNAME="lo")
     torch.set_num_threads(1)
-    options = rpc.TensorPipeRpcBackendOptions(init_method=f"tcp://127.0.0.1:{port}", num_worker_threads=16)
+    # TCP, as between machines. What torch takes on one machine by itself, shared memory, is polled by a thread of every process.
+    options = rpc.TensorPipeRpcBackendOptions(
+        init_method=f"tcp://127.0.0.1:{port}", num_worker_threads=16, _transports=["uv"], _channels=["basic"]
+    )
     rpc.init_rpc("client" if rank == 0 else f"server{rank}", rank=rank, world_size=count, rpc_backend_options=options)
     if rank == 0:
         client(count - 1, delays, rounds)
@@ -134,74 +193,89 @@ class Stack(nn.Module):
         return self.layers(x).square().mean()
 
 
-def written_out(x: torch.Tensor, *weights: torch.Tensor) -> list[torch.Tensor]:
-    """A training step with one all-reduce for each gradient, written where the gradient is made."""
+def written_out(x: torch.Tensor, weights: list[torch.Tensor], bucket: int, reduces: bool = True) -> list[torch.Tensor]:
+    """A training step with an all-reduce for each bucket of so many bytes, written where its last gradient is made."""
     values = [x]
     for weight, bias in zip(weights[::2], weights[1::2], strict=True):
         values += [z := torch.addmm(bias, values[-1], weight.t()), z.relu()]
     gradient = values[-1] * (2.0 / values[-1].numel())
     gradients: list[torch.Tensor] = []
+    waiting: list[torch.Tensor] = []
     for number in reversed(range(len(weights) // 2)):
         z, before = values[2 * number + 1], values[2 * number]
         gradient = gradient * (z > 0)
-        for_weight, for_bias = gradient.t() @ before, gradient.sum(0)
-        distributed.all_reduce(for_weight)
-        distributed.all_reduce(for_bias)
-        gradients = [for_weight, for_bias, *gradients]
+        waiting += [gradient.sum(0), gradient.t() @ before]
         if number:
             gradient = gradient @ weights[2 * number]
-    return gradients
+        if not number or sum(4 * one.numel() for one in waiting) >= bucket:
+            flat = torch.cat([one.flatten() for one in waiting])
+            if reduces:
+                distributed.all_reduce(flat)
+            parts = flat.split([one.numel() for one in waiting])
+            gradients += [part.view_as(one) for part, one in zip(parts, waiting, strict=True)]
+            waiting = []
+    return gradients[::-1]
 
 
 def _train(rank: int, count: int, port: int, rounds: int) -> None:
     os.environ.update(GLOO_SOCKET_IFNAME="lo", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     torch.set_num_threads(1)
     distributed.init_process_group("gloo", rank=rank, world_size=count)
+    for megabytes in (1, 3, 25):
+        _steps(rank, count, megabytes, rounds)
+    distributed.barrier()
+    distributed.destroy_process_group()
+
+
+def _steps(rank: int, count: int, megabytes: int, rounds: int) -> None:
+    """One line of the table: all-reduces of buckets of so many megabytes, awaited, overlapped, and by DDP."""
     torch.manual_seed(0)
-    model = Stack()
+    model, bucket = Stack(), megabytes << 20
     weights = [parameter.detach() for parameter in model.parameters()]
     torch.manual_seed(rank)
     x = torch.randn(64, 512)
     with torch.no_grad():
-        plain = torchgraft.capture(written_out, (x, *weights))
-        scheduled = torchgraft.capture(written_out, (x, *weights))
+        plain, scheduled = [torchgraft.capture(written_out, (x, weights, bucket)) for _ in range(2)]
+        alone = torchgraft.capture(written_out, (x, weights, bucket, False))
         changes = OverlapRemoteCalls()(scheduled).changes
-        same = all(map(torch.equal, plain(x, *weights), scheduled(x, *weights)))
-    parallel = nn.parallel.DistributedDataParallel(model)
+        same = all(map(torch.equal, plain(x, weights, bucket), scheduled(x, weights, bucket)))
+    sizes = [sum(4 * weight.numel() for weight in weights) // changes // 4] * changes
+    parallel: Any = nn.parallel.DistributedDataParallel(model, bucket_cap_mb=megabytes)
 
     def step() -> None:
         parallel.zero_grad()
         parallel(x).backward()
 
+    def reduce_only() -> None:
+        for work in [distributed.all_reduce(torch.zeros(size), async_op=True) for size in sizes]:
+            work.wait()
+
     step()
     reduced = [parameter.grad for parameter in model.parameters()]
     with torch.no_grad():
-        close = all(
-            torch.allclose(ours / count, theirs, atol=1e-6)
-            for ours, theirs in zip(scheduled(x, *weights), reduced, strict=True)
-        )
-    times: dict[str, list[float]] = {"blocking": [], "overlapped": [], "DDP": []}
-    for _ in range(rounds):
-        for name, run in (("blocking", plain), ("overlapped", scheduled), ("DDP", None)):
-            distributed.barrier()
-            begin = time.perf_counter()
-            with torch.set_grad_enabled(run is None):
-                step() if run is None else run(x, *weights)
-            times[name].append(time.perf_counter() - begin)
+        found = scheduled(x, weights, bucket)
+    close = all(torch.allclose(one / count, other, atol=1e-6) for one, other in zip(found, reduced, strict=True))
+    ways = {
+        "waiting": lambda: plain(x, weights, bucket),
+        "overlapped": lambda: scheduled(x, weights, bucket),
+        "DDP": step,
+        "computing only": lambda: alone(x, weights, bucket, False),
+        "reducing only": reduce_only,
+    }
+    times: dict[str, list[float]] = {name: [] for name in ways}
+    for number in range(1 + max(rounds // 5, 1)):
+        for name, run in ways.items():
+            with torch.set_grad_enabled(name == "DDP"):
+                for _ in range(5):
+                    distributed.barrier()
+                    took = seconds(run)
+                    times[name] += [took] if number else []
     if rank == 0:
-        found = {name: statistics.median(values) * 1e3 for name, values in times.items()}
-        ratios = (f"{found['blocking'] / found['overlapped']:.2f}", f"{found['DDP'] / found['overlapped']:.2f}")
-        cells = (
-            count,
-            *[f"{value:.1f} ms" for value in found.values()],
-            *ratios,
-            changes,
-            "yes" if same and close else "NO",
-        )
-        print(f"| {' | '.join(map(str, cells))} |", flush=True)
-    parallel = None  # type: ignore[assignment]  # torch's reducer must be gone before its group
-    distributed.barrier()
-    distributed.destroy_process_group()
+        middle = {name: statistics.median(values) * 1e3 for name, values in times.items()}
+        ratios = (f"{middle['waiting'] / middle['overlapped']:.2f}", f"{middle['DDP'] / middle['overlapped']:.2f}")
+        cells = (count, f"{megabytes} MB", changes, *[f"{value:.1f} ms" for value in middle.values()], *ratios)
+        print(f"| {' | '.join(map(str, (*cells, 'yes' if same and close else 'NO')))} |", flush=True)
+    parallel = None  # torch's reducer must be gone before its group
 
 
 def _port() -> int:
@@ -215,21 +289,24 @@ def main() -> None:
     parser.add_argument("--processes", default="2,4")
     parser.add_argument("--delays", default="0.2,1,5", help="of the servers, in milliseconds")
     parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--only", choices=("fetches", "steps"), help="one of the two tables")
     parser.add_argument("--report", action="store_true", help="print what each call overlaps with")
     options = parser.parse_args()
     delays = [float(text) / 1e3 for text in options.delays.split(",")]
     counts = [int(text) for text in options.processes.split(",")]
-    print(f"torch {torch.__version__}, {os.cpu_count()} cores\n\n{TABLES} fetches, queries a second")
-    print(
-        "\n| processes | delay | waiting | overlapped | gain | possible | reached | calls | same results |\n|"
-        + "---|" * 9
-    )
-    for count in counts:
-        multiprocessing.spawn(_serve, args=(count, _port(), delays, options.rounds), nprocs=count)
-    print("\ndata-parallel steps on gloo, an all-reduce for each gradient\n")
-    print("| processes | waiting | overlapped | DDP | gain | beside DDP | calls | same results |\n|" + "---|" * 8)
-    for count in counts:
-        multiprocessing.spawn(_train, args=(count, _port(), options.rounds), nprocs=count)
+    print(f"torch {torch.__version__}, {os.cpu_count()} cores")
+    if options.only != "steps":
+        columns = ("processes", "batch", "delay", "waiting", "overlapped", "gain", "possible")
+        columns += ("reached", "at its speeds", "calls", "same results")
+        print(f"\n{TABLES} fetches, queries a second\n\n| {' | '.join(columns)} |\n|" + "---|" * len(columns))
+        for count in counts:
+            multiprocessing.spawn(_serve, args=(count, _port(), delays, options.rounds), nprocs=count)
+    if options.only != "fetches":
+        columns = ("processes", "buckets", "all-reduces", "waiting", "overlapped", "DDP", "computing only")
+        columns += ("reducing only", "gain", "beside DDP", "same results")
+        print(f"\ndata-parallel steps on gloo\n\n| {' | '.join(columns)} |\n|" + "---|" * len(columns))
+        for count in counts:
+            multiprocessing.spawn(_train, args=(count, _port(), options.rounds), nprocs=count)
 
 
 if __name__ == "__main__":

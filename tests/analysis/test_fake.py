@@ -92,3 +92,26 @@ def test_a_fake_module_has_what_torch_makes_of_each_tensor() -> None:
     memory = {name: fake.untyped_storage()._cdata for name, fake in found.items()}
     assert memory["whole"] == memory["part"] and found["tied"] is found["0.weight"]
     assert len(set(memory.values())) == len(memory) - 2
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "has_groups"),
+    [
+        ((16, 8), (3, 8, 16), True),
+        ((3, 4, 8), (3, 8, 16), False),
+        ((8, 16), (16, 16), True),
+        ((3, 4, 8), (8, 16), True),
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_products_of_groups_have_the_shape_that_they_have_in_eager(
+    first: tuple[int, ...], second: tuple[int, ...], has_groups: bool, dtype: torch.dtype
+) -> None:
+    ends = torch.tensor([4, 8, 16], dtype=torch.int32) if has_groups else None
+    x, weight = torch.randn(first, dtype=dtype), torch.randn(second, dtype=dtype)
+    expected = torch._grouped_mm(x, weight, offs=ends)
+    mode = fake_mode_of(x)
+    fakes = fake_tree((x, weight, ends), mode)
+    with mode:
+        found = torch._grouped_mm(fakes[0], fakes[1], offs=fakes[2])
+    assert (found.shape, found.dtype) == (expected.shape, expected.dtype)

@@ -13,6 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
+from torch.nn import functional
 
 import torchgraft
 from torchgraft.backends.adapt import adapt
@@ -178,6 +179,36 @@ def test_a_check_after_an_effect_runs_the_model():
     assert torch.equal(model.norm.running_mean, expected.norm.running_mean)
     assert "effect cannot be undone" in module.variants().rows()[0]["runs"]
     assert len(adapt(model.eval()).variants()) == 0
+
+
+class LateDraws(nn.Module):
+    def __init__(self, generator=None):
+        super().__init__()
+        self.generator = generator
+
+    def forward(self, x):
+        x = x + torch.rand(x.shape, generator=self.generator)
+        x = functional.dropout(x, 0.5, self.training)
+        return x + 1 if x[0, 0] > 0.6 else x - torch.rand(())
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_random_numbers_before_a_check_are_put_back(training):
+    model = LateDraws().train(training)
+    module = adapt(model)
+    for seed in range(12):
+        torch.manual_seed(seed)
+        expected = model(torch.zeros(2, 3)), torch.rand(2)
+        torch.manual_seed(seed)
+        found = module(torch.zeros(2, 3)), torch.rand(2)
+        assert torch.equal(found[0], expected[0]) and torch.equal(found[1], expected[1])
+    assert [row["runs"] for row in module.variants().rows()] == ["captured program"] * 2
+
+
+def test_random_numbers_of_a_generator_that_is_given_are_not():
+    module = adapt(LateDraws(torch.Generator()).eval())
+    module(torch.zeros(2, 3))
+    assert all("model's own Python" in row["runs"] for row in module.variants().rows())
 
 
 def test_threads():

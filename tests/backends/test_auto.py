@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -25,6 +28,7 @@ def few_backends(monkeypatch):
     """Only the native one and those of a test: others take long, and are not installed everywhere."""
     monkeypatch.setattr(auto, "backend_names", lambda: ["native", *_registered])
     monkeypatch.setattr(auto, "_ROUNDS", 1)
+    monkeypatch.setattr(auto, "_MORE_ROUNDS", 0)
     before = dict(_registered)
     yield
     _registered.clear()
@@ -133,6 +137,48 @@ def test_commands(tmp_path, capsys):
     assert main(["lower", "zoo:mlp", "--backend", "natve"]) == 1
     assert "did you mean 'native'?" in capsys.readouterr().err
     assert main(["bench", "zoo:mlp", "--backends", "nothing", "--json"]) == 1
+    assert "no backend is called 'nothing'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("command", "text"),
+    [
+        (["bench", "zoo:mlp", "-o", "bars.png"], "give an .svg or a .json file"),
+        (["bench", "zoo:mlp", "--time-limit", "0"], "give seconds above 0, not '0'"),
+        (["lower", "zoo:mlp", "--time-limit", "soon"], "give seconds above 0, not 'soon'"),
+        (["bench", "zoo:mlp", "--threads", "1,x"], "give a whole number"),
+    ],
+)
+def test_wrong_usage(command, text, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(command)
+    assert ended.value.code == 2 and text in capsys.readouterr().err
+
+
+HANGS = """
+import sys, time, torch, torchgraft
+from torchgraft.cli.main import main
+
+@torchgraft.register_backend
+class Slow(torchgraft.Backend):
+    name, takes_all = "slow", True
+
+    def compile(self, part, inputs, options):
+        while True:
+            time.sleep(0.01)
+            torch.ones(2).relu_()
+
+sys.argv = ["graft", "lower", "zoo:mlp", "--backend", "slow", "--time-limit", "0.2"]
+sys.exit(main())
+"""
+
+
+def test_a_command_ends_although_a_backend_does_not():
+    source = os.path.join(os.path.dirname(__file__), "..", "..", "src")
+    environment = {**os.environ, "PYTHONPATH": source}
+    found = subprocess.run([sys.executable, "-c", HANGS], env=environment, capture_output=True, text=True, timeout=60)
+    assert found.returncode == 1
+    assert found.stderr.splitlines() == ["graft lower: it took longer than the time limit of 0.2 s"]
 
 
 @pytest.mark.parametrize("name", ["openvino", "onnxruntime"])

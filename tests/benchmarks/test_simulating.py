@@ -1,5 +1,6 @@
-"""What measures machines for simulations and judges them: rows that survive, models that are measured, errors and their tables."""
+"""What measures machines for simulations and judges them: rows that survive, measured models, errors and their tables."""
 
+import dataclasses
 import time
 
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from benchmarks.simulating import __main__ as command
+from benchmarks.simulating import fit
 from benchmarks.simulating.comparing import measured_rows, pairs_of
 from benchmarks.simulating.errors import Pair, mean_error, rank_correlation, ranks, tables
 from benchmarks.simulating.log import Log, rows_of
@@ -16,6 +18,8 @@ from benchmarks.simulating.measured_models import build, measure_runs, measure_t
 from benchmarks.simulating.models import CASES, Case
 from benchmarks.simulating.more_probes import more_probes
 from torchgraft import Machine, simulate
+from torchgraft.analysis.simulate.calibration.fitting import Sample
+from torchgraft.analysis.simulate.calibration.probes import Probe
 
 NAMES = ("model", "batch")
 
@@ -86,7 +90,7 @@ def test_a_missing_library_is_said(capsys):
         import no_such_library  # noqa: F401
 
     assert build(Case("needs", "mlp", needs, lambda batch: ()), "cpu") is None
-    assert capsys.readouterr().out == "needs: left out, no_such_library is not installed\n"
+    assert capsys.readouterr().out == "needs: left out, ModuleNotFoundError: No module named 'no_such_library'\n"
 
 
 def test_more_probes_can_be_written_down():
@@ -151,3 +155,48 @@ def test_mistakes(tmp_path, capsys):
     assert "no measured models in" in capsys.readouterr().err
     with pytest.raises(SystemExit, match="has no place for the tables"):
         command.with_section("nothing", "text")
+
+
+# ---- fitting ----
+
+
+def test_a_probe_is_simulated_as_its_kernels():
+    h200 = Machine.named("h200")
+    bias = Probe("linear", ((8, 16), (32, 16), (32,)), "tf32")
+    (product,) = fit.kernels_of_probe(bias, h200)
+    assert (product.kind, product.type, product.sizes) == ("matmul", "tf32", (1, 8, 32, 16))
+    heads = Probe("attention", ((2, 4, 16, 32),) * 3, "fp16", {"causal": True})
+    assert [(k.kind, k.variant) for k in fit.kernels_of_probe(heads, h200)] == [("attention", "causal")]
+    kinds = {k.kind for probe in (p for p in more_probes()[::60]) for k in fit.kernels_of_probe(probe, h200)}
+    assert "unknown" not in kinds and {"convolution", "matmul"} <= kinds
+
+
+def test_figures_are_found_again_from_times(tmp_path, capsys):
+    """The times of a machine whose products and host are slower than the H200's: what is fitted to them comes near it."""
+    h200 = Machine.named("h200")
+    kernels = {name: dict(figures) for name, figures in h200.kernels.items()}
+    kernels["matmul.fp16"] |= {"rate": 0.4, "floor": 6e-6}
+    other = dataclasses.replace(h200, kernels=kernels)
+    log = Log(tmp_path / "probes.jsonl", "probe")
+    shapes = [(rows, columns) for rows in (64, 1024, 8192) for columns in (512, 4096)]
+    for rows, columns in shapes:
+        probe = Probe("linear", ((rows, columns), (columns, columns)), "fp16")
+        these = fit.kernels_of_probe(probe, other)
+        hot, cold = (Sample(these, 1.0, hot).simulated(other) for hot in (True, False))
+        log.add({"probe": probe.to_dict(), "hot": hot, "cold": cold})
+    host = Log(tmp_path / "host.jsonl", "host")
+    for name in ("module identity", "function add", "function view", "function linear", "module linear"):
+        host.add({"host": name, "seconds": 1e-5 + 1e-6 * len(name)})
+    case = next(case for case in CASES if case.name == "mlp")
+    slow = dataclasses.replace(other, host={name: 3 * seconds for name, seconds in h200.host.items()})
+    models = Log(tmp_path / "models.jsonl", "model", "batch", "precision")
+    eager = simulate(case.build(), case.inputs(1), machine=slow).seconds
+    models.add({"model": "mlp", "batch": 1, "precision": "fp32", "eager": eager})
+    fit.main([str(tmp_path), "-o", str(tmp_path / "other.toml"), "--rounds", "1"])
+    found = Machine.named(tmp_path / "other.toml")
+    assert found.kernels["matmul.fp16"]["rate"] == pytest.approx(0.4, rel=0.15)
+    assert found.kernels["matmul.fp32"] == pytest.approx(h200.kernels["matmul.fp32"])
+    assert simulate(case.build(), case.inputs(1), machine=found).seconds == pytest.approx(eager, rel=0.02)
+    text = (tmp_path / "other.toml").read_text()
+    assert "# Kernels: fitted to 6 probes" in text and "which mlp asks for" in text and found.peak == h200.peak
+    assert "matmul.fp16: 12 times, off by" in capsys.readouterr().out

@@ -4,6 +4,7 @@ What is done with them is in `test_what_users_do_next.py`.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -196,6 +197,42 @@ class KeptWhole(nn.Module):
         return self.head(torch.relu(self.counting(x)))
 
 
+class Pair(nn.Module):
+    """A part that stays one call and gives a tuple."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counting = Counting()
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.counting(x), x * 2
+
+
+class Cache:
+    """An object that holds a tensor, and a dict of plain values."""
+
+    def __init__(self, keys: torch.Tensor) -> None:
+        self.keys, self.is_filled = keys, {0: True}
+
+
+@torch.jit.script
+def halved(x: torch.Tensor, by: int) -> torch.Tensor:
+    """A scripted function, as models of transformers have them."""
+    return x / (2 * by)
+
+
+class ManyResults(nn.Module):
+    """A part kept whole that gives a tuple, a scripted function, and an OrderedDict with an object that holds a dict."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pair, self.head = Pair(), nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor) -> OrderedDict[str, Any]:
+        first, second = self.pair(x)
+        return OrderedDict(out=self.head(halved(first, 1)), cache=Cache(second))
+
+
 class Given(NamedTuple):
     """Inputs of a model for a batch of some size."""
 
@@ -219,6 +256,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[int], Given]]] = {
     "in place": (InPlace, lambda n: Given((torch.randn(n, 4),))),
     "own backward": (OwnBackward, lambda n: Given((torch.randn(n, 4),))),
     "kept whole": (KeptWhole, lambda n: Given((torch.randn(n, 4),))),
+    "many results": (ManyResults, lambda n: Given((torch.randn(n, 4),))),
 }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from torch.distributed import rpc
 
 import torchgraft
 from tests.schedule.processes import run_processes
-from torchgraft.schedule import OverlapRemoteCalls
+from torchgraft.schedule import OverlapRemoteCalls, overlaps
 
 pytestmark = [pytest.mark.distributed, pytest.mark.slow]
 
@@ -172,8 +173,6 @@ def test_collectives_are_in_the_same_order_on_every_rank(count: int) -> None:
 
 
 def _raising(rank: int, count: int) -> Any:
-    from datetime import timedelta
-
     distributed.init_process_group("gloo", rank=rank, world_size=count, timeout=timedelta(seconds=3))
 
     def model(x: Any) -> Any:
@@ -226,3 +225,131 @@ def _by_hand(rank: int, count: int) -> Any:
 def test_handles_that_are_awaited_and_barriers_are_calls_of_the_program() -> None:
     for answer in run_processes(_by_hand, 2):
         assert answer == (True, ["all_reduce", "wait_for_work", "barrier"]), answer
+
+
+def _references(rank: int, count: int) -> Any:
+    def client() -> Any:
+        def model(ids: Any, x: Any) -> Any:
+            first = rpc.remote("rank1", lookup, args=(0, ids)).to_here()
+            second = rpc.remote("rank1", lookup, args=(1, ids)).to_here()
+            third = rpc.rpc_async("rank1", lookup, args=(2, ids)).wait()
+            return first + second + third + x.sin()
+
+        example = (torch.tensor([1, 2]), torch.randn(2, 2))
+        program = torchgraft.capture(model, example)
+        expected = program(*example)
+        changes = OverlapRemoteCalls()(program).changes
+        kinds = ("remote", "rpc_async", "start_fetching", "wait_for_future", "sin", "add")
+        order = [kind for node in program.graph.nodes for kind in kinds if node.name.startswith(kind)]
+        same = torch.equal(program(*example), expected)
+        # Without data nobody is asked, and what was answered keeps its shape.
+        work = [call.work for call in overlaps(program, example, cost="flops").calls]
+        return changes, order, same, work
+
+    return _with_rpc(rank, count, client)
+
+
+def test_remote_references_and_futures_wait_together() -> None:
+    changes, order, same, work = run_processes(_references, 2)[0]
+    assert changes == 2
+    waits = ["wait_for_future", "wait_for_future", "add", "wait_for_future", "add", "add"]
+    assert order == ["remote", "start_fetching", "remote", "start_fetching", "rpc_async", "sin", *waits]
+    assert same
+    assert all(amount > 1 for amount in work)
+
+
+def _estimating(rank: int, count: int) -> Any:
+    distributed.init_process_group("gloo", rank=rank, world_size=count, timeout=timedelta(seconds=20))
+    with torch.no_grad():
+        program = torchgraft.capture(Parallel().eval(), torch.ones(2, 8))
+        OverlapRemoteCalls()(program)
+        # One process estimates and the other does not: were anybody asked, the sums below would be of other calls.
+        work = [call.work for call in overlaps(program, torch.ones(2, 8), cost="flops").calls] if rank else []
+    value = torch.full((2,), float(rank))
+    distributed.all_reduce(value)
+    distributed.destroy_process_group()
+    return value.tolist(), work
+
+
+def test_estimates_make_no_collectives() -> None:
+    results = run_processes(_estimating, 2)
+    assert not any(isinstance(result, str) for result in results), results
+    (first, _), (second, work) = results
+    assert first == second == [1.0, 1.0]
+    assert len(work) == 7 and sum(work) > 0
+
+
+def _raising_within(rank: int, count: int) -> Any:
+    distributed.init_process_group("gloo", rank=rank, world_size=count, timeout=timedelta(seconds=3))
+
+    def model(x: Any, index: Any) -> Any:
+        y = x * 1
+        distributed.all_reduce(y)
+        z = x[index]
+        distributed.all_reduce(z)
+        return y + z
+
+    program = torchgraft.capture(model, (torch.ones(2), torch.tensor([0, 1])))
+    OverlapRemoteCalls()(program)
+    begin = time.perf_counter()
+    try:
+        program(torch.ones(2), torch.tensor([0, 1 + 8 * rank]))
+    except Exception as error:
+        return "\n".join([str(error), *getattr(error, "__notes__", [])]), time.perf_counter() - begin
+    return "nothing", 0.0
+
+
+def test_a_rank_that_raises_stops_the_others_in_bounded_time() -> None:
+    (other, seconds), (raised, _) = run_processes(_raising_within, 2)
+    assert "index 9 is out of bounds" in raised and "test_in_processes.py" in raised
+    assert "test_in_processes.py" in other and "all_reduce" in other
+    assert seconds < 15
+
+
+def _every_kind(rank: int, count: int) -> Any:
+    distributed.init_process_group("gloo", rank=rank, world_size=count, timeout=timedelta(seconds=20))
+
+    def model(x: Any) -> Any:
+        local = x.sin()
+        received, reduced, spread = torch.zeros(4), x + 1, torch.zeros(2)
+        if rank % 2:
+            distributed.recv(received, (rank - 1) % count)
+            distributed.send(x.contiguous(), (rank + 1) % count)
+        else:
+            distributed.send(x.contiguous(), (rank + 1) % count)
+            distributed.recv(received, (rank - 1) % count)
+        distributed.reduce(reduced, dst=1)
+        gathered = [torch.zeros(4) for _ in range(count)] if rank == 0 else None
+        distributed.gather(local, gathered, dst=0)
+        distributed.scatter(spread, [x[:2] * n for n in range(count)] if rank == 0 else None, src=0)
+        parts = [x * (n + 1) for n in range(count)]
+        summed = torch.zeros(4)
+        distributed.reduce_scatter(summed, parts)
+        swapped = torch.zeros(4 * count)
+        distributed.all_to_all_single(swapped, torch.cat(parts))
+        return [received + local, reduced, spread, summed, swapped, *(gathered or [])]
+
+    torch.manual_seed(rank)
+    x = torch.randn(4)
+    expected = model(x)
+    program = torchgraft.capture(model, x)
+    changes = OverlapRemoteCalls()(program).changes
+    names = ("isend", "irecv", "reduce", "gather", "scatter", "reduce_scatter", "all_to_all_single", "wait_for_work")
+    order = [name for node in program.graph.nodes if (name := getattr(node.target, "__name__", "")) in names]
+    same = [list(map(torch.equal, program(x), expected)) for _ in range(3)]
+    distributed.destroy_process_group()
+    return changes, order, same
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_every_kind_of_collective(count: int) -> None:
+    results = run_processes(_every_kind, count, limit=90)
+    for rank, answer in enumerate(results):
+        assert not isinstance(answer, str), answer
+        changes, order, same = answer
+        assert changes == 7
+        # All are started before any is awaited, in the order in which they were written.
+        pair = ["irecv", "isend"] if rank % 2 else ["isend", "irecv"]
+        starts = [*pair, "reduce", "gather", "scatter", "reduce_scatter", "all_to_all_single"]
+        assert [name for name in order if name != "wait_for_work"] == starts
+        assert all(map(all, same))

@@ -153,6 +153,8 @@ def reset_switches() -> None:
     """Undo what a wrong program has left switched, so that it does not disturb the next."""
     torch.set_grad_enabled(True)
     torch.set_default_dtype(torch.float32)
+    # Compiling for the first time in a process switches this off for good.
+    torch.distributions.Distribution.set_default_validate_args(True)
 
 
 def switches() -> dict[str, Any]:

@@ -27,6 +27,7 @@ from torchgraft.capturing.program import capture
 from torchgraft.codegen.calling import placeholder_values
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import GraftError
+from torchgraft.ir.answers import ANSWER, made_anew
 from torchgraft.ir.graph import Graph
 from torchgraft.ir.guards import is_guard
 from torchgraft.ir.node import Node
@@ -48,7 +49,8 @@ class DryRun(FakeInterpreter):
     """Runs a program on fake tensors. Its inputs are those of a call, or given for each placeholder.
 
     `watch` is told each operator after it ran, while `place` says for which node. `backward` runs the gradients of everything
-    that the program returned. Guards that would need values are taken to hold: the program was captured for that. With `compute`
+    that the program returned. Guards that would need values are taken to hold: the program was captured for that. Calls of other
+    processes are not made: their results look as they did when the program was captured. With `compute`
     it is no dry run after all: copies of the real tensors are worked on, for programs whose shapes depend on values. With `dtype`
     what is of floating point is taken to be of that type, with `device` what is on the meta device to be there.
 
@@ -136,7 +138,8 @@ class DryRun(FakeInterpreter):
         if any(self.env.get(source) is _SKIPPED for source in n._inputs):
             return None if is_guard(n._target) else _SKIPPED
         try:
-            result = super().run_node(n)
+            answered = not self.computes and n._meta is not None and ANSWER in n._meta
+            result = made_anew(n._meta[ANSWER]) if answered else super().run_node(n)  # type: ignore[index]
         except NeedsValues as error:
             if n in self._for_guards:
                 return _SKIPPED

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import importlib
 import logging
 from collections import Counter, OrderedDict
@@ -60,7 +61,32 @@ def fake_mode_of(*trees: Any) -> FakeTensorMode:
         if isinstance(tensor, FakeTensor):
             return tensor.fake_mode
     # Constants in functions and closures are met on the way; they are read as fakes too.
-    return FakeTensorMode(allow_non_fake_inputs=True)
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    # On the instance, because torch tells its modes by their very class.
+    mode.dispatch = functools.partial(_dispatch, mode, mode.dispatch)  # type: ignore[method-assign]
+    return mode
+
+
+def _dispatch(mode: FakeTensorMode, dispatch: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    """The result of an operator: torch's, but for products of groups (mixtures of experts), whose fakes refuse all types but
+    bfloat16, which the kernels do not."""
+    if func is _GROUPED_PRODUCT:
+        with mode:
+            return _grouped_product(*args, **(kwargs or {}))
+    return dispatch(func, types, args, kwargs)
+
+
+_GROUPED_PRODUCT = getattr(getattr(torch.ops.aten, "_grouped_mm", None), "default", None)
+
+
+def _grouped_product(
+    first: torch.Tensor, second: torch.Tensor, offs: Any = None, bias: Any = None, out_dtype: torch.dtype | None = None
+) -> torch.Tensor:
+    """Groups lie in rows of the first, in columns of the second, along what is summed over, or in a dimension of their own."""
+    rows, columns = first.shape[-2], second.shape[-1]
+    grouped = first.dim() == second.dim()
+    groups = () if not grouped else (offs.numel(),) if first.dim() == 2 else (first.shape[0],)
+    return first.new_empty((*groups, rows, columns), dtype=out_dtype)
 
 
 def is_fake(value: Any) -> bool:

@@ -36,7 +36,8 @@ class Interference:
     """Answers for one program, whose nodes are numbered from 0."""
 
     def __init__(self, graph: Graph, known: Mapping[Node, Effects] | None = None) -> None:
-        """`known` has what somebody knows better than `effects_of` does."""
+        """`known` has what somebody knows better than `effects_of` does: of nodes that write nothing but elements of tensors."""
+        self._known = known or {}
         self._nodes = list(graph.nodes)
         self._aliases = Aliases(graph)
         self._effects: dict[Node, Effects] = dict(known or {})
@@ -141,7 +142,7 @@ class Interference:
                     places.state(place)
             if node.op in ("call_module", "get_attr"):
                 places.state(node.target)
-            if _writes(effects) and not self._aliases.writes_only_numbers(node):
+            if _writes(effects) and node not in self._known and not self._aliases.writes_only_numbers(node):
                 held = [piece for source in node.all_input_nodes for piece in self._pieces[source]]
                 for piece in held[1:]:
                     places.join(held[0], piece)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from torchgraft.backends.calls import call_text
-from torchgraft.backends.late_guards import late_guard
+from torchgraft.backends.late_guards import draws_before_check, late_guard
 from torchgraft.backends.variants import Variant, VariantModule, links_of, program_or_error
 from torchgraft.capturing.program import capture
 from torchgraft.codegen.graph_module import GraphModule
@@ -33,7 +33,9 @@ class Adapted(VariantModule):
         if reason is not None:
             return self._eager(why, args, kwargs, reason)
         links = links_of(self._model, found)
-        return Variant(self._number(), why, call_text(args, kwargs), found, found, links=links)
+        made = Variant(self._number(), why, call_text(args, kwargs), found, found, links=links)
+        made.puts_back_draws = draws_before_check(found)
+        return made
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Adapted:
         """An adapted copy of the model; it captures anew."""
@@ -59,9 +61,9 @@ def adapt(
     `max_variants` programs are kept, and the one that was used least recently goes; `.variants()` shows them. Each capture is one
     line of the logger `torchgraft.backends`. Several threads may call it at once.
 
-    A program with a check that comes after an effect (a random draw, a batch norm that trains) could not be left without a trace
-    when the check fails, so such a path runs the model's own Python; so does everything while the model is compiled or
-    traced by others.
+    A program with a check that comes after an effect (a batch norm that trains, a draw from a generator that is given) could not
+    be left without a trace when the check fails, so such a path runs the model's own Python; so does everything while the
+    model is compiled or traced by others. Torch's own random numbers are put back.
 
     >>> module = adapt(lambda x: x + 1 if x.sum() > 0 else x - 1)
     >>> module(torch.ones(2)), module(-torch.ones(2)), module(torch.ones(7))

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from torchgraft.errors import BackendError
+from torchgraft.errors import BackendError, one_line
 from torchgraft.ir.node import Node
 
 if TYPE_CHECKING:
@@ -134,7 +134,12 @@ def _by_name(name: Any) -> Backend:
         return _registered[name]()
     for entry in importlib.metadata.entry_points(group=GROUP):
         if entry.name == name:
-            found = entry.load()
+            try:
+                found = entry.load()
+            except Exception as error:  # somebody else's package; nothing that does not use it may fail
+                raise BackendError(
+                    f"the entry point '{name}' ({entry.value}) cannot be loaded: {one_line(error)}"
+                ) from error
             if not (isinstance(found, type) and issubclass(found, Backend)):
                 raise BackendError(f"the entry point '{name}' is no subclass of torchgraft.Backend: {found!r}")
             return found()

@@ -16,7 +16,7 @@ import torch
 
 from torchgraft.analysis.comparison import tensors_in
 from torchgraft.backends.auto import EAGER, candidates, in_turns
-from torchgraft.backends.backend import Options, find_backend
+from torchgraft.backends.backend import Options, backend_names, find_backend
 from torchgraft.backends.lower import lower
 from torchgraft.backends.onnxruntime import onnx_session
 from torchgraft.backends.openvino import openvino_model
@@ -90,6 +90,9 @@ def bench(
 
     `time_limit` is how many seconds one way may take to get ready.
     """
+    for wanted in backends or ():
+        if wanted not in backend_names():
+            find_backend(wanted)  # says which there are
     before = torch.get_num_threads()
     title = name or type(model).__name__
     results: list[Row] = []

@@ -29,17 +29,31 @@ def on_gpu(inputs: tuple[Any, ...]) -> bool:
     return any(isinstance(item, torch.Tensor) and item.is_cuda for item in inputs)
 
 
+# Where in memory the written inputs of a call are and how they are laid out, and what numbers it is given.
+_Place = tuple[Any, ...]
+
+
 class GraphOfPart:
     """A function on a GPU as CUDA graphs. Inputs are copied to where the graph reads them, but for those that the function
     writes: for these there is a graph of its own for each place in memory. Results are copies, which the next call does not
-    change."""
+    change; one that is a written input is that input."""
 
     def __init__(
         self, function: Callable[..., Any], inputs: tuple[Any, ...], written: list[int], options: Options
     ) -> None:
+        tensors = [item for item in inputs if isinstance(item, torch.Tensor)]
+        self._device = tensors[0].device
+        if any(item.device != self._device for item in tensors):
+            # The values of a tensor on the CPU would be those of the recording for ever.
+            raise ValueError("a part that takes tensors from several devices is no CUDA graph")
         self._function, self._written, self._options = function, written, options
+        self._copied = [
+            index for index, item in enumerate(inputs) if isinstance(item, torch.Tensor) and index not in written
+        ]
+        self._plain = [index for index, item in enumerate(inputs) if not isinstance(item, torch.Tensor)]
         self._lock = threading.Lock()
-        self._graphs: dict[tuple[int, ...], Callable[[tuple[Any, ...]], Any]] = {}
+        self._stream: Any = None
+        self._graphs: dict[_Place, Callable[[tuple[Any, ...]], Any]] = {}
         copies = [item.clone() if isinstance(item, torch.Tensor) else item for item in inputs]
         # As the function was made for them; a caller may lay out tensors in another way.
         self._strides = [item.stride() if isinstance(item, torch.Tensor) else () for item in copies]
@@ -47,17 +61,22 @@ class GraphOfPart:
 
     def _warm_up(self, copies: list[Any]) -> None:
         """Run on copies, so that libraries have chosen their kernels before a graph is recorded."""
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream), _best_kernels(self._options):
-            for _ in range(_WARM_UPS):
-                self._function(*copies)
-        torch.cuda.current_stream().wait_stream(stream)
+        with torch.cuda.device(self._device.index):
+            stream = torch.cuda.Stream()
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream), _best_kernels(self._options):
+                for _ in range(_WARM_UPS):
+                    self._function(*copies)
+            torch.cuda.current_stream().wait_stream(stream)
+            stream.synchronize()  # before the copies go, whose memory is another stream's
 
     def _record(self, inputs: tuple[Any, ...]) -> Callable[[tuple[Any, ...]], Any]:
         """A graph; where memory is short, the function itself, whose kernels are launched one by one."""
         try:
-            with _best_kernels(self._options):
+            with (
+                _best_kernels(self._options),
+                torch.cuda.device(self._device.index if self._device.index is not None else -1),
+            ):
                 return _Recorded(self._function, inputs, self._written, self._strides)
         except torch.cuda.OutOfMemoryError as error:
             warnings.warn(f"no CUDA graph for lack of memory, kernels are launched one by one: {error}", stacklevel=3)
@@ -65,16 +84,40 @@ class GraphOfPart:
             return lambda given: self._function(*given)
 
     def __call__(self, *inputs: Any) -> Any:
-        """Replay; what the graph computes with is this object's, so one call at a time."""
+        """Replay; what the graph computes with is this object's, so one call at a time, and one stream after the other."""
+        given = inputs[(self._copied or self._written)[0]].device
+        if given != self._device:
+            raise RuntimeError(f"the CUDA graph is for tensors on {self._device}, and got one on {given}")
+        written = [inputs[index] for index in self._written]
+        addresses = [item.data_ptr() for item in written]
+        if written and not set(addresses).isdisjoint([inputs[index].data_ptr() for index in self._copied]):
+            return self._function(*inputs)  # an input is written under another name, too; a copy would not see it
+        place = (*addresses, *[item.stride() for item in written], *[inputs[index] for index in self._plain])
         with self._lock:
-            place = tuple([inputs[index].data_ptr() for index in self._written])
+            self._follow_stream()
             recorded = self._graphs.get(place)
             if recorded is None:
                 if len(self._graphs) >= _MOST_PLACES:
-                    torch.cuda.synchronize()  # it may still be running
+                    torch.cuda.synchronize(self._device)  # it may still be running
                     self._graphs.pop(next(iter(self._graphs)))
                 recorded = self._graphs[place] = self._record(inputs)
             return recorded(inputs)
+
+    def _follow_stream(self) -> None:
+        """A call on another stream than the last one's waits for that; both use the same memory."""
+        if self._device.type != "cuda":
+            return
+        stream = torch.cuda.current_stream(self._device)
+        if self._stream is not None and stream != self._stream:
+            stream.wait_stream(self._stream)
+        self._stream = stream
+
+
+def is_same_memory(first: torch.Tensor, second: torch.Tensor) -> bool:
+    """Whether two tensors are the same elements in the same order."""
+    return (first.data_ptr(), first.shape, first.stride(), first.dtype) == (
+        *(second.data_ptr(), second.shape, second.stride(), second.dtype),
+    )
 
 
 def written_inputs(part: GraphModule) -> list[int]:
@@ -121,11 +164,10 @@ class _Recorded:
         is_copied = [isinstance(item, torch.Tensor) and index not in written for index, item in enumerate(inputs)]
         self._copied = [index for index, copied in enumerate(is_copied) if copied]
         held = list(inputs)
-        for index in self._copied:
-            place = torch.empty_strided(
-                inputs[index].shape, strides[index], dtype=inputs[index].dtype, device=inputs[index].device
-            )
-            held[index] = place.copy_(inputs[index])
+        with torch.inference_mode(False), torch.no_grad():  # else calls outside of inference mode could not copy there
+            for index in self._copied:
+                shape, options = inputs[index].shape, {"dtype": inputs[index].dtype, "device": inputs[index].device}
+                held[index] = torch.empty_strided(shape, strides[index], **options).copy_(inputs[index])
         self._held = [held[index] for index in self._copied]
         self._alive = held  # also those that the caller may let go of
         self._graph = torch.cuda.CUDAGraph()
@@ -133,12 +175,19 @@ class _Recorded:
         # cuBLAS keeps its workspace for the next call. What a graph uses must be the graph's own memory, or it is gone with
         # another graph, or when torch.compile clears it.
         torch._C._cuda_clearCublasWorkspaces()
-        with torch.cuda.graph(self._graph):
+        # Other threads may go on using the device meanwhile.
+        with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
             result = function(*held)
         torch._C._cuda_clearCublasWorkspaces()
         self._is_one = isinstance(result, torch.Tensor)
         self._results = [result] if self._is_one else list(result)
-        self._kind = type(result)
+        # Results that are inputs which the graph writes, by the numbers of both.
+        self._same = {
+            number: index
+            for number, found in enumerate(self._results)
+            for index in written
+            if isinstance(found, torch.Tensor) and is_same_memory(found, held[index])
+        }
 
     def __call__(self, inputs: tuple[Any, ...]) -> Any:
         if len(self._held) == 1:
@@ -146,7 +195,12 @@ class _Recorded:
         elif self._held:
             torch._foreach_copy_(self._held, [inputs[index] for index in self._copied])
         self._graph.replay()
-        results = [item.clone() if isinstance(item, torch.Tensor) else item for item in self._results]
+        results = [
+            (inputs[self._same[number]] if number in self._same else item.clone())
+            if isinstance(item, torch.Tensor)
+            else item
+            for number, item in enumerate(self._results)
+        ]
         return results[0] if self._is_one else tuple(results)
 
 

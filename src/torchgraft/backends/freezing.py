@@ -155,9 +155,14 @@ def ranks_follow(body: GraphModule) -> bool:
     return not any(
         (node._op == "placeholder" and node not in checked and not all(is_guard(user._target) for user in node._users))
         or (node._op == "call_module" and not is_from_torch(find_attribute(body, node._target)[0]))
-        or "squeeze" in getattr(node._target, "__name__", str(node._target))
+        or _may_drop_dimensions(node)
         for node in nodes
     )
+
+
+def _may_drop_dimensions(node: Node) -> bool:
+    name = getattr(node._target, "__name__", str(node._target))
+    return "squeeze" in name and "unsqueeze" not in name
 
 
 def _drop_settled_guards(body: GraphModule) -> None:

@@ -1,5 +1,5 @@
 """Checks that come after something which cannot be undone: a program with one cannot be tried and left when it does not fit.
-Which programs are tried, and in which order, is the business of `variants.py`.
+Torch's random numbers can be put back. Which programs are tried, and in which order, is the business of `variants.py`.
 """
 
 from __future__ import annotations
@@ -37,9 +37,39 @@ def late_guard(program: GraphModule) -> str | None:
         elif done is None and node._target is not torch._assert and node.is_impure():
             memory = memory or Aliases(program.graph)
             effects = memory.effects.get(node)
-            if effects is not None and (effects.unknown or effects.random or written_outside(effects, memory)):
+            if effects is None or (_only_draws(node, effects) and not written_outside(effects, memory)):
+                continue
+            if effects.unknown or effects.random or written_outside(effects, memory):
                 done = node
     return None
+
+
+def draws_before_check(program: GraphModule) -> bool:
+    """Whether a guard comes after a draw of random numbers, which have to be put back when the guard fails."""
+    drawn = False
+    memory: Aliases | None = None
+    for node in program.graph.nodes:
+        if node._op in ("placeholder", "get_attr", "output"):
+            continue
+        if node._op == "call_function" and is_guard(node._target):
+            if drawn:
+                return True
+        elif not drawn and node._target is not torch._assert and node.is_impure():
+            memory = memory or Aliases(program.graph)
+            effects = memory.effects.get(node)
+            drawn = effects is not None and effects.random
+    return False
+
+
+def _only_draws(node: Node, effects: Effects) -> bool:
+    """Whether a call draws from torch's own generators and may do nothing worse. A generator that is given is not put back."""
+    home = getattr(node._target, "__module__", None) or ""
+    is_foreign = node._op == "call_function" and home.partition(".")[0] in ("random", "numpy")
+    given = [*node._args, *node._kwargs.values()]
+    has_generator = node._kwargs.get("generator") is not None or any(
+        isinstance(item, torch.Generator) for item in given
+    )
+    return effects.random and not effects.unknown and not is_foreign and not has_generator
 
 
 def written_outside(effects: Effects, memory: Aliases) -> list[Any]:

@@ -100,6 +100,8 @@ def lower(
         raise ValueError(f'precision must be "fp32", "tf32", "bf16" or "fp16", not {precision!r}')
     if layout not in _LAYOUTS:
         raise ValueError(f'layout must be "auto", "channels_last" or "contiguous", not {layout!r}')
+    if time_limit is not None and not time_limit > 0:
+        raise ValueError(f"time_limit must be a number of seconds above 0, not {time_limit!r}")
     if on_guard is None:
         on_guard = "raise" if isinstance(model, GraphModule) else "recapture"
     names = [backend] if isinstance(backend, (str, Backend)) else list(backend)

@@ -16,7 +16,7 @@ from torchgraft.analysis.comparison import tensors_in
 from torchgraft.backends.backend import PRECISIONS, Backend, Options
 from torchgraft.backends.calls import call_text
 from torchgraft.backends.freezing import frozen
-from torchgraft.backends.late_guards import late_guard
+from torchgraft.backends.late_guards import draws_before_check, late_guard
 from torchgraft.backends.parts import Compiled, compile_parts, within
 from torchgraft.backends.precision import Casting, mapped, type_of_model
 from torchgraft.backends.sizes import OneForEachSize, for_one_size
@@ -152,6 +152,7 @@ class Lowered(VariantModule):
             self._number(), why, call_text(args, kwargs), run, found, runs_as=self.backend.name, is_frozen=True
         )
         variant.compiled = compiled
+        variant.puts_back_draws = draws_before_check(body)
         variant.run = run if self._keeps_types() else Casting(run, self._cast, self._cast_back)
         if self.verifies:
             self._verify(variant, args, kwargs)

@@ -14,7 +14,8 @@ from torchgraft.analysis.dry_run import DryRun
 from torchgraft.analysis.shapes import TensorMetadata, tensor_metadata
 from torchgraft.backends.backend import Backend, Options
 from torchgraft.backends.freezing import keep_outputs_contiguous, ranks_follow, spell_directly, views_nobody_writes
-from torchgraft.backends.prepacking import multiply_matrices, prepack
+from torchgraft.backends.packed_linears import multiply_matrices, pack_linears
+from torchgraft.backends.prepacking import Packer, prepack
 from torchgraft.codegen.bound import BoundCodeGen
 from torchgraft.codegen.calling import copied_inputs
 from torchgraft.codegen.graph_module import GraphModule
@@ -41,7 +42,7 @@ class Native(Backend):
 
 def make_direct(part: GraphModule, inputs: tuple[Any, ...], options: Options) -> None:
     """Choose kernels for a frozen program and bind what it refers to."""
-    if any(is_layer(node, part) for node in part.graph.nodes):
+    if any(is_layer(node, part) or node._target is torch.addmm for node in part.graph.nodes):
         if any(isinstance(item, torch.Tensor) and item.is_cuda for item in inputs):
             MergeLinears().run(part)
         known = _shapes(part, inputs)
@@ -49,7 +50,10 @@ def make_direct(part: GraphModule, inputs: tuple[Any, ...], options: Options) ->
         if types_follow:
             _drop_casts(part, known)
         views = views_nobody_writes(part)  # before there are calls of ours, of which nobody knows what they write
-        if options.layout != "contiguous" and prepack(part, known):
+        packer = Packer(part, known)
+        if types_follow:
+            pack_linears(packer)
+        if options.layout != "contiguous" and prepack(packer):
             for node in views:
                 node.target = "reshape"
             keep_outputs_contiguous(part, known)

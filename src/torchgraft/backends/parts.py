@@ -130,9 +130,9 @@ def compile_parts(
                 else:
                     compiled[part.name] = result
         if not blamed:
-            result = _assembled(found, compiled, inputs)
-            result.whole = body
-            return result
+            assembled = _assembled(found, compiled, inputs)
+            assembled.whole = body
+            return assembled
         refused |= blamed
 
 
@@ -271,6 +271,14 @@ def lines_of(program: GraphModule) -> dict[str, str]:
 # ---- time limits ----
 
 
+_left_behind: list[threading.Thread] = []
+
+
+def is_work_left_behind() -> bool:
+    """Whether something that took too long is still at work: Python could not end in peace, because it cannot end threads."""
+    return any(thread.is_alive() for thread in _left_behind)
+
+
 def within(seconds: float | None, work: Callable[[], Any]) -> Any:
     """What `work` returns, unless it takes too long. A thread that hangs in foreign code cannot be ended; it is left behind."""
     if seconds is None:
@@ -290,6 +298,7 @@ def within(seconds: float | None, work: Callable[[], Any]) -> Any:
     thread.start()
     thread.join(seconds)
     if thread.is_alive():
+        _left_behind.append(thread)
         raise BackendError(f"it took longer than the time limit of {seconds:g} s")
     if failure:
         raise failure[0]

@@ -1,5 +1,5 @@
-"""Convolutions and linear layers with the kernels that torch ships for CPUs: weights packed once, with the sum and the activation
-that follow computed in the same pass over memory. Which layers a program has is read by `passes/layer_calls.py`.
+"""Convolutions with the kernels that torch ships for CPUs and GPUs: weights packed once, with the sum and the activation that
+follow computed in the same pass over memory. Linear layers are in `packed_linears.py`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _TYPES = (torch.float32, torch.bfloat16, torch.float16)
 _SUMS = frozenset({operator.add, operator.iadd, torch.add})
 # An activation as oneDNN takes it: its name, its numbers, its algorithm.
 Activation = tuple[str, list[Any], str]
-_NONE: Activation = ("none", [], "")
+no_activation: Activation = ("none", [], "")
 _nn = torch._C._nn
 _BY_FUNCTION: dict[Any, Activation] = {
     **dict.fromkeys((torch.relu, torch.relu_, functional.relu), ("relu", [], "")),
@@ -74,24 +74,22 @@ def convolution_and_sum(
 
 def _one_by_one(x: Any, other: Any, *rest: Any) -> Any:
     *options, activation = rest
-    plain = _CONVOLUTION(x, *options, *_NONE) + other
+    plain = _CONVOLUTION(x, *options, *no_activation) + other
     return plain.relu_() if activation[0] == "relu" else plain
 
 
 _CONVOLUTION: Any = None
 _CONVOLUTION_SUM: Any = None
-_LINEAR: Any = None
 if torch.backends.mkldnn.is_available():
     _CONVOLUTION = torch.ops.mkldnn._convolution_pointwise.default
     _CONVOLUTION_SUM = torch.ops.mkldnn._convolution_pointwise.binary
-    _LINEAR = torch.ops.mkldnn._linear_pointwise.default
 
 
-def prepack(body: GraphModule, shapes: Any) -> int:
-    """Put packed layers in the place of convolutions; `shapes` are those of the values on example inputs. How many there are."""
-    packer = _Packer(body, shapes)
+def prepack(packer: Packer) -> int:
+    """Put packed layers in the place of convolutions; how many there are."""
     with torch.no_grad():
-        return sum([packer.convolution(node) for node in list(body.graph.nodes) if is_layer(node, body)])
+        nodes = [node for node in packer.graph.nodes if is_layer(node, packer.body)]
+        return sum([packer.convolution(node) for node in nodes])
 
 
 def channels_last_weights(body: GraphModule) -> int:
@@ -114,21 +112,6 @@ def channels_last_weights(body: GraphModule) -> int:
     return changed
 
 
-def multiply_matrices(body: GraphModule, shapes: Any) -> None:
-    """Linear layers of matrices are one call of torch less deep; that matters for small ones."""
-    for node in list(body.graph.nodes):
-        if node._op != "call_function" or node._target is not functional.linear or node._kwargs or len(node._args) != 3:
-            continue
-        layer = read_layer(node, body)
-        known = shapes.get(node._args[0]._name) if isinstance(node._args[0], Node) else None
-        if isinstance(layer, Layer) and layer.bias is not None and len(getattr(known, "shape", ())) == 2:
-            with body.graph.inserting_before(node):
-                path = References(body).free_name(f"{node._name}_columns")
-                body.register_buffer(path, layer.weight.detach().t(), persistent=False)
-                columns = body.graph.create_node("get_attr", path)
-            node.target, node.args = torch.addmm, (node._args[2], node._args[0], columns)
-
-
 @dataclass
 class _Chain:
     """A layer and what follows it alone: perhaps a sum with another value, perhaps an activation."""
@@ -138,15 +121,21 @@ class _Chain:
     activation: Activation
 
 
-class _Packer:
+class Packer:
+    """Puts packed layers into a program, together with what follows them. It is made before the first edit, because nobody knows
+    what calls of ours write."""
+
     def __init__(self, body: GraphModule, shapes: Any) -> None:
         self.body, self.graph, self.shapes = body, body.graph, shapes
         self.memory = Aliases(body.graph)
         self.references = References(body)
 
     def convolution(self, node: Node) -> bool:
+        """Pack one, where that can be done."""
         layer = read_layer(node, self.body)
-        if not isinstance(layer, Layer) or not self._is_packable(layer):
+        if not isinstance(layer, Layer) or layer.dimensions != 2 or layer.transposed or not self.is_plain(layer):
+            return False
+        if not (layer.weight.is_cuda or (layer.weight.device.type == "cpu" and _CONVOLUTION is not None)):
             return False
         arguments = bound(node, layer_arguments(node)) if layer.module is None else vars(layer.module)
         options = [
@@ -155,11 +144,11 @@ class _Packer:
         shape = getattr(self.shapes.get(layer.source._name), "shape", None)
         if any(option is None for option in options) or shape is None or len(shape) != 4:
             return False
-        chain = self._chain(node, only_relu=layer.weight.is_cuda)
+        chain = self.chain(node, only_relu=layer.weight.is_cuda)
         with self.graph.inserting_before(chain.nodes[-1]):
             calls = self._on_gpu if layer.weight.is_cuda else self._on_cpu
             new = calls(layer, chain, options, list(shape))
-        self._replace(chain, new)
+        self.replace(chain, new)
         return True
 
     def _on_cpu(self, layer: Layer, chain: _Chain, options: list[Any], shape: list[int]) -> Node:
@@ -167,8 +156,8 @@ class _Packer:
         packed = torch.ops.mkldnn._reorder_convolution_weight(
             layer.weight.detach(), padding, stride, dilation, layer.groups, shape
         )
-        weight = self._constant(f"{layer.node._name}_packed", packed)
-        bias = None if layer.bias is None else self._constant(f"{layer.node._name}_bias", layer.bias.detach())
+        weight = self.constant(f"{layer.node._name}_packed", packed)
+        bias = None if layer.bias is None else self.constant(f"{layer.node._name}_bias", layer.bias.detach())
         common = (weight, bias, padding, stride, dilation, layer.groups)
         if chain.other is None:
             return self.graph.call_function(_CONVOLUTION, (layer.source, *common, *chain.activation))
@@ -177,53 +166,53 @@ class _Packer:
     def _on_gpu(self, layer: Layer, chain: _Chain, options: list[Any], shape: list[int]) -> Node:
         padding, stride, dilation = options
         channels_last = layer.weight.detach().contiguous(memory_format=torch.channels_last)
-        weight = self._constant(f"{layer.node._name}_weight", channels_last)
+        weight = self.constant(f"{layer.node._name}_weight", channels_last)
         values = layer.bias.detach() if layer.bias is not None else layer.weight.new_zeros(layer.outputs)
         if chain.activation[0] == "none":
-            bias = None if layer.bias is None else self._constant(f"{layer.node._name}_bias", values)
+            bias = None if layer.bias is None else self.constant(f"{layer.node._name}_bias", values)
             return self.graph.call_function(
                 torch.conv2d, (layer.source, weight, bias, stride, padding, dilation, layer.groups)
             )
-        common = (self._constant(f"{layer.node._name}_bias", values), stride, padding, dilation, layer.groups)
+        common = (self.constant(f"{layer.node._name}_bias", values), stride, padding, dilation, layer.groups)
         if chain.other is None:
             return self.graph.call_function(torch.cudnn_convolution_relu, (layer.source, weight, *common))
         return self.graph.call_function(
             torch.cudnn_convolution_add_relu, (layer.source, weight, chain.other, 1.0, *common)
         )
 
-    def _is_packable(self, layer: Layer) -> bool:
+    def is_plain(self, layer: Layer) -> bool:
+        """Whether a layer computes with ordinary tensors of one dtype."""
         return (
-            layer.dimensions == 2
-            and not layer.transposed
-            and layer.weight.dtype in _TYPES
-            and (layer.weight.is_cuda or (layer.weight.device.type == "cpu" and _CONVOLUTION is not None))
+            layer.weight.dtype in _TYPES
             and type(layer.weight) in (torch.Tensor, torch.nn.Parameter)
             and (layer.bias is None or layer.bias.dtype == layer.weight.dtype)
             and not self.memory.is_in(layer.node, torch.autocast)
         )
 
-    def _constant(self, name: str, value: torch.Tensor) -> Node:
+    def constant(self, name: str, value: torch.Tensor) -> Node:
+        """A tensor that the program keeps."""
         path = self.references.free_name(name)
         self.body.register_buffer(path, value, persistent=False)
         return self.graph.create_node("get_attr", path)
 
     # ---- what follows a layer ----
 
-    def _chain(self, node: Node, only_relu: bool) -> _Chain:
-        chain = _Chain([node], None, _NONE)
+    def chain(self, node: Node, only_relu: bool = False, both: bool = True) -> _Chain:
+        """A layer and what its kernel can compute, too: a sum, an activation, or `both`."""
+        chain = _Chain([node], None, no_activation)
         follower = self._follower(node)
         other = None if follower is None else self._other(follower, node)
         if follower is not None and other is not None and self._may_wait(node, follower):
             chain.nodes.append(follower)
             chain.other = other
             follower = self._follower(follower)
-        activation = None if follower is None else activation_of(follower)
+        activation = None if follower is None or (chain.other and not both) else activation_of(follower)
         if follower is not None and activation is not None and self._may_wait(node, follower):
             if activation[0] == "relu" or not (only_relu or chain.other):
                 chain.nodes.append(follower)
                 chain.activation = activation
-        if only_relu and chain.activation is _NONE:  # cuDNN has no kernel for a sum alone
-            return _Chain([node], None, _NONE)
+        if only_relu and chain.activation is no_activation:  # cuDNN has no kernel for a sum alone
+            return _Chain([node], None, no_activation)
         return chain
 
     def _follower(self, node: Node) -> Node | None:
@@ -263,7 +252,8 @@ class _Packer:
                 return False
         return True
 
-    def _replace(self, chain: _Chain, new: Node) -> None:
+    def replace(self, chain: _Chain, new: Node) -> None:
+        """Put a call in the place of a chain."""
         last = chain.nodes[-1]
         new._origin = last._origin
         self.shapes[new._name] = self.shapes.get(last._name)

@@ -22,6 +22,7 @@ from torch.utils._device import DeviceContext
 
 from torchgraft.backends.calls import call_key, call_text
 from torchgraft.backends.watch import ModelWatch
+from torchgraft.capturing.state.tensor_state import TorchRandomStates
 from torchgraft.capturing.whole import SHARED_WITH_MODEL
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import GuardError, TraceError, one_line
@@ -53,6 +54,8 @@ class Variant:
     compiled: Any = None
     # Whether what the model's attributes held is in the program as constants.
     is_frozen: bool = False
+    # Whether a check comes after random numbers were drawn.
+    puts_back_draws: bool = False
 
     def follow_model(self) -> None:
         """Have the program see what was assigned to attributes of the model since."""
@@ -200,7 +203,10 @@ class VariantModule(torch.nn.Module):
     def _run(self, variant: Variant, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if variant.links:
             variant.follow_model()
-        result = variant.run(*args, **kwargs)
+        if variant.puts_back_draws:
+            result = _with_draws_put_back(variant.run, args, kwargs)
+        else:
+            result = variant.run(*args, **kwargs)
         if not (variant.calls or variant.is_frozen) and self._watch is not None:
             self._watch.settle()
         variant.calls += 1
@@ -284,6 +290,16 @@ class VariantModule(torch.nn.Module):
         if text not in self._said:
             self._said.add(text)
             log.info("%s", text)
+
+
+def _with_draws_put_back(run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run a program; where a guard of it fails, whoever runs next draws the random numbers that it has drawn."""
+    states = TorchRandomStates()
+    try:
+        return run(*args, **kwargs)
+    except GuardError:
+        states.put_back()
+        raise
 
 
 def links_of(model: Any, program: GraphModule) -> list[Link]:

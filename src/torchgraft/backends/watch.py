@@ -61,10 +61,11 @@ class ModelWatch:
         self._names: list[str] = []
         self._tensors: list[torch.Tensor] = []
         self._tagged: list[dict[Any, Any]] = []
+        self._empty: list[dict[Any, Any]] = []
         self._tags: list[int] | None = None
         for path, module in model.named_modules() if isinstance(model, torch.nn.Module) else ():
             self._watch(path, module, weights)
-        self._sizes = list(map(len, self._dicts))
+        self._note_sizes()
         self._hooks = list(chain.from_iterable(self._hook_tables))
         self._training = list(map(_mode, self._modes))
         self._versions = list(map(_version, self._tensors))
@@ -123,6 +124,12 @@ class ModelWatch:
                 self._tagged.append(vars(value))
                 self._watch_attributes(path, vars(value))
 
+    def _note_sizes(self) -> None:
+        self._sizes, self._tags = list(map(len, self._dicts)), None
+        both = [*self._tagged, *self._empty]
+        # Whether dicts are still empty is much quicker to ask than for their counters.
+        self._tagged, self._empty = [item for item in both if item], [item for item in both if not item]
+
     def settle(self) -> None:
         """Do not mind what a run of the model has just changed itself: its counters, its caches."""
         entries, self._attributes = self._attributes, []
@@ -135,8 +142,7 @@ class ModelWatch:
             if same:
                 self._attributes.append((path, itemgetter(*same), values, itemgetter(*same)(values)))
         self._containers = [item for item in self._containers if not _differs(item[1], item[2])]
-        self._sizes = list(map(len, self._dicts))
-        self._tags = None
+        self._note_sizes()
 
     def leave_out(self, program: Any) -> None:
         """Do not mind changes of the tensors that a program of the model writes itself."""
@@ -154,7 +160,7 @@ class ModelWatch:
             return self._what_was_set() or self._what_was_written()
         # Before they are compared, so that what another thread sets meanwhile is seen the next time.
         tags = [RemovableHandle.next_id, *map(_tag, self._tagged)]
-        if tags != self._tags:
+        if tags != self._tags or any(self._empty):
             change = self._what_was_set()
             if change is not None:
                 return change

@@ -71,8 +71,8 @@ def our_target(target: Any) -> Any:
     """What a torch.fx node with this target calls here."""
     if isinstance(target, str):
         return target
-    function = getattr(target, "__torchgraft_function__", None)
-    return _lookup(_OURS, target) if function is None else function.apply
+    called = getattr(target, "__torchgraft_called__", None)
+    return _lookup(_OURS, target) if called is None else called
 
 
 def their_target(target: Any) -> Any:
@@ -81,22 +81,25 @@ def their_target(target: Any) -> Any:
         return target
     function = getattr(target, "__self__", None)
     if isinstance(function, type) and issubclass(function, torch.autograd.Function):
-        return _application(function)
+        return _function_calling(target, function.__module__, function.__qualname__)
+    if isinstance(target, torch.jit.ScriptFunction):
+        return _function_calling(target, __name__, target.name)
     return _lookup(_THEIRS, target)
 
 
 @functools.cache
-def _application(function: type[torch.autograd.Function]) -> Callable[..., Any]:
-    """A function that applies an autograd function. torch.fx takes the method `apply` of one for a function of that name in
-    `torch.autograd.function`, which does not exist, and once told to wrap that cannot trace any more."""
+def _function_calling(called: Callable[..., Any], module: str, name: str) -> Callable[..., Any]:
+    """A function in the place of something that torch.fx writes by a name that is not its own: it takes the method `apply` of an
+    autograd function for a function of that name in `torch.autograd.function`, which does not exist (and once told to wrap that
+    cannot trace any more), and a scripted function for its class."""
 
-    def apply(*args: Any, **kwargs: Any) -> Any:
-        return function.apply(*args, **kwargs)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return called(*args, **kwargs)
 
-    apply.__torchgraft_function__ = function  # type: ignore[attr-defined]
-    apply.__module__, apply.__name__ = function.__module__, f"{function.__name__}_apply"
-    apply.__qualname__ = f"{function.__qualname__}_apply"
-    return apply
+    call.__torchgraft_called__ = called  # type: ignore[attr-defined]
+    call.__module__, call.__qualname__ = module, f"{name}_apply"
+    call.__name__ = call.__qualname__.rpartition(".")[2]
+    return call
 
 
 def _lookup(table: dict[Any, Any], target: Any) -> Any:

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import argparse
 
-from torchgraft.cli.models import add_model_arguments, chosen_model
-from torchgraft.cli.programs import add_json, add_output, needs_inputs, whole_number
+from torchgraft.cli.models import add_model_arguments, chosen_model, wrong_usage
+from torchgraft.cli.programs import add_json, add_output, needs_inputs, seconds_above_zero, whole_number
 
 NAME = "bench"
 SUMMARY = "time a model on backends beside eager, torch.compile and each runtime used directly"
@@ -27,7 +27,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--threads", type=_numbers, metavar="NUMBERS", help="with commas (default: as many as torch uses)"
     )
     parser.add_argument(
-        "--time-limit", type=float, default=120.0, metavar="SECONDS", help="for one to get ready (default: 120)"
+        "--time-limit",
+        type=seconds_above_zero,
+        default=120.0,
+        metavar="SECONDS",
+        help="for one to get ready (default: 120)",
     )
     add_output(parser, "an .svg file with bars, or a .json file")
     add_json(parser)
@@ -39,6 +43,9 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the table; fails where a backend that was named could not run the model."""
+    suffix = (arguments.output or "").lower().rpartition(".")[2]
+    if arguments.output and suffix not in ("svg", "json"):
+        wrong_usage(arguments, f"cannot write '{arguments.output}': give an .svg or a .json file")
     chosen = chosen_model(arguments)
     args, kwargs = needs_inputs(arguments, chosen, "a model is timed on example inputs")
 
@@ -61,8 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         result.show()
     if arguments.output:
-        is_svg = arguments.output.lower().endswith(".svg")
-        write_text(arguments.output, result.svg() if is_svg else result.to_json() + "\n")
+        write_text(arguments.output, result.svg() if suffix == "svg" else result.to_json() + "\n")
     failed = [
         row for row in result.results if names is not None and row.way.startswith("lower") and row.seconds is None
     ]

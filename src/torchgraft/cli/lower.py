@@ -7,7 +7,7 @@ from __future__ import annotations
 import argparse
 
 from torchgraft.cli.models import add_model_arguments, chosen_model
-from torchgraft.cli.programs import add_output, needs_inputs
+from torchgraft.cli.programs import add_output, needs_inputs, seconds_above_zero
 
 NAME = "lower"
 SUMMARY = "lower a model to the quickest runtime of this machine, or to one that you name, and write it to a file"
@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--precision", choices=("fp32", "tf32", "bf16", "fp16"), help="what to compute in (default: as the model)"
     )
     parser.add_argument("--choice", metavar="FILE", help="a file in which auto keeps what it measured, to use it again")
-    parser.add_argument("--time-limit", type=float, metavar="SECONDS", help="how long compiling may take")
+    parser.add_argument("--time-limit", type=seconds_above_zero, metavar="SECONDS", help="how long compiling may take")
     add_output(parser, "a file for the lowered module (default: only say what was taken)")
 
 

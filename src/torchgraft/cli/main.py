@@ -8,7 +8,7 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from torchgraft.cli import (
     bench,
@@ -98,6 +98,17 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the result is the exit code."""
+    exit_code = _run(argv)
+    backends: Any = sys.modules.get("torchgraft.backends.parts")
+    # A thread that took too long and comes back while Python ends would abort the process.
+    if argv is None and backends is not None and backends.is_work_left_behind():
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(exit_code)
+    return exit_code
+
+
+def _run(argv: Sequence[str] | None) -> int:
     arguments = build_parser().parse_args(argv)
     try:
         if getattr(arguments, "writes_file", False) and arguments.output is not None:

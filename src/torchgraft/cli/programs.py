@@ -56,6 +56,17 @@ def whole_number(text: str, smallest: int) -> int:
     return int(text)
 
 
+def seconds_above_zero(text: str) -> float:
+    """A time from the command line."""
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        raise argparse.ArgumentTypeError(f"give seconds above 0, not '{text}'")
+    return seconds
+
+
 def needs_inputs(
     arguments: argparse.Namespace, chosen: ChosenModel, why: str
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:

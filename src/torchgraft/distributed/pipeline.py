@@ -12,9 +12,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree
 
-from torchgraft.analysis.cost import cost as cost_of
 from torchgraft.analysis.dry_run import DryRun
-from torchgraft.analysis.simulate import simulate
 from torchgraft.capturing.program import capture
 from torchgraft.codegen.calling import example_inputs
 from torchgraft.codegen.graph_module import GraphModule
@@ -25,11 +23,10 @@ from torchgraft.ir.node import Node, map_arg
 from torchgraft.ir.verify import find_attribute
 from torchgraft.results.shown import Tabular
 from torchgraft.results.tables import Table, amount
-from torchgraft.schedule.report import node_times
+from torchgraft.schedule.work import Cost, work_of
 from torchgraft.splitting.split import Split, split
 from torchgraft.splitting.strategies import Stages
 
-Cost = str | Callable[[Node], float]
 _SCHEDULES = {"gpipe": "ScheduleGPipe", "1f1b": "Schedule1F1B", "interleaved": "ScheduleInterleaved1F1B"}
 
 
@@ -195,7 +192,7 @@ def pipeline(
     """
     values, keywords = example_inputs(args, kwargs)
     program = model if isinstance(model, GraphModule) else capture(model, values, keywords)
-    parts = split(program, Stages(stages, _cost_function(program, cost, values, keywords), memory_limit))
+    parts = split(program, Stages(stages, work_of(program, cost, values, keywords), memory_limit))
     return _Planner(program, parts, values, keywords, frozenset(constants)).plan()
 
 
@@ -321,25 +318,6 @@ class _Planner:
             *self._program.named_buffers(remove_duplicate=False),
         ]
         return {name: first.setdefault(id(tensor), name) for name, tensor in named}
-
-
-def _cost_function(
-    program: GraphModule, cost: Cost, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Callable[[Node], float]:
-    if callable(cost):
-        return cost
-    if cost == "flops":
-        found = cost_of(program, args, kwargs, backward=False)
-        # One for the call itself, so that what has no arithmetic is not free.
-        flops = {item.name: float(item.forward.flops) for item in found.nodes}
-        return lambda node: 1.0 + flops.get(node.name, 0.0)
-    if cost == "simulated":
-        seconds = {item.name: item.seconds for item in simulate(program, args, kwargs, mode="graph").nodes}
-        return lambda node: seconds.get(node.name, 0.0)
-    if cost == "measured":
-        times = node_times(program, args, kwargs)
-        return lambda node: times.get(node, 0.0)
-    raise GraphError(f"no cost is called {cost!r}; use 'flops', 'simulated', 'measured' or a function of a node")
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:

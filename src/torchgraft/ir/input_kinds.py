@@ -42,7 +42,8 @@ def is_instance(value: Any, name: str) -> bool:
     """
     if name == "torch.Tensor":
         return isinstance(value, torch.Tensor)
-    return any(class_name(kind) == name for kind in type(value).__mro__)
+    # The class itself is asked first: compilers cannot go through the bases of Python's own.
+    return class_name(type(value)) == name or any(class_name(kind) == name for kind in type(value).__mro__)
 
 
 def object_kind(kind: type, parts: dict[Any, Any]) -> tuple[Any, ...]:
@@ -98,9 +99,7 @@ def misfit_of_tensor(found: Any, path: str) -> Misfit | None:
     """A plain tensor is expected: none of a class of its own, which may be asked for, and without attributes."""
     if not isinstance(found, torch.Tensor) or not (is_plain(type(found)) or stands_in(type(found))):
         return path, "a tensor", in_words(found)
-    if (
-        torch.compiler.is_compiling()
-    ):  # a compiler's tensors are its own, and it cannot trace a look into their __dict__
+    if torch.compiler.is_compiling():  # whose tensors are its own, and cannot be asked for their __dict__
         return None
     attributes = list(tensor_attributes(found))
     return (path, "a tensor without attributes", f"one with the attribute '{attributes[0]}'") if attributes else None

@@ -72,7 +72,8 @@ def _builtin(cls: type) -> Any:
 
 
 _MADE_BY_PYTHON_CODE = 1 << 9
-_USUAL = frozenset({list, tuple, set, frozenset, deque, dict, OrderedDict, defaultdict})
+_WITHOUT_ATTRIBUTES = frozenset({list, tuple, set, frozenset, deque, dict, defaultdict})
+_USUAL = _WITHOUT_ATTRIBUTES | {OrderedDict}
 
 
 def has_attributes(value: Any) -> bool:
@@ -89,6 +90,8 @@ def attributes_of(value: Any) -> dict[str, Any]:
     >>> attributes_of(_Slot(1))
     {}
     """
+    if type(value) in _WITHOUT_ATTRIBUTES:  # which compilers cannot ask for a __dict__
+        return {}
     slots = {name: getattr(value, name) for name in slots_of(value) if hasattr(value, name)}
     return {**slots, **getattr(value, "__dict__", {})}
 
@@ -105,7 +108,7 @@ def set_attributes(value: Any, attributes: dict[str, Any]) -> None:
 
 def slots_of(value: Any) -> tuple[str, ...]:
     """The names of the slots that the class of an object has."""
-    return _slots(type(value))  # type: ignore[arg-type]
+    return () if type(value) in _USUAL else _slots(type(value))  # type: ignore[arg-type]
 
 
 @functools.cache
@@ -316,7 +319,8 @@ def _rebuilt_container(value: Any, inner: Callable[[Any], Any], memo: dict[int, 
     attributes = attributes_of(value)
     if type(value) in _USUAL and not attributes:
         if isinstance(value, dict):
-            result = _remember(memo, value, copy.copy(value))
+            # Compilers cannot trace `copy` of a plain one.
+            result = _remember(memo, value, {} if type(value) is dict else copy.copy(value))
             for key, item in value.items():
                 result[key] = inner(item)
             return result

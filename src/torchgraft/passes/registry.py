@@ -20,10 +20,10 @@ GROUP = "torchgraft.passes"
 BUILT_IN = (
     *("remove-dead-code", "merge-common", "fold-constants", "normalize-arguments", "remove-no-ops", "functionalize"),
     *("propagate-shapes", "fuse-conv-norm", "fuse-activations", "merge-linears", "replace-module"),
-    *("reorder-for-memory", "recompute", "overlap-remote-calls"),
+    *("reorder-for-memory", "recompute", "overlap-remote-calls", "prefetch-copies"),
 )
 # Those that live in another room.
-_HOMES = {"overlap-remote-calls": "torchgraft.schedule"}
+_HOMES = dict.fromkeys(("overlap-remote-calls", "prefetch-copies"), "torchgraft.schedule")
 
 _registered: dict[str, type[Pass]] = {}
 

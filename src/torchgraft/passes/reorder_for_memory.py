@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from torchgraft.analysis.aliases import REGION_ENDS, Aliases
+from torchgraft.ir.answers import ANSWER
 from torchgraft.ir.guards import is_guard
 from torchgraft.ir.node import Node
 from torchgraft.ir.printing import known_value
@@ -255,7 +256,7 @@ def _sizes(module: GraphModule) -> dict[Node, int]:
 
 def bytes_of_value(node: Node) -> int:
     """The bytes of the value of a node where its shape is known, else 0."""
-    return _bytes_of(known_value(node))
+    return _bytes_of(known_value(node)) or _bytes_of(node.meta.get(ANSWER))
 
 
 def _bytes_of(known: Any) -> int:

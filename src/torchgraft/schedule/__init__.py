@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from torchgraft.schedule.blocking import Blocking, blocking
 from torchgraft.schedule.overlap_remote_calls import OverlapRemoteCalls
+from torchgraft.schedule.prefetch_copies import PrefetchCopies
 from torchgraft.schedule.report import Overlap, Overlaps, overlaps
 
-__all__ = ["Blocking", "Overlap", "OverlapRemoteCalls", "Overlaps", "blocking", "overlaps"]
+__all__ = ["Blocking", "Overlap", "OverlapRemoteCalls", "Overlaps", "PrefetchCopies", "blocking", "overlaps"]

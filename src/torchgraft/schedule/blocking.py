@@ -9,12 +9,14 @@ import inspect
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from types import FunctionType
 from typing import Any
 
 from torchgraft.analysis.effects.declared import is_declared_pure
 from torchgraft.analysis.effects.findings import Effects
 from torchgraft.capturing.patching.remote_calls import fetch_reference, wait_for_future, wait_for_work
 from torchgraft.capturing.patching.wrapping import recorded_leaf
+from torchgraft.ir.graph import Graph
 from torchgraft.ir.node import Node
 from torchgraft.ir.verify import find_attribute
 
@@ -26,6 +28,10 @@ class Blocking:
     `writes` names the parameters whose tensors are written into; nobody may look at them meanwhile. Calls that are `in_order`
     (collectives: every process must make them in the same order) are started in the order in which they were written.
     `options` are given to `start` besides.
+
+    >>> import time
+    >>> Blocking(time.sleep, start=time.sleep, wait=print).in_order
+    False
     """
 
     function: Callable[..., Any]
@@ -43,7 +49,7 @@ class Blocking:
 
     def effects(self, node: Node) -> Effects:
         """What a call does to the memory of this process."""
-        given = self.arguments(node)
+        given = self.arguments(node) if self.writes else {}
         written = [leaf for name in self.writes for leaf in _nodes_in(given.get(name))]
         return Effects(writes=frozenset(written), shares=frozenset(node.all_input_nodes))
 
@@ -109,6 +115,32 @@ def find_blocking(node: Node) -> tuple[Blocking | None, str]:
         name = getattr(called, "__name__", "the function")
         return None, f"{name} may have effects on the other side; mark it with torchgraft.pure if it only computes"
     return found, ""
+
+
+def half_calls(graph: Graph) -> dict[Node, bool]:
+    """The calls that start something elsewhere, or wait for what such a call started; whether each is a wait.
+
+    They do nothing in this process but return a value. Collectives that were started are not among them.
+    """
+    remote = vars(sys.modules.get("torch.distributed.rpc.api", object))
+    asking = {remote[name] for name in ("remote", "rpc_async") if name in remote}
+    pairs = {found.start: found.wait for found in _own.values() if not found.writes}
+    pairs[start_fetching] = wait_for_future
+    found: dict[Node, bool] = {}
+    for node in graph.nodes:
+        if node.op != "call_function" or not isinstance(node.target, FunctionType):
+            continue
+        started = node.args[0] if node.args else None
+        if isinstance(started, Node) and found.get(started) is False:
+            if node.target is pairs.get(started.target, wait_for_future):
+                found[node] = True
+        elif node.target in pairs:
+            found[node] = False
+        elif node.target in asking:
+            given = inspect.signature(node.target).bind(*node.args, **node.kwargs).arguments
+            if is_declared_pure(_constant(node, given.get("func"))):
+                found[node] = False
+    return found
 
 
 def start_fetching(reference: Any, timeout: float = -1.0) -> Any:

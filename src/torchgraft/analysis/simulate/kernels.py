@@ -83,6 +83,7 @@ _MATMULS = frozenset(
         "_addmm_activation",
         "_scaled_mm",
         "_int_mm",
+        "_grouped_mm",
     ]
 )
 _CONVOLUTIONS = frozenset(
@@ -299,6 +300,8 @@ def _product(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: A
     count = first.shape[0] if first.dim() == 3 else 1
     rows = first.shape[-2] if first.dim() > 1 else 1
     columns = second.shape[-1] if second.dim() > 1 else 1
+    if name == "_grouped_mm" and first.dim() == 2 and second.dim() == 3:  # each row belongs to one of the groups
+        count, rows = second.shape[0], -(-rows // max(second.shape[0], 1))
     # For each of the two whether its rows (n) or its columns (t) lie together.
     layout = "".join("n" if x.dim() < 2 or x.stride(-1) == 1 or x.shape[-1] == 1 else "t" for x in (first, second))
     return {"sizes": (count, rows, columns, first.shape[-1]), "variant": layout}

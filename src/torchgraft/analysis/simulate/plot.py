@@ -9,6 +9,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from torchgraft.results.tables import amount
+
 COLOURS = ("#3d6fb4", "#c0563f", "#4f8f6b", "#7d5ba6", "#d9a441", "#4aa3a2", "#b0557f", "#86713f", "#9aa0a6")
 _WIDTH, _HEIGHT, _LEFT, _TOP, _GAP = 360, 220, 70, 34, 44
 _INK, _QUIET, _LINE = "#1e293b", "#64748b", "#e2e8f0"
@@ -115,6 +117,15 @@ def _picture(title: str, width: int, height: int, parts: Sequence[str]) -> str:
     )
     heading = f'<text x="14" y="26" font-size="16">{html.escape(title)}</text>'
     return "\n".join([head, '<rect width="100%" height="100%" fill="white"/>', heading, *parts, "</svg>"]) + "\n"
+
+
+def rate_text(value: float) -> str:
+    """So many a second, in few figures.
+
+    >>> rate_text(12345.6), rate_text(12.3456)
+    ('12.3 k', '12.3')
+    """
+    return amount(value) if value >= 1000 else f"{value:.3g}"
 
 
 def _colour(number: int) -> str:

@@ -176,15 +176,20 @@ class Simulation(Shown):
             f"{self.name}, one {what} {place}: {seconds_text(self.seconds)}, {amount(self.peak_bytes, 'B')} at the peak"
         )
 
-    def text(self, color: bool = False, by: str = "kind", most: int = 10) -> str:
+    def text(self, color: bool = False, most: int = 10) -> str:
         """The whole, what bounds it, the time by kind of kernel, and the nodes that take longest."""
-        lines = [self.headline(), self._whole()]
+        lines = [self.headline(), self._whole(), *self._remarks()]
+        return "\n".join([*lines, "", self._kinds_table().text(color), "", self._nodes_table(most).text(color)])
+
+    def _remarks(self) -> list[str]:
+        """What a reader must not overlook."""
+        lines = []
         if not self.fits:
             lines.append(f"does not fit: the machine has {amount(self.machine.memory_bytes, 'B')}")
         if self.unknown:
             lines.append("without a formula, bounded by their bytes (add one with @flop_formula):")
             lines += [f"  {name}: {share:.1%} of the device's time" for name, share in self.unknown.items()]
-        return "\n".join([*lines, "", self._kinds_table().text(color), "", self._nodes_table(most).text(color)])
+        return lines
 
     def _whole(self) -> str:
         whole = self.seconds or 1.0
@@ -225,7 +230,8 @@ class Simulation(Shown):
         nodes = self._nodes_table(None).html()
         return "".join(
             [
-                f"<b>{html.escape(self.headline())}</b><br>{html.escape(self._whole())}",
+                f"<b>{html.escape(self.headline())}</b>",
+                *[f"<br>{html.escape(line)}" for line in (self._whole(), *self._remarks())],
                 self._kinds_table().html(),
                 f"<details><summary>{count(len(self.nodes), 'node')}</summary>{nodes}</details>",
             ]

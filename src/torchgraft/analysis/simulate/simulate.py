@@ -6,24 +6,26 @@ from __future__ import annotations
 
 import contextlib
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from os import PathLike
 from typing import TYPE_CHECKING, Any, overload
 
 import torch
 
 from torchgraft.analysis.cost.count import distinct_bytes
-from torchgraft.analysis.dry_run import program_of
+from torchgraft.analysis.dry_run import NeedsValues, program_of
 from torchgraft.analysis.memory.peak import GPU_GRAIN, Accounts, MakeOptimizer
 from torchgraft.analysis.simulate.clocks import Ran, Step, run_clocks
 from torchgraft.analysis.simulate.composites import kernels_of
 from torchgraft.analysis.simulate.kernels import DTYPES, TYPES, Kernel
+from torchgraft.analysis.simulate.lowered import lowered_steps
 from torchgraft.analysis.simulate.machine import Machine
 from torchgraft.analysis.simulate.report import SimulatedNode, Simulation, bound_of, simulated_kernels
 from torchgraft.analysis.simulate.whole_calls import WholeCalls
 from torchgraft.codegen.calling import example_inputs
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import GraftError
+from torchgraft.ir.guards import is_guard
 from torchgraft.ir.node import Node
 from torchgraft.ir.printing import target_text
 
@@ -74,12 +76,12 @@ def simulate(
     """How long a run of a program takes on a machine that need not be here, and how much memory; nothing is computed.
 
     `machine` is the name of one that comes with torchgraft (`machine_names()`), the path of a TOML file or a `Machine`.
-    `precision` ("fp32", "tf32", "bf16", "fp16") is what parameters and inputs of floating point are taken to be; without it they
-    are what they are, and "tf32" is fp32 with the faster products. `mode` is "eager" (wall time, the host included), "graph" (the
-    device alone, as a replayed CUDA graph) or "lowered" (the same with norms folded and element-wise chains fused). With
-    `training`, or an `optimizer` made from the parameters, it is a step of forward, backward and update. With `machines`, one
-    for each stage, it is a step on several devices, and takes what `simulate_parallel` takes: `links`, `schedule`,
-    `microbatches`, `replicas` and the rest.
+    `precision` ("fp32", "tf32", "bf16", "fp16") is what parameters and inputs of floating point are taken to be; without it
+    they are what they are, and "tf32" is fp32 with the faster products. `mode` is "eager" (wall time, the host included),
+    "graph" (the device alone, as a replayed CUDA graph) or "lowered" (the same with norms folded and element-wise chains made
+    one, in the memory of the program as it is). With `training`, or an `optimizer` made from the parameters, it is a step of
+    forward, backward and update. With `machines`, one for each stage, it is a step on several devices, and takes what
+    `simulate_parallel` takes: `links`, `schedule`, `microbatches`, `replicas` and the rest.
 
     >>> import torch, torchgraft
     >>> result = simulate(torch.nn.Linear(4096, 4096), torch.empty(512, 4096, device="meta"), precision="fp16", mode="graph")
@@ -87,6 +89,10 @@ def simulate(
     ('compute', 'fp16', True)
     """
     if machines is not None:
+        if machine != "h200":
+            raise GraftError(
+                f"there is a machine=, {machine!r}, and machines=\ngive machines= alone: one for each stage"
+            )
         from torchgraft.analysis.simulate.parallel import simulate_parallel
 
         options = {"precision": precision, "mode": mode, "training": training, "optimizer": optimizer, **parallel}
@@ -101,12 +107,18 @@ def simulate(
             "use what_if(..., machine=[...]) to compare some, or machines=[...] to run on several at once"
         )
     chosen = Machine.named(machine)
-    if mode not in MODES:
-        raise GraftError(f"there is no mode {mode!r}\nchoose one of {', '.join(MODES)}")
+    known_mode(mode)
     values, keywords = example_inputs(args, kwargs)
     is_training = training or optimizer is not None
     recorder = recorded(program, values, keywords, chosen, precision, is_training, optimizer)
     return recorder.simulation(mode, is_training)
+
+
+def known_mode(mode: str) -> str:
+    """A mode, which must be one."""
+    if mode not in MODES:
+        raise GraftError(f"there is no mode {mode!r}\nchoose one of {', '.join(MODES)}")
+    return mode
 
 
 def recorded(
@@ -133,10 +145,16 @@ def recorded(
             subject = edit(subject)
         recorder = Recorder(subject, args, kwargs, machine, precision, dtype, place)
         recorder.run.node_done = node_done
-        if training:
-            recorder.train(optimizer)
-        else:
-            recorder.forward()
+        try:
+            if training:
+                recorder.train(optimizer)
+            else:
+                recorder.forward()
+        except GraftError as error:
+            if not isinstance(error.__cause__, NeedsValues):
+                raise
+            advice = "simulate computes nothing: simulate the parts before and after it"
+            raise GraftError(str(error).replace("give compute=True to run on real tensors", advice)) from error
     return recorder
 
 
@@ -176,9 +194,26 @@ class Recorder(Accounts):
         with WholeCalls(self._whole_call, self.precision == "tf32") if self.gpu else contextlib.nullcontext():
             super().forward()
 
+    def train(self, make_optimizer: MakeOptimizer | None) -> None:
+        super().train(None if make_optimizer is None else self.made_optimizer(make_optimizer))
+
+    def made_optimizer(self, make_optimizer: MakeOptimizer) -> MakeOptimizer:
+        """The same, and on a GPU for all parameters at once, as torch does there where nothing else is asked for."""
+
+        def make(parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
+            optimizer = make_optimizer(parameters)
+            for group in optimizer.param_groups:
+                if self.gpu and group.get("foreach", 0) is None and not group.get("fused"):
+                    group["foreach"] = True
+            return optimizer
+
+        return make
+
     def _operator(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         super()._operator(func, args, kwargs, result)
         kernels = kernels_of(func, args, kwargs, result, self.precision == "tf32", self.gpu)
+        if self.storages.phase == "optimizer" and [kernel.kind for kernel in kernels] == ["wait"]:
+            kernels = []  # what an optimizer reads is the number of its step, which is on the host
         self._add(str(func), kernels, _leaves((args, kwargs)), _leaves(result))
 
     def _whole_call(self, name: str, read: list[torch.Tensor], made: list[torch.Tensor], kernels: list[Kernel]) -> None:
@@ -218,9 +253,13 @@ class Recorder(Accounts):
         """What was taken down since the last step began."""
         return [step for step in self.steps if step.moment > self.started]
 
+    def steps_of(self, mode: str) -> list[Step]:
+        """The steps of the last run in a mode: compiled, where that is asked for."""
+        return lowered_steps(self.last_steps()) if mode == "lowered" else self.last_steps()
+
     def simulation(self, mode: str, training: bool) -> Simulation:
         """The answer, from what was taken down since the last step began."""
-        ran = run_clocks(self.last_steps(), self.machine, mode)
+        ran = run_clocks(self.steps_of(mode), self.machine, mode)
         memory = self.result()
         live = [*[0] * (self.started + 1), *[moment.live for moment in memory.timeline]]
         kernels = simulated_kernels(ran, live)
@@ -264,7 +303,8 @@ class Recorder(Accounts):
         found = []
         for node in self.program.graph.nodes:
             these = own.pop(node.name, [])
-            if these or node._op not in ("placeholder", "get_attr", "output"):
+            is_call = node._op.startswith("call") and not is_guard(node._target)
+            if these or is_call:
                 found.append(_simulated_node(node.name, node, these, shares[node.name]))
         for name, these in own.items():  # the optimizer, and what autograd does between nodes
             found.append(_simulated_node(name or "(between nodes)", None, these, shares[name]))

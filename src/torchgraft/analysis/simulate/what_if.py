@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 from torchgraft.analysis.memory.peak import MakeOptimizer
 from torchgraft.analysis.simulate.changes import AS_IT_IS, Change, changes_of, quantized_steps
 from torchgraft.analysis.simulate.machine import Machine
-from torchgraft.analysis.simulate.plot import Panel, panels_svg
+from torchgraft.analysis.simulate.plot import Panel, panels_svg, rate_text
 from torchgraft.analysis.simulate.report import Simulation
-from torchgraft.analysis.simulate.simulate import MODES, Recorder, dtype_of, recorded
+from torchgraft.analysis.simulate.simulate import Recorder, dtype_of, known_mode, recorded
 from torchgraft.codegen.calling import batch_of, example_inputs, of_batch
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import GraftError
@@ -112,7 +112,7 @@ class WhatIf(Tabular):
 
         panels = [
             Panel("latency", series("seconds"), seconds_text),
-            Panel("throughput, examples a second", series("throughput"), _rate),
+            Panel("throughput, examples a second", series("throughput"), rate_text),
             Panel("memory at the peak", series("peak_bytes"), lambda value: amount(value, "B")),
         ]
         if any(row.cost is not None for row in known):
@@ -158,7 +158,7 @@ def what_if(
     """
     values, keywords = example_inputs(args, kwargs)
     machines = {_machine_text(item): Machine.named(item) for item in _several(machine)}
-    modes = [_known_mode(item) for item in _several(mode)]
+    modes = [known_mode(item) for item in _several(mode)]
     changes = changes_of({"bandwidth": bandwidth, "compute": compute, "host": host}, passes, quantize)
     prices = _prices(price_per_hour, machines)
     cases = Cases(program, values, keywords, training or optimizer is not None, optimizer)
@@ -294,12 +294,6 @@ def _machine_text(machine: AnyMachine) -> str:
     return Path(text).stem if text.endswith(".toml") else text
 
 
-def _known_mode(mode: str) -> str:
-    if mode not in MODES:
-        raise GraftError(f"there is no mode {mode!r}\nchoose one of {', '.join(MODES)}")
-    return mode
-
-
 def _batches(batch: int | Sequence[int] | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[int]:
     own = batch_of(args, kwargs)
     if batch is None:
@@ -336,17 +330,13 @@ _COLUMNS: dict[str, Any] = {
     "change": lambda row: row.change,
     "latency": lambda row: "-" if row.seconds is None else seconds_text(row.seconds),
     "times": lambda row: "-" if row.times is None else f"{row.times:.2f}",
-    "examples/s": lambda row: "-" if row.throughput is None else _rate(row.throughput),
+    "examples/s": lambda row: "-" if row.throughput is None else rate_text(row.throughput),
     "memory": lambda row: amount(row.peak_bytes, "B"),
     "bound by": lambda row: row.bound,
     "energy": lambda row: "-" if row.joules is None else f"{row.joules:.3g} J",
     "cost of 1 M": lambda row: "-" if row.cost is None else f"{row.cost:.3g}",
     "note": lambda row: row.note,
 }
-
-
-def _rate(value: float) -> str:
-    return amount(value) if value >= 1000 else f"{value:.3g}"
 
 
 def _shown_columns(rows: Sequence[WhatIfRow]) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import DataDependentOutputException
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
@@ -33,7 +34,15 @@ class WholeCalls(TorchFunctionMode):
             return self._attention(*args, **kwargs)
         if func in _RECURRENT and len(args) == 9 and isinstance(args[2], (list, tuple)):
             return self._recurrent(func, *args)
-        return func(*args, **kwargs)
+        try:
+            return func(*args, **kwargs)
+        except DataDependentOutputException:
+            # A number that only guards ask for: the run goes on without it, and the host would have waited for it.
+            reads = [value for value in args if isinstance(value, Tensor)]
+            self.note(
+                "aten._local_scalar_dense.default", reads, [], [Kernel("aten._local_scalar_dense.default", "wait")]
+            )
+            raise
 
     def _attention(
         self,
@@ -97,7 +106,7 @@ class WholeCalls(TorchFunctionMode):
             results = made()
             self.note(name, tensors, results, kernels)
             return results
-        return list(_Whole.apply(self, name, made, kernels, *tensors))  # type: ignore[no-untyped-call]
+        return list(_Whole.apply(self, name, made, kernels, *tensors))
 
 
 class _Whole(torch.autograd.Function):

@@ -18,6 +18,20 @@ _share_memory: Any = torch.Tensor.set_
 _Saved = tuple[torch.Tensor, torch.Tensor, torch.Tensor, int]
 
 
+class TorchRandomStates:
+    """The states of torch's random numbers when this was made."""
+
+    def __init__(self) -> None:
+        self._host = torch.get_rng_state()
+        self._devices = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
+
+    def put_back(self) -> None:
+        """Have the same numbers drawn again."""
+        torch.set_rng_state(self._host)
+        if self._devices is not None:
+            torch.cuda.set_rng_state_all(self._devices)
+
+
 class TensorState:
     """Copies of a model's buffers, of other tensors once they are about to be written, and of the states of random numbers."""
 
@@ -25,8 +39,7 @@ class TensorState:
         self._saved: dict[int, _Saved] = {}
         # Tensors that were given another shape or other memory, by identity, and views of how they were.
         self._places: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-        self._torch = torch.get_rng_state()
-        self._devices = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
+        self._torch = TorchRandomStates()
         self._python, self._numpy = _python_state(), _numpy_state()
         self._modules = modules
         self._known: set[int] | None = None
@@ -97,9 +110,7 @@ class TensorState:
             if not tensor.is_inference() and tensor._version != version:
                 # Else a gradient that is still to be computed would be refused; there is no public way to say this.
                 torch._C._autograd._unsafe_set_version_counter((tensor,), (version,))
-        torch.set_rng_state(self._torch)
-        if self._devices is not None:
-            torch.cuda.set_rng_state_all(self._devices)
+        self._torch.put_back()
 
     def restore_libraries(self) -> None:
         """Put the random numbers of Python and numpy back."""

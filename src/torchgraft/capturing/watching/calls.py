@@ -17,6 +17,7 @@ from torchgraft.capturing.watching.spelling import SPELLINGS, Spelling, spelling
 from torchgraft.capturing.watching.tensors import has_tensor, versions_in
 from torchgraft.capturing.watching.values import MARK, Values
 from torchgraft.capturing.watching.writes import Writes
+from torchgraft.ir.answers import ANSWER, looks_of
 from torchgraft.ir.guards import is_guard
 from torchgraft.ir.node import Node
 from torchgraft.ir.origin import user_instruction
@@ -148,7 +149,10 @@ class Calls:
         if self._watcher._switching or not (always or has_tensor((args, kwargs))):
             return function(*args, **kwargs)
         node = self._watcher.create_call("call_function", target, *self._arguments.lowered(args, kwargs), name)
-        return self._watcher.unwatched(self.run_whole, function, node, concrete(args), concrete(kwargs), None)
+        result = self._watcher.unwatched(self.run_whole, function, node, concrete(args), concrete(kwargs), None)
+        if always:  # whoever runs the program without data cannot ask again
+            node.meta[ANSWER] = self._watcher.unwatched(looks_of, result)
+        return result
 
     def run_whole(
         self,

@@ -97,6 +97,15 @@ class Reads:
             self._flow.before_plain(function.__name__.strip("_"))
         return function(args[0]) if symbol is None else function(torch.tensor(symbol._decide()))
 
+    def contains(self, function: Any, args: Any, kwargs: Any) -> Any:
+        """`0 in x`, written down as torch works it out, so that the answer is a tensor until somebody decides by it."""
+        tensor, element = args
+        if not isinstance(element, (torch.Tensor, bool, int, float, complex, torch.SymInt, torch.SymFloat)):
+            return function(tensor, element)
+        call = self._watcher.calls.call
+        found = call(torch.Tensor.any, (call(torch.Tensor.eq, (tensor, element), {}),), {})
+        return self.number(torch.Tensor.__bool__, (found,), {})
+
     # ---- properties ----
 
     def property_of(self, tensor: Any, name: str) -> Any:
@@ -132,5 +141,6 @@ SPECIAL: dict[str, Any] = {
     "dim": Reads.dim,
     "ndimension": Reads.dim,
     "item": Reads.item,
+    "__contains__": Reads.contains,
     **dict.fromkeys(_TO_NUMBER, Reads.number),
 }

@@ -92,7 +92,7 @@ class Chain:
         """How long each unit takes on a machine."""
         forward, backward, optimizer = [0.0] * len(self.units), [0.0] * len(self.units), 0.0
         now = 0.0
-        for entry in run_clocks(self.run.last_steps(), machine, mode):
+        for entry in run_clocks(self.run.steps_of(mode), machine, mode):
             end = max(entry.end, entry.issued)
             share, now = max(end - now, 0.0), max(now, end)
             if entry.step.phase == "optimizer":
@@ -182,7 +182,7 @@ class _Span:
 
 def _state_after_update(run: Recorder, make_optimizer: MakeOptimizer) -> int:
     """Let an optimizer update the weights, once to make its state and once as every later step; the bytes of its state."""
-    optimizer = make_optimizer(list(run.run.module.parameters()))
+    optimizer = run.made_optimizer(make_optimizer)(list(run.run.module.parameters()))
     run.storages.phase = "optimizer"
     with run.run.mode, fakes_in_optimizers():
         optimizer.step()

@@ -23,9 +23,11 @@ from torchgraft.analysis.simulate.parallel.schedules import (
     orders_of,
     run_schedule,
 )
+from torchgraft.analysis.simulate.simulate import known_mode
 from torchgraft.codegen.calling import batch_of, example_inputs, of_batch
 from torchgraft.errors import GraftError
 from torchgraft.results.progress import stage as said
+from torchgraft.results.tables import count
 
 AnyMachine = str | PathLike[str] | Machine
 
@@ -106,6 +108,7 @@ def simulate_parallel(
     """
     values, keywords = example_inputs(args, kwargs)
     is_training = training or optimizer is not None
+    known_mode(mode)
     plan = _plan(machines, links, schedule, microbatches, chunks, replicas, replica_link, all_reduce, bucket_bytes)
     plan = replace(plan, recompute=recompute, shard_optimizer=shard_optimizer, mode=mode, training=is_training)
     orders = orders_of(schedule, len(plan.machines), microbatches, chunks, is_training)
@@ -162,7 +165,7 @@ def _plan(
     several: list[Any] = list(links) if isinstance(links, (list, tuple)) else [links] * max(devices - 1, 1)
     if len(several) != max(devices - 1, 1):
         raise GraftError(
-            f"there are {len(several)} links for {devices} machines in a row\ngive one, or {max(devices - 1, 1)}"
+            f"{count(len(several), 'link')} cannot join {devices} machines in a row\ngive one, or {max(devices - 1, 1)}"
         )
     between = (
         tuple(link_of(given, machine, devices) for given, machine in zip(several, chosen, strict=False))

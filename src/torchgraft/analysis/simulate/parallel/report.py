@@ -12,6 +12,7 @@ from typing import Any
 
 from torchgraft.analysis.simulate.parallel.links import Bucket
 from torchgraft.analysis.simulate.parallel.schedules import Done
+from torchgraft.analysis.simulate.plot import rate_text
 from torchgraft.analysis.simulate.timeline import named_event, span_event
 from torchgraft.results.files import write_text
 from torchgraft.results.shown import Shown
@@ -142,7 +143,7 @@ class ParallelSimulation(Shown):
             self.mode,
             *joined,
         ]
-        rates = [f"bubble {self.bubble:.1%}", f"{self.throughput:.3g} examples/s"]
+        rates = [f"bubble {self.bubble:.1%}", f"{rate_text(self.throughput)} examples/s"]
         if self.utilization is not None:
             rates.append(f"{self.utilization:.1%} of peak FLOP/s")
         lines = [self.headline(), "; ".join(how), ", ".join(rates)]

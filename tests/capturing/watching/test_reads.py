@@ -1,0 +1,39 @@
+"""What Python reads out of tensors in a watched run: here questions that torch answers with a computation and a number."""
+
+import pytest
+import torch
+
+import torchgraft
+
+
+def has_padding(x: torch.Tensor) -> torch.Tensor:
+    if 3 in x[:, [-1, 0]]:
+        return x * 2
+    return x + 1
+
+
+@pytest.mark.parametrize("level", ["module", "function", "aten", "core_aten"])
+def test_whether_a_tensor_contains_a_number_is_checked(level: str) -> None:
+    program = torchgraft.capture(has_padding, torch.ones(2, 3), level=level)
+    assert torch.equal(program(torch.zeros(4, 3)), torch.ones(4, 3))
+    with pytest.raises(torchgraft.GuardError, match="if 3 in x"):
+        program(torch.full((2, 3), 3.0))
+
+
+@pytest.mark.parametrize("level", ["module", "function", "aten", "core_aten"])
+def test_that_check_can_be_compiled_as_one_graph(level: str) -> None:
+    program = torchgraft.capture(has_padding, torch.ones(2, 3), level=level)
+    compiled = torch.compile(program, backend="eager", fullgraph=True)
+    assert torch.equal(compiled(torch.zeros(2, 3)), torch.ones(2, 3))
+    with pytest.raises(RuntimeError, match="if 3 in x"):
+        compiled(torch.full((2, 3), 3.0))
+
+
+def test_what_a_tensor_cannot_contain_raises_as_in_eager() -> None:
+    for run in (has_text, lambda x: torchgraft.capture(has_text, x)):
+        with pytest.raises(RuntimeError, match="Tensor"):
+            run(torch.ones(2))
+
+
+def has_text(x: torch.Tensor) -> torch.Tensor:
+    return x if "text" in x else x + 1
