@@ -304,7 +304,10 @@ class Draw:
         return Probe(name, (image, *[(channels,)] * 4))
 
     def memory(self) -> Probe:
-        names = "mean_spatial sum_last sum_first sum_all adaptive_pool max_pool avg_pool upsample cat transpose_copy channels_last_copy copy to_half to_float embedding index_select pad roll topk cumsum"
+        names = """
+            mean_spatial sum_last sum_first sum_all adaptive_pool max_pool avg_pool upsample cat transpose_copy channels_last_copy
+            copy to_half to_float embedding index_select pad roll topk cumsum
+        """
         name = self.one_of(*names.split())
         image = (self.batch(), self.channels(), *[self.one_of(7, 14, 28, 56, 112)] * 2)
         rows = (self.size(4, 1e5), self.one_of(64, 128, 256, 512, 768, 1024, 4096))
@@ -352,7 +355,12 @@ class Draw:
 
 
 def probes(
-    counts: dict[str, int], precisions: tuple[str, ...], seed: int = 0, batches: tuple[int, ...] | None = None
+    counts: dict[str, int],
+    precisions: tuple[str, ...],
+    seed: int = 0,
+    batches: tuple[int, ...] | None = None,
+    most_flops: float = _MOST_FLOPS,
+    most_bytes: float = _MOST_BYTES,
 ) -> Iterator[Probe]:
     """So many of each kind, in each precision; kinds that do no products are the same in fp32 and tf32, and left out in one."""
     draw = Draw(seed) if batches is None else Draw(seed, batches)
@@ -360,7 +368,7 @@ def probes(
         made = 0
         while made < count:
             probe = getattr(draw, kind)()
-            if not _is_of_use(probe):
+            if not _is_of_use(probe, most_flops, most_bytes):
                 continue
             made += 1
             for precision in precisions:
@@ -375,14 +383,17 @@ def probes(
                     yield Probe(probe.work, probe.shapes, precision, probe.options)
 
 
-def _is_of_use(probe: Probe) -> bool:
+def _is_of_use(probe: Probe, most_flops: float, most_bytes: float) -> bool:
     """Whether it runs, and neither for too long nor on too much memory."""
     from torch.utils.flop_counter import FlopCounterMode
 
     tensors = [torch.empty(shape, device="meta") for shape in probe.shapes]
-    if probe.bytes > _MOST_BYTES:
+    if probe.bytes > most_bytes:
         return False
-    if probe.work in ("embedding", "index_select", "recurrent"):
+    if probe.work == "recurrent":
+        examples, steps, _ = probe.shapes[0]
+        return 2 * examples * steps * sum(prod(shape) for shape in probe.shapes[2:]) <= most_flops
+    if probe.work in ("embedding", "index_select"):
         return True
     try:
         with FlopCounterMode(display=False) as counter:
@@ -390,4 +401,4 @@ def _is_of_use(probe: Probe) -> bool:
     except (RuntimeError, ValueError, TypeError):
         return False
     made = result[0] if isinstance(result, tuple) else result
-    return counter.get_total_flops() <= _MOST_FLOPS and made.numel() > 0 and made.numel() * 4 <= _MOST_BYTES
+    return counter.get_total_flops() <= most_flops and 0 < made.numel() * 4 <= most_bytes
