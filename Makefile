@@ -74,8 +74,11 @@ demo: $(INSTALLED) ## capture ResNet-50, change it, check it against eager, and 
 bench: $(INSTALLED) ## time torchgraft beside torch.fx and print the ratios
 	@$(BIN)/python -m benchmarks $(ARGS)
 
-bench-quantize: $(QUANTIZE)/.installed ## time quantized programs beside torch.ao, onnxruntime and OpenVINO (a large download)
+bench-quantize: $(QUANTIZE)/.installed ## quantized programs beside torch.ao, onnxruntime, OpenVINO and torchao: time, memory, training (a large download)
 	@PYTHONPATH=src $(QUANTIZE)/bin/python -m benchmarks.quantizing $(ARGS)
+	@PYTHONPATH=src $(QUANTIZE)/bin/python -m benchmarks.quantizing.language
+	@PYTHONPATH=src $(QUANTIZE)/bin/python -m benchmarks.quantizing.memory
+	@PYTHONPATH=src $(QUANTIZE)/bin/python -m benchmarks.quantizing.digits
 
 # Packages that ask for a torch of their own go in without what they ask for.
 $(QUANTIZE)/.installed: benchmarks/quantizing/constraints.txt

@@ -1,13 +1,26 @@
 """Integer and 8-bit float linear layers on a GPU beside bf16: DeepRecommender and an MLP of 4,096, ours and torchao's where it is
-installed. One file and no installs: `PYTHONPATH=src python benchmarks/quantize_gpu.py [results.json]`.
+to be had. One file and no installs: `PYTHONPATH=src python benchmarks/quantize_gpu.py [results.json]`.
 
-Every program is compiled by torch.compile, bf16 as well; times are the smaller half of 30 repetitions on the GPU's own clock.
+torchao has no build step of its own and its wheel (3 MB, 21 MB unpacked) needs nothing but torch, so that a folder of it on the
+path will do; 0.18 takes torch 2.11 and newer. Where there is a network, from the repository's root:
+
+    pip download --no-deps --only-binary=:all: --python-version 3.12 --platform manylinux_2_28_x86_64 torchao==0.18.0 -d build
+    python -m zipfile -e build/torchao-0.18.0-*.whl build/torchao
+
+and then, with `build/torchao` brought along, on the machine with the GPU, where nothing is installed but torch:
+
+    PYTHONPATH=src:build/torchao python benchmarks/quantize_gpu.py results.json
+
+The first line of the output says which torchao was found. `--sizes small` is a trial that runs on a CPU, too, with no times that
+mean anything. Every program is compiled by torch.compile, bf16 as well; times are the smaller quarter of 30 repetitions on the
+GPU's own clock.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
-import sys
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -26,9 +39,13 @@ def mlp(width: int = 4096, layers: int = 4) -> nn.Module:
     return nn.Sequential(*parts[:-1])
 
 
-def median_ms(call: Callable[[], Any]) -> float:
+def quarter_ms(call: Callable[[], Any]) -> float:
     for _ in range(5):
         call()
+    if not torch.cuda.is_available():
+        started = time.perf_counter()
+        call()
+        return (time.perf_counter() - started) * 1e3
     torch.cuda.synchronize()
     times = []
     for _ in range(30):
@@ -102,7 +119,7 @@ def measure(
                         "model": name,
                         "batch": batch,
                         "program": kind,
-                        "ms": median_ms(partial(compiled, example)),
+                        "ms": quarter_ms(partial(compiled, example)),
                     }
                     row["sqnr"] = sqnr(exact, found)
                 except Exception as error:  # one that fails shall not hide the others
@@ -118,32 +135,56 @@ def measure(
 
 
 def main() -> None:
-    if not torch.cuda.is_available():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("json", nargs="?", help="where the figures are written, too")
+    parser.add_argument("--sizes", choices=("all", "small"), default="all")
+    options = parser.parse_args()
+    is_small = options.sizes == "small"
+    if not torch.cuda.is_available() and not is_small:
         raise SystemExit("no CUDA device")
-    print(torch.__version__, torch.cuda.get_device_name(), "torchgraft", torchgraft.__version__, flush=True)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    name = torch.cuda.get_device_name() if device == "cuda" else "a CPU"
+    print(torch.__version__, name, "torchgraft", torchgraft.__version__, "torchao", torchao_version(), flush=True)
     torch.manual_seed(0)
-    recommender = torchgraft.zoo.create("deep_recommender").eval().cuda().bfloat16()
+    width, batches = (256, [32]) if is_small else (4096, [16, 256, 2048, 8192])
+    wide = mlp(width).eval().to(device).bfloat16()
+    rows: list[dict[str, Any]] = []
+    if not is_small:
+        recommender = torchgraft.zoo.create("deep_recommender").eval().to(device).bfloat16()
 
-    def ratings(batch: int) -> torch.Tensor:
-        return torchgraft.zoo.example_inputs("deep_recommender", batch)[0].cuda().bfloat16()
+        def ratings(batch: int) -> torch.Tensor:
+            return torchgraft.zoo.example_inputs("deep_recommender", batch)[0].to(device).bfloat16()
 
-    rows = measure("DeepRecommender", recommender, ratings, [16, 64, 256, 1024])
-    wide = mlp().eval().cuda().bfloat16()
-    rows += measure(
-        "MLP 4096",
-        wide,
-        lambda batch: torch.randn(batch, 4096, device="cuda", dtype=torch.bfloat16),
-        [16, 256, 2048, 8192],
-    )
+        rows += measure("DeepRecommender", recommender, ratings, [16, 64, 256, 1024])
+
+    def values(batch: int) -> torch.Tensor:
+        return torch.randn(batch, width, device=device, dtype=torch.bfloat16)
+
+    rows += measure(f"MLP {width}", wide, values, batches)
+    print_table(rows)
+    if options.json is not None:
+        with open(options.json, "w", encoding="utf-8") as file:
+            json.dump(rows, file, indent=1)
+
+
+def torchao_version() -> str:
+    """The version of torchao on the path."""
+    try:
+        import torchao
+    except ImportError as error:
+        return f"is not there ({error})"
+    return str(torchao.__version__)
+
+
+def print_table(rows: list[dict[str, Any]]) -> None:
     base = {(row["model"], row["batch"]): row["ms"] for row in rows if row["program"] == "bf16" and "ms" in row}
     for row in rows:
-        if "ms" in row:
-            faster = base[row["model"], row["batch"]] / row["ms"]
-            figures = f"{row['ms']:8.3f} ms  {faster:5.2f}x  {row['sqnr']:6.1f} dB"
-            print(f"{row['model']:16} {row['batch']:6} {row['program']:16} {figures}")
-    if len(sys.argv) > 1:
-        with open(sys.argv[1], "w", encoding="utf-8") as file:
-            json.dump(rows, file, indent=1)
+        head = f"{row['model']:16} {row['batch']:6} {row['program']:16}"
+        if "ms" not in row:
+            print(f"{head} fails: {row['error']}")
+            continue
+        faster = base.get((row["model"], row["batch"]), float("nan")) / row["ms"]
+        print(f"{head} {row['ms']:8.3f} ms  {faster:5.2f}x  {row['sqnr']:6.1f} dB")
 
 
 if __name__ == "__main__":

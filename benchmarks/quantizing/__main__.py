@@ -23,8 +23,8 @@ MODELS: dict[str, tuple[list[int], int]] = {"deep_recommender": ([1, 16, 64, 128
 TITLES = {"deep_recommender": "DeepRecommender", "resnet50": "ResNet-50"}
 # Where the table stands in a page.
 BEGINS, ENDS = "<!-- make bench-quantize -->\n", "<!-- end of make bench-quantize -->\n"
-# Threads of other libraries go on spinning for a while after a call, so that the first sample of a turn is theirs, too.
-SAMPLES = 4
+# Threads of other libraries go on spinning for a while after a call, so that the beginning of a turn is theirs, too.
+SAMPLES, TURN_SECONDS = 4, 0.03
 
 
 def main() -> int:
@@ -97,10 +97,12 @@ def interleaved(arms: dict[str, Callable[[], Any]], seconds: float) -> dict[str,
     rounds = 0
     while rounds < 3 or time.perf_counter() < ends:
         for name, run in arms.items():
-            for _ in range(SAMPLES):
+            samples, turn_ends = 0, time.perf_counter() + TURN_SECONDS
+            while samples < SAMPLES or time.perf_counter() < turn_ends:
                 started = time.perf_counter()
                 run()
                 times[name] = min(times[name], time.perf_counter() - started)
+                samples += 1
         rounds += 1
     return times
 

@@ -29,6 +29,7 @@ SIZES = {
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.quantizing.language", description=__doc__)
     parser.add_argument("--sizes", nargs="*", choices=list(SIZES), default=list(SIZES))
+    parser.add_argument("--programs", nargs="*", help="the start of the names of those to measure (default: all)")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=4.0)
     parser.add_argument("--json", type=Path)
@@ -37,7 +38,7 @@ def main() -> int:
     warnings.simplefilter("ignore")
     rows: list[dict[str, Any]] = []
     for size in options.sizes:
-        rows += measure(size, options.seconds)
+        rows += measure(size, options.seconds, tuple(options.programs or [""]))
     if options.json is not None:
         options.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
     return 0
@@ -59,11 +60,13 @@ def llama(size: str) -> Any:
     return model
 
 
-def measure(size: str, seconds: float) -> list[dict[str, Any]]:
+def measure(size: str, seconds: float, chosen: tuple[str, ...]) -> list[dict[str, Any]]:
     """Every program of one model, each beside bfloat16."""
     model = llama(size)
     rows = []
     for name, make in programs(model).items():
+        if not name.startswith(chosen):
+            continue
         for length in (1, 32):
             ids = torch.randint(0, 32000, (1, length), generator=torch.Generator().manual_seed(length))
             try:
@@ -92,13 +95,14 @@ def programs(model: Any) -> dict[str, Callable[[torch.Tensor], Any]]:
     """How each program is made for inputs of a length: ours is captured with them."""
 
     def of_torchao(kind: str) -> Any:
-        from torchao.quantization import Int4WeightOnlyConfig, Int8WeightOnlyConfig, quantize_
+        from torchao.prototype.quantization.int4 import PrototypeInt4WeightOnlyConfig  # its only one for a CPU
+        from torchao.quantization import Int8WeightOnlyConfig, quantize_
 
         copied = copy.deepcopy(model)
         if kind == "int8":
             quantize_(copied, Int8WeightOnlyConfig())
         else:
-            quantize_(copied, Int4WeightOnlyConfig(group_size=32, int4_packing_format="opaque"))
+            quantize_(copied, PrototypeInt4WeightOnlyConfig(group_size=32))
         return copied
 
     return {
@@ -107,6 +111,7 @@ def programs(model: Any) -> dict[str, Callable[[torch.Tensor], Any]]:
         "torchao int8": lambda ids: of_torchao("int8"),
         "torchao int4": lambda ids: of_torchao("int4"),
         "torchao int8 compiled": lambda ids: torch.compile(of_torchao("int8")),
+        "torchao int4 compiled": lambda ids: torch.compile(of_torchao("int4")),
     }
 
 

@@ -13,6 +13,7 @@ from torch import nn
 
 from benchmarks.simulating.errors import Pair
 from benchmarks.simulating.log import rows_of
+from benchmarks.simulating.measured_models import build
 from benchmarks.simulating.models import CASES, Case, call_of
 from torchgraft.analysis.simulate import Machine, simulate, what_if
 from torchgraft.errors import GraftError
@@ -33,11 +34,8 @@ def pairs_of(rows: Sequence[dict[str, Any]], machine: Machine, names: Sequence[s
         own = [row for row in rows if case.name in (row.get("model"), row.get("training")) and "error" not in row]
         if not own or (names is not None and case.name not in names):
             continue
-        try:
-            with torch.device("meta"):
-                model = case.build()
-        except ModuleNotFoundError as error:
-            print(f"{case.name}: left out, {error.name} is not installed", flush=True)
+        model = build(case, "meta")
+        if model is None:
             continue
         try:
             yield from _of_runs(case, model.eval(), [row for row in own if "model" in row], machine)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import copy
 import math
-import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -23,6 +22,7 @@ from torch import nn
 
 from benchmarks.simulating.comparing import measured_rows
 from benchmarks.simulating.log import rows_of
+from benchmarks.simulating.measured_models import build
 from benchmarks.simulating.models import CASES, call_of
 from torchgraft.analysis.simulate.calibration.fitting import Sample, error_of, fit
 from torchgraft.analysis.simulate.calibration.probes import Probe
@@ -210,14 +210,10 @@ def _eager(machine: Machine, rows: Sequence[dict[str, Any]]) -> Iterator[tuple[s
         case = next((case for case in CASES if case.name == row.get("model") and case.fit), None)
         if case is None or row["batch"] != 1 or not row.get("eager"):
             continue
-        try:
-            with torch.device("meta"):
-                model = case.build().eval()
-        except ModuleNotFoundError as error:
-            print(f"{case.name}: left out, {error.name} is not installed", file=sys.stderr)
-            continue
-        args, kwargs = call_of(case, 1, torch.float32, "meta")
-        yield case.name, row["eager"], recorded(model, args, kwargs, machine, row["precision"], False)
+        model = build(case, "meta")
+        if model is not None:
+            args, kwargs = call_of(case, 1, torch.float32, "meta")
+            yield case.name, row["eager"], recorded(model.eval(), args, kwargs, machine, row["precision"], False)
 
 
 if __name__ == "__main__":

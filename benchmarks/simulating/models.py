@@ -4,8 +4,11 @@ They are made without weights of anyone: what is measured does not depend on val
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -34,9 +37,7 @@ def _tokens(length: int = 128, words: int = 30000) -> Callable[[int], dict[str, 
 
 def _vision(name: str, **options: Any) -> Callable[[], nn.Module]:
     def build() -> nn.Module:
-        import torchvision
-
-        place = torchvision.models
+        place = _torchvision().models
         for part in name.split(".")[:-1]:
             place = getattr(place, part)
         if name in ("googlenet", "inception_v3"):
@@ -46,8 +47,19 @@ def _vision(name: str, **options: Any) -> Callable[[], nn.Module]:
     return build
 
 
+def _torchvision() -> ModuleType:
+    """torchvision, also where it was built for another torch than the one without CUDA that is here."""
+    if torch.version.cuda is None:
+        from benchmarks.coverage.torchvision_models import import_torchvision
+
+        return import_torchvision()
+    return importlib.import_module("torchvision")
+
+
 def _language(model: str, config: str, **options: Any) -> Callable[[], nn.Module]:
     def build() -> nn.Module:
+        with contextlib.suppress(ModuleNotFoundError):
+            _torchvision()  # transformers imports it where it is installed
         import transformers
 
         return getattr(transformers, model)(getattr(transformers, config)(**options))

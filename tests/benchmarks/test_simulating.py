@@ -90,7 +90,7 @@ def test_a_missing_library_is_said(capsys):
         import no_such_library  # noqa: F401
 
     assert build(Case("needs", "mlp", needs, lambda batch: ()), "cpu") is None
-    assert capsys.readouterr().out == "needs: left out, no_such_library is not installed\n"
+    assert capsys.readouterr().out == "needs: left out, ModuleNotFoundError: No module named 'no_such_library'\n"
 
 
 def test_more_probes_can_be_written_down():

@@ -15,6 +15,8 @@ from torch.nn import functional as F
 
 import torchgraft
 from tests.quantize.test_flow import Residual, decibels, images
+from torchgraft.errors import GuardError
+from torchgraft.ir.guards import check_value
 from torchgraft.quantize import Config, calibrate, convert, prepare, quantize
 from torchgraft.quantize.native import to_native
 from torchgraft.quantize.native.functions import dequantize_fast, look_up, max_pool_bytes, quantize_fast
@@ -23,8 +25,8 @@ from torchgraft.quantize.native.layers import (
     IntegerLayer,
     IntegerLayerWithSum,
     IntegerLinear,
-    WeightOnlyLayer,
 )
+from torchgraft.quantize.native.weight_only import WeightOnlyLayer
 from torchgraft.quantize.operators import dequantize_tensor, quantize_tensor
 
 pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this torch has no oneDNN")
@@ -97,6 +99,44 @@ def test_a_residual_network_is_integers_from_end_to_end():
     # Beside the input, only the mean goes by way of floats: it has no integer kernel.
     assert functions.count(quantize_fast) == 2 and functions.count(dequantize_fast) == 1
     assert functions.count(max_pool_bytes) == 1
+
+
+class Strided(nn.Module):
+    """A block whose other side is a convolution of single pixels with a stride, which adds while it computes."""
+
+    def __init__(self, stride):
+        super().__init__()
+        self.one, self.two = nn.Conv2d(8, 16, 3, stride, 1), nn.Conv2d(8, 16, 1, stride)
+        self.norm, self.last = nn.BatchNorm2d(16), nn.Conv2d(16, 8, 1, 2)
+        self.after = nn.BatchNorm2d(8)
+
+    def forward(self, x):
+        return self.after(self.last(torch.relu(self.norm(self.one(x)) + self.two(x))))
+
+
+def pictures(count, size, seed=0):
+    return torch.randn(count, 8, size, size, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("stride", [1, 2, 3, (2, 1), (1, 3)])
+def test_convolutions_of_single_pixels_take_strides(stride):
+    torch.manual_seed(0)
+    model = Strided(stride).eval()
+    data = [pictures(4, 13, seed) for seed in range(3)]
+    reference, native = both(model, data)
+    assert "IntegerLayerWithSum" in kinds(native)
+    for x in (data[0], pictures(1, 12, 9), pictures(2, 7, 8).contiguous(memory_format=torch.channels_last)):
+        assert steps_apart(reference, native, x) < 1.01
+
+
+def test_dimensions_are_checked_once():
+    model = Strided(2).eval()
+    reference, native = both(model, [pictures(4, 13)])
+    assert [
+        len(program.graph.find_nodes(op="call_function", target=check_value)) for program in (reference, native)
+    ] == [2, 1]
+    with pytest.raises(GuardError, match="ndim of"):
+        native(torch.randn(8, 13, 13))
 
 
 def test_one_image_without_a_batch():

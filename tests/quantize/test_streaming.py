@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import safetensors.torch
 import torch
@@ -11,6 +17,8 @@ from torchgraft import QuantizeError
 from torchgraft.quantize import Numbers, load_weights, quantize, weights
 from torchgraft.quantize import streaming as room
 from torchgraft.quantize.weights import quantize_weight
+
+SOURCES = str(Path(room.__file__).parents[2])
 
 
 class Block(nn.Module):
@@ -107,3 +115,59 @@ def test_what_is_missing_or_does_not_fit_is_said(tmp_path):
     safetensors.torch.save_file({"norm.weight": torch.ones(3)}, tmp_path / "wrong.safetensors")
     with pytest.raises(QuantizeError, match=r"'norm.weight' is \(3,\) in the checkpoint and \(64,\) in the program"):
         load_weights(program, [tmp_path / "wrong.safetensors"])
+
+
+_IN_A_PROCESS = """
+import json, sys, threading
+from pathlib import Path
+import safetensors.torch, torch
+from torch import nn
+from torchgraft.quantize import load_weights, quantize
+
+def in_use():
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon:"))
+
+def model():
+    return nn.Sequential(*[nn.Linear(2048, 2048, bias=False) for _ in range(24)]).eval()
+
+folder, scheme = Path(sys.argv[1]), sys.argv[2]
+torch.set_num_threads(1)
+for number in range(24):
+    weight = torch.randn(2048, 2048, dtype=torch.bfloat16) * 0.02
+    safetensors.torch.save_file({f"{number}.weight": weight}, folder / f"model-{number:02}.safetensors")
+del weight
+with torch.device("meta"):
+    empty = model().bfloat16()
+x = torch.ones(1, 2048, dtype=torch.bfloat16)
+quantize(nn.Linear(2048, 2048).eval().bfloat16(), [x], config=scheme)(x)  # what is loaded once is loaded now
+program = quantize(empty, [x.to("meta")], config=scheme)
+before, most, ends = in_use(), [0], threading.Event()
+
+def look():
+    while not ends.wait(0.001):
+        most[0] = max(most[0], in_use())
+
+watching = threading.Thread(target=look)
+watching.start()
+load_weights(program, folder)
+ends.set()
+watching.join()
+held = sum(value.numel() * value.element_size() for value in program.buffers())
+assert torch.isfinite(program(x)).all()
+print(json.dumps([before, most[0], held]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="asks Linux how much memory is in use")
+@pytest.mark.parametrize("scheme", ["weight-int8", "weight-int4"])
+def test_memory_is_that_of_the_program_and_of_one_layer(tmp_path, scheme):
+    command = [sys.executable, "-c", _IN_A_PROCESS, str(tmp_path), scheme]
+    found = subprocess.run(
+        command, capture_output=True, text=True, check=True, env={**os.environ, "PYTHONPATH": SOURCES}
+    )
+    before, most, held = json.loads(found.stdout)
+    layer, model = 2048 * 2048 * 4, 24 * 2048 * 2048 * 2
+    # One layer in 32-bit floats with what its rounding takes; far from a second copy of the model, which is 200 MB.
+    assert most - before < held + 3 * layer < held + model / 3

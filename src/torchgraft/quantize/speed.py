@@ -26,7 +26,8 @@ from torchgraft.quantize.native.functions import (
     max_pool_bytes,
     quantize_fast,
 )
-from torchgraft.quantize.native.layers import IntegerLayer, WeightOnlyLayer
+from torchgraft.quantize.native.layers import IntegerLayer
+from torchgraft.quantize.native.weight_only import WeightOnlyLayer
 from torchgraft.quantize.operators import dequantize_tensor, quantize_tensor, scale_of_values
 from torchgraft.results.shown import Tabular
 from torchgraft.results.tables import Table, seconds_text

@@ -13,7 +13,7 @@ import torch
 
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import QuantizeError
-from torchgraft.quantize.native.layers import WeightOnlyLayer
+from torchgraft.quantize.native.weight_only import WeightOnlyLayer
 from torchgraft.quantize.plan import plan_of
 from torchgraft.quantize.preparing import MOVED, STORED, Stored
 from torchgraft.quantize.weights import quantize_weight

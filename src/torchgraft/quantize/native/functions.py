@@ -14,7 +14,7 @@ from torchgraft.analysis.effects import pure
 
 # Activations that write into their input, by the names of operators: a program that has them by name can be saved.
 WRITING: dict[str, Callable[..., torch.Tensor]] = {
-    name: getattr(torch.ops.aten, f"{name}_")
+    name: getattr(torch.ops.aten, f"{name}_").default
     for name in (
         *("relu", "hardtanh", "hardswish", "silu", "gelu", "selu", "elu", "sigmoid", "tanh", "leaky_relu", "mish"),
         "hardsigmoid",

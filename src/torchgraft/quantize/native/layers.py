@@ -17,7 +17,6 @@ from torchgraft.quantize.native.functions import dequantize_fast, quantize_fast
 from torchgraft.quantize.operators import scale_of_values
 
 _onednn: Any = torch.ops.onednn
-_aten: Any = torch.ops.aten
 
 
 def _outside_of_graphs(call: Callable[..., torch.Tensor], *args: Any) -> torch.Tensor:
@@ -60,13 +59,13 @@ class Convolution:
 
 _PACKED = ("_packed", "_packed_few", "_calls")
 _MOST_SIZES = 8
-_PART = 1 << 20
 
 
 class _Packing(torch.nn.Module):
     """Weights as plain tensors, and what a kernel wants of them, made when it is first needed and never copied or saved."""
 
     weight: torch.Tensor
+    _calls: dict[Any, Any] = {}  # noqa: RUF012 (of the class, and empty: `_kept` makes one for each layer)
 
     def __getstate__(self) -> dict[str, Any]:
         return {key: value for key, value in self.__dict__.items() if key not in _PACKED}
@@ -98,22 +97,28 @@ class _Call(NamedTuple):
     """How a kernel is called for inputs of one shape: what it takes between the input and the other side of a sum, and after it.
 
     A convolution that looks at one pixel at a time is a linear layer of pixels, which is faster and need not copy sums: `turned`
-    and `back` are the orders of dimensions on the way there and back."""
+    and `back` are the orders of dimensions on the way there and back, and `chosen` are the pixels that a stride leaves."""
 
     kernel: Any
     weights: tuple[Any, ...]
     rest: tuple[Any, ...]
     turned: tuple[int, ...] | None
     back: tuple[int, ...]
+    chosen: tuple[slice, ...] | None
     shape: tuple[int, ...]
 
     def run(self, steps: torch.Tensor, *other: torch.Tensor) -> torch.Tensor:
         if self.turned is None:
             return self.kernel(steps, *self.weights, *other, *self.rest)
-        return self.kernel(steps.permute(self.turned), *self.weights, *other, *self.rest).permute(self.back)
+        pixels = steps.permute(self.turned)
+        if self.chosen is not None:
+            pixels = pixels[self.chosen]
+        return self.kernel(pixels, *self.weights, *other, *self.rest).permute(self.back)
 
 
 _NO_CALLS: dict[Any, _Call] = {}
+# Looked up once, because it is asked in every call.
+_is_compiling = torch.compiler.is_compiling
 
 
 class IntegerLayer(_Packing):
@@ -159,10 +164,10 @@ class IntegerLayer(_Packing):
 
     def forward(self, steps: torch.Tensor) -> torch.Tensor:
         """The layer on bytes."""
-        return _outside_of_graphs(self._run, steps) if torch.compiler.is_compiling() else self._run(steps)
+        return _outside_of_graphs(self._run, steps) if _is_compiling() else self._run(steps)
 
     def _run(self, steps: torch.Tensor) -> torch.Tensor:
-        call = self.__dict__.get("_calls", _NO_CALLS).get(steps.shape)
+        call = self._calls.get(steps.shape)
         return self._run_anew(steps, self.input_scale) if call is None else call.run(steps)
 
     def _run_anew(self, steps: torch.Tensor, scale: tuple[float, int] | None, *, is_kept: bool = True) -> torch.Tensor:
@@ -203,12 +208,17 @@ class IntegerLayer(_Packing):
             kernel = (_onednn.qlinear_pointwise if is_linear else _onednn.qconv2d_pointwise).binary
             rest = (*rest, other[0] / unit, other[1], "sum", 1.0)
         axes = range(1, steps.dim() - 1)
+        stride = self.convolution.stride if self.convolution is not None else ()
+        chosen = (
+            (slice(None), *(slice(None, None, step) for step in stride)) if by_pixel and set(stride) != {1} else None
+        )
         return _Call(
-            kernel,
+            kernel._op,  # what the overload would call
             (1.0, scale[1], packed, self.weight_scale * (scale[0] / unit), self.weight_zero_point),
             (*rest, post.name, post.options, post.algorithm),
             (0, *(axis + 1 for axis in axes), 1) if by_pixel else None,
             (0, steps.dim() - 1, *axes),
+            chosen,
             self._result_shape(steps),
         )
 
@@ -223,7 +233,7 @@ class IntegerLayer(_Packing):
         where = self.convolution
         if where is None or where.groups != 1 or any(where.padding):
             return False
-        return set(self.weight.shape[2:]) == {1} and set(where.stride) == {1}
+        return set(self.weight.shape[2:]) == {1}
 
     def _result_shape(self, steps: torch.Tensor) -> tuple[int, ...]:
         if self.convolution is None:
@@ -259,7 +269,7 @@ class IntegerLinear(IntegerLayer):
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
         """The layer on floats."""
-        return _outside_of_graphs(self._call, values) if torch.compiler.is_compiling() else self._call(values)
+        return _outside_of_graphs(self._call, values) if _is_compiling() else self._call(values)
 
     def _call(self, values: torch.Tensor) -> torch.Tensor:
         assert self.input_scale is not None
@@ -277,8 +287,15 @@ class IntegerLinear(IntegerLayer):
 
 
 _quantized: Any = torch.ops.quantized
-_few_rows: Any = getattr(_quantized, "linear_with_input_q_dq_qweight_dq_output_fp32", None)
-_few_rows_relu: Any = getattr(_quantized, "linear_with_input_q_dq_qweight_dq_relu_output_fp32", None)
+
+
+def _overload(name: str) -> Any:
+    """The one overload of an operator, which need not be chosen in every call; None where this torch has it not."""
+    return getattr(getattr(_quantized, name, None), "default", None)
+
+
+_few_rows = _overload("linear_with_input_q_dq_qweight_dq_output_fp32")
+_few_rows_relu = _overload("linear_with_input_q_dq_qweight_dq_relu_output_fp32")
 
 
 def _pack_for_few(weight: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None) -> Any:
@@ -306,12 +323,12 @@ class IntegerLayerWithSum(IntegerLayer):
 
     def forward(self, steps: torch.Tensor, other: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
         """The layer on bytes, plus other bytes, in bytes."""
-        if torch.compiler.is_compiling():
+        if _is_compiling():
             return _outside_of_graphs(self._add, steps, other)
         return self._add(steps, other)
 
     def _add(self, steps: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-        call = self.__dict__.get("_calls", _NO_CALLS).get(steps.shape)
+        call = self._calls.get(steps.shape)
         if call is None:
             if self._is_single(steps):
                 return self._add(steps.unsqueeze(0), other.unsqueeze(0)).squeeze(0)
@@ -356,68 +373,3 @@ class DynamicLayer(IntegerLayer):
         scale, zero_point = scales[0].item(), int(scales[1].item())
         steps = quantize_fast(values, scale, zero_point, *self.limits)
         return self._run_anew(steps, (scale, zero_point), is_kept=False).to(values.dtype)
-
-
-class WeightOnlyLayer(torch.nn.Module):
-    """A linear layer on 16-bit floats whose weights are integers of 8 bits, or of 4 in groups, until they are multiplied."""
-
-    # Few rows are bound by reading the weights, which these kernels do in integers; for many, floats are faster.
-    few_rows = 8
-
-    def __init__(
-        self,
-        weight: torch.Tensor,
-        scale: torch.Tensor,
-        zero_point: torch.Tensor | None,
-        bias: torch.Tensor | None,
-        group: int | None,
-        dtype: torch.dtype = torch.bfloat16,
-    ) -> None:
-        super().__init__()
-        self.group, self.dtype, self.outputs = group, dtype, weight.shape[0]
-        self.register_buffer("weight", None)
-        self.register_buffer("scale", None)
-        self.register_buffer("bias", bias)
-        self.weight: torch.Tensor
-        self.scale: torch.Tensor
-        self.bias: torch.Tensor | None
-        self.fill(weight, scale, zero_point)
-
-    def fill(self, weight: torch.Tensor, scale: torch.Tensor, zero_point: torch.Tensor | None) -> None:
-        """Take weights as the reference form has them."""
-        if self.group is not None:
-            # The kernel takes steps from 0 to 15 and means (step - 8) * scale + shift.
-            shift = torch.zeros_like(scale) if zero_point is None else (8 - zero_point.float()) * scale
-            scale = torch.stack([scale, shift], -1).transpose(0, 1).contiguous()
-            steps = weight.to(torch.int32) + (8 if weight.dtype == torch.int8 else 0)
-            if weight.is_meta:
-                weight = torch.empty(weight.shape[0], weight.shape[1] // 2, dtype=torch.uint8, device="meta")
-            else:
-                weight = _aten._convert_weight_to_int4pack_for_cpu(steps, 1)
-        self.weight, self.scale = weight, scale.to(self.dtype)
-
-    def forward(self, values: torch.Tensor) -> torch.Tensor:
-        """The layer on floats."""
-        rows = values.reshape(-1, values.shape[-1]).contiguous()
-        if self.group is not None:
-            result = _aten._weight_int4pack_mm_for_cpu(rows, self.weight, self.group, self.scale)
-        elif rows.shape[0] <= self.few_rows:
-            result = _aten._weight_int8pack_mm(rows, self.weight, self.scale)
-        else:
-            result = self._many(rows)
-        if self.bias is not None:
-            result = result + self.bias
-        return result.reshape(*values.shape[:-1], self.outputs)
-
-    def _many(self, rows: torch.Tensor) -> torch.Tensor:
-        """Part by part, so that the floats of a part are still in the cache when they are multiplied."""
-        result = rows.new_empty(rows.shape[0], self.outputs)
-        size = max(1, _PART // self.weight.shape[1])
-        for first in range(0, self.outputs, size):
-            part = self.weight[first : first + size].to(self.dtype)
-            result[:, first : first + size] = torch.nn.functional.linear(rows, part)
-        return result.mul_(self.scale)
-
-    def extra_repr(self) -> str:
-        """What is printed of it."""
-        return f"outputs={self.outputs}, {'int8' if self.group is None else f'int4 in groups of {self.group}'}"

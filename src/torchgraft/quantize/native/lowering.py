@@ -20,6 +20,7 @@ from torchgraft.passes.attributes import References
 from torchgraft.passes.layer_calls import bound, is_layer, layer_arguments
 from torchgraft.passes.remove_dead_code import RemoveDeadCode
 from torchgraft.quantize.native.activations import PLAIN, options_of, pool_options, post_operation
+from torchgraft.quantize.native.checks import drop_repeated_checks
 from torchgraft.quantize.native.cuda import RowLinear
 from torchgraft.quantize.native.functions import (
     WRITING,
@@ -38,9 +39,9 @@ from torchgraft.quantize.native.layers import (
     IntegerLayerWithSum,
     IntegerLinear,
     PostOperation,
-    WeightOnlyLayer,
 )
 from torchgraft.quantize.native.reading import Reader, Steps, all_values, chain, is_call, only_user, writes_in_place
+from torchgraft.quantize.native.weight_only import WeightOnlyLayer
 from torchgraft.quantize.operations import ACTIVATIONS, MOVES, SELECTS, first_input, is_shape_read, is_sum, operation
 from torchgraft.quantize.operators import dequantize_tensor, quantize_tensor
 from torchgraft.quantize.preparing import MOVED, STORED, inherit
@@ -91,6 +92,7 @@ class _Lowering(Reader):
                 self._write_in_place(node)
             elif node.op == "call_module":
                 self._take_floats(node)
+        drop_repeated_checks(self.program)
 
     # ---- layers ----
 
