@@ -29,42 +29,12 @@ LANES = 16  # channels of a convolution are worked on in blocks of so many
 FEW = 4  # so many channels of an image are taken as they come
 _IMAGES_TOGETHER = 16  # from so many images on, or on several threads, torch hands products over places to oneDNN
 # Functions that cost much more than an addition.
-_TRANSCENDENTAL = frozenset(
-    [
-        *(
-            "gelu",
-            "silu",
-            "sigmoid",
-            "tanh",
-            "exp",
-            "expm1",
-            "exp2",
-            "log",
-            "log2",
-            "log10",
-            "log1p",
-            "erf",
-            "erfc",
-            "erfinv",
-        ),
-        *(
-            "sin",
-            "cos",
-            "tan",
-            "asin",
-            "acos",
-            "atan",
-            "atan2",
-            "sinh",
-            "cosh",
-            "softplus",
-            "mish",
-            "elu",
-            "selu",
-            "celu",
-        ),
-        *("log_sigmoid", "pow", "logit", "logaddexp", "gelu_backward", "silu_backward", "mish_backward"),
-    ]
+_TRANSCENDENTAL: frozenset[str] = (
+    frozenset[str]()
+    | {"gelu", "silu", "sigmoid", "tanh", "exp", "expm1", "exp2", "log", "log2"}
+    | {"log10", "log1p", "erf", "erfc", "erfinv", "sin", "cos", "tan", "asin"}
+    | {"acos", "atan", "atan2", "sinh", "cosh", "softplus", "mish", "elu", "selu"}
+    | {"celu", "log_sigmoid", "pow", "logit", "logaddexp", "gelu_backward", "silu_backward", "mish_backward"}
 )
 
 

@@ -137,7 +137,7 @@ def _flattened(tensors: list[Tensor], options: dict[str, Any]) -> list[Tensor]:
     if x.is_cuda:
         mode = 2 if options["kind"] == "lstm" else 3
         sizes = (state.shape[-1], 0, state.shape[0])
-        torch._cudnn_rnn_flatten_weight(weights, 4, x.shape[-1], mode, *sizes, True, False)  # type: ignore[attr-defined]
+        torch._cudnn_rnn_flatten_weight(weights, 4, x.shape[-1], mode, *sizes, True, False)
     return [x, state, *weights]
 
 
@@ -226,6 +226,7 @@ class Draw:
     def other_convolution(self) -> Probe:
         batch, inner, outer, kernel = self.batch(), self.channels(), self.channels(), self.one_of(1, 3, 3, 5)
         kind = self.one_of("1d", "3d", "transposed", "dilated")
+        shapes: tuple[tuple[int, ...], ...]
         if kind == "1d":
             shapes = ((batch, inner, self.one_of(50, 128, 400, 1500, 3000)), (outer, inner, kernel))
             return Probe("convolution", shapes, options={"padding": kernel // 2, "stride": self.one_of(1, 1, 2)})
