@@ -36,12 +36,14 @@ if TYPE_CHECKING:
     from torchgraft.analysis.shapes import Shapes as Shapes
     from torchgraft.analysis.shapes import TensorMetadata as TensorMetadata
     from torchgraft.analysis.shapes import shapes as shapes
+    from torchgraft.analysis.simulate import Calibration as Calibration
     from torchgraft.analysis.simulate import Link as Link
     from torchgraft.analysis.simulate import Machine as Machine
     from torchgraft.analysis.simulate import ParallelSimulation as ParallelSimulation
     from torchgraft.analysis.simulate import ProfileComparison as ProfileComparison
     from torchgraft.analysis.simulate import Simulation as Simulation
     from torchgraft.analysis.simulate import WhatIf as WhatIf
+    from torchgraft.analysis.simulate import calibrate_machine as calibrate_machine
     from torchgraft.analysis.simulate import machine_names as machine_names
     from torchgraft.analysis.simulate import simulate as simulate
     from torchgraft.analysis.simulate import simulate_parallel as simulate_parallel

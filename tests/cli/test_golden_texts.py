@@ -24,6 +24,7 @@ COMMANDS = {
     "help_show": ["show", "--help"],
     "help_report": ["report", "--help"],
     "help_simulate": ["simulate", "--help"],
+    "help_calibrate": ["calibrate", "--help"],
     "capture": ["capture", "zoo:mlp"],
     "show": ["show", "zoo:mlp"],
     "show_table": ["show", "zoo:mlp", "--level", "core_aten", "--as", "table"],

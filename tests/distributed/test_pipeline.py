@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from torchgraft import zoo
 from torchgraft.distributed import pipeline
 from torchgraft.errors import GraphError, GuardError
 from torchgraft.splitting import parameter_bytes
+from torchgraft.splitting.balance import balanced_cuts, reach_within
 
 
 def run_stages(plan: Any, *tensors: Any, **constants: Any) -> Any:
@@ -56,7 +58,7 @@ def test_skips_tied_weights_buffers_and_structures(stages: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["mlp", "resnet18", "transformer", "deep_recommender"])
-@pytest.mark.parametrize("cost", ["flops", "measured", parameter_bytes])
+@pytest.mark.parametrize("cost", ["flops", "simulated", "measured", parameter_bytes])
 def test_models_of_the_zoo(name: str, cost: Any) -> None:
     model, example = zoo.create(name).eval(), zoo.example_inputs(name)
     plan = pipeline(model, example, stages=3, cost=cost)
@@ -120,8 +122,11 @@ def test_wrong_requests() -> None:
         pipeline(model, x, stages=9)
     with pytest.raises(GraphError, match="no cost is called 'magic'"):
         pipeline(model, x, stages=2, cost="magic")
-    with pytest.raises(GraphError, match="more than the limit of"):
+    with pytest.raises(GraphError, match="'_0' alone takes 80 B of weights, more than the limit of 10 B"):
         pipeline(model, x, stages=2, memory_limit=10)
+    three = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4))
+    with pytest.raises(GraphError, match="the whole has 240 B\n  ask for 3 stages or more"):
+        pipeline(three, x, stages=2, memory_limit=100)
     with pytest.raises(GraphError, match="the program has no input 'mask'"):
         pipeline(model, x, stages=2, constants=["mask"])
     plan = pipeline(model, x, stages=2)
@@ -131,6 +136,67 @@ def test_wrong_requests() -> None:
         plan.schedule("gpipe", microbatches=2)
     with pytest.raises(GraphError, match="2 stages cannot be shared by 3 processes"):
         plan.of_rank(0, 3)
+
+
+def test_work_is_balanced_within_a_limit_of_memory() -> None:
+    class Uneven(nn.Module):
+        """Wide layers that do little, and narrow ones that do much, one of them twice."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.words = nn.Embedding(100, 8)
+            self.layers = nn.ModuleList([nn.Linear(8, 8) for _ in range(6)])
+            self.head = nn.Linear(8, 100)
+
+        def forward(self, ids: Any) -> Any:
+            x = self.words(ids)
+            for layer in [*self.layers, self.layers[-1]]:
+                x = layer(x).tanh()
+            return self.head(x)
+
+    model, ids = Uneven(), torch.randint(0, 100, (3, 7))
+    work = {"words": 1.0, "head": 20.0}
+
+    def cost(node: Any) -> float:
+        return work.get(str(node.target).split(".")[0], 10.0)
+
+    free = pipeline(model, ids, stages=3, cost=cost)
+    assert max(free.parameter_bytes) > 3700
+    within = pipeline(model, ids, stages=3, cost=cost, memory_limit=3700)
+    assert max(within.parameter_bytes) <= 3700
+    assert max(within.costs) >= max(free.costs)
+    assert torch.equal(run_stages(within, ids), model(ids))
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    items=st.lists(st.tuples(st.integers(0, 9), st.sets(st.integers(0, 5))), min_size=2, max_size=8),
+    count=st.integers(1, 4),
+    limit=st.integers(4, 20),
+)
+def test_cuts_within_a_limit_are_the_best(items: Any, count: int, limit: int) -> None:
+    weights = [weight for weight, _ in items]
+    sizes = [{key: key + 1 for key in keys} for _, keys in items]
+    count = min(count, len(items))
+
+    def stretches(cuts: Any) -> list[range]:
+        return [range(start, end) for start, end in itertools.pairwise([0, *cuts, len(items)])]
+
+    def fits(stretch: range) -> bool:
+        return sum({key: size for place in stretch for key, size in sizes[place].items()}.values()) <= limit
+
+    def heaviest(cuts: Any) -> int:
+        return max(sum(weights[place] for place in stretch) for stretch in stretches(cuts))
+
+    every = [
+        cuts for cuts in itertools.combinations(range(1, len(items)), count - 1) if all(map(fits, stretches(cuts)))
+    ]
+    reach = reach_within(sizes, limit)
+    if every:
+        for crossing in (None, [place * 7 % 5 for place in range(len(items) + 1)]):
+            cuts = balanced_cuts(weights, count, crossing, reach)
+            assert all(map(fits, stretches(cuts)))
+            assert heaviest(cuts) == min(map(heaviest, every))
 
 
 def test_a_device_that_a_later_stage_needs() -> None:

@@ -16,8 +16,8 @@ import torchgraft
 from tests.properties.strategies import Program, programs
 from tests.properties.ways import compare, observed
 from torchgraft.splitting import Size, Split, Stages, Supported, split, split_module
+from torchgraft.splitting.balance import balanced_cuts
 from torchgraft.splitting.order import Order
-from torchgraft.splitting.strategies import balanced_cuts
 
 
 def check(program: Program, cut: Any) -> None:

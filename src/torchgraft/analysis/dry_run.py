@@ -85,7 +85,7 @@ class DryRun(FakeInterpreter):
             self.calls = FakeCalls(self.mode) if watch is None else None
         super().__init__(module, graph=program.graph)
         self.place = Place()
-        self.operators: Any = contextlib.nullcontext() if watch is None else _Operators(watch)
+        self.operators: Any = contextlib.nullcontext() if watch is None else WatchedOperators(watch)
         self._is_watched = watch is not None
         self.node_done = node_done
         self.result: Any = None
@@ -184,7 +184,7 @@ class DryRun(FakeInterpreter):
             pending += [following for following, _ in function.next_functions]
 
 
-class _Operators(TorchDispatchMode):
+class WatchedOperators(TorchDispatchMode):
     """Tells every operator to a watcher, taken apart where torch defines it by others; one on programs (`cond`) stays whole."""
 
     supports_higher_order_operators = True

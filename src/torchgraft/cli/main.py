@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from torchgraft.cli import (
     bench,
+    calibrate,
     calls,
     capture,
     compare,
@@ -55,6 +56,7 @@ COMMANDS = (
     lower,
     bench,
     simulate,
+    calibrate,
     quantize,
     pipeline,
     list_models,

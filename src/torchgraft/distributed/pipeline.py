@@ -178,9 +178,10 @@ def pipeline(
     """Cut a model, or a program that was captured of it, into stages of about the same work, for torch.distributed.pipelining.
 
     `args` are those of one micro-batch. `cost` is "flops", "simulated" (on an H200), "measured" (here), or a function of a node.
-    `memory_limit` is what the weights of a stage may take, in bytes. `constants` names inputs that are no batches, such as masks,
-    and are given whole to every micro-batch; inputs that are no tensors always are. Nothing in the model has to be changed:
-    connections that skip stages, weights that several stages use, several inputs and results, and guards are taken care of.
+    `memory_limit` is what the weights of a stage may take, in bytes; the work is balanced within it. `constants` names inputs
+    that are no batches, such as masks, and are given whole to every micro-batch; inputs that are no tensors always are. Nothing
+    in the model has to be changed: connections that skip stages, weights that several stages use, several inputs and results, and
+    guards are taken care of.
 
     >>> import torch
     >>> model = torch.nn.Sequential(*[torch.nn.Linear(8, 8) for _ in range(4)])
@@ -191,8 +192,8 @@ def pipeline(
     """
     values, keywords = example_inputs(args, kwargs)
     program = model if isinstance(model, GraphModule) else capture(model, values, keywords)
-    parts = split(program, Stages(stages, work_of(program, cost, values, keywords)))
-    return _Planner(program, parts, values, keywords, frozenset(constants)).plan(memory_limit)
+    parts = split(program, Stages(stages, work_of(program, cost, values, keywords), memory_limit))
+    return _Planner(program, parts, values, keywords, frozenset(constants)).plan()
 
 
 class _Planner:
@@ -221,7 +222,7 @@ class _Planner:
     def _note(self, node: Node, value: Any) -> None:
         self._examples[node.name] = value
 
-    def plan(self, memory_limit: int | None) -> Pipeline:
+    def plan(self) -> Pipeline:
         output = next(node for node in self._program.graph.nodes if node.op == "output")
         results = [node.name for node in output.all_input_nodes]
         crossing = self._crossing(results)
@@ -239,7 +240,6 @@ class _Planner:
                     stage.own[name] = self._adopted(stage, self._nodes[name].target)
             modules.append(stage)
         weights = tuple(_bytes(stage.parameters()) for stage in modules)
-        _refuse_large(weights, memory_limit)
         sent = tuple(sum(_bytes(_tensors(self._examples[name])) for name in stage.gives) for stage in modules)
         return Pipeline(
             name=self._program._get_name(),
@@ -318,15 +318,6 @@ class _Planner:
             *self._program.named_buffers(remove_duplicate=False),
         ]
         return {name: first.setdefault(id(tensor), name) for name, tensor in named}
-
-
-def _refuse_large(weights: tuple[int, ...], limit: int | None) -> None:
-    if limit is not None and max(weights) > limit:
-        number = weights.index(max(weights))
-        raise GraphError(
-            f"stage {number} takes {amount(weights[number], 'B')} of weights, more than the limit of {amount(limit, 'B')}\n"
-            f"  the whole takes {amount(sum(weights), 'B')}: ask for more stages, or balance by cost=parameter_bytes"
-        )
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:

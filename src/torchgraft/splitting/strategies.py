@@ -4,16 +4,16 @@ What they return is a plan, parts in an order in which they can run, and for eac
 
 from __future__ import annotations
 
-import bisect
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 
 from torchgraft.errors import GraphError
 from torchgraft.ir.node import Node
+from torchgraft.results.tables import amount
+from torchgraft.splitting.balance import balanced_cuts, reach_within
 from torchgraft.splitting.order import Order, is_guard, is_mark
 
 Supports = Callable[[Node], bool | str]
@@ -114,7 +114,7 @@ class Stages:
     """`count` parts in the order of the program, the most expensive of them as cheap as it can be.
 
     `cost` says what one call costs (`parameter_bytes` unless told). Of the places that are as good, the one is taken where the
-    fewest values pass from one part to the next.
+    fewest values pass from one part to the next. With `limit`, the parameters of no part take more bytes than that.
 
     >>> import torch, torchgraft
     >>> from torchgraft.splitting.split import split
@@ -125,6 +125,7 @@ class Stages:
 
     count: int
     cost: Cost | None = None
+    limit: int | None = None
 
     def plan(self, order: Order) -> Plan:
         """The parts of one program."""
@@ -136,7 +137,8 @@ class Stages:
             )
         cost = self.cost or parameter_bytes
         weights = [sum(_checked_cost(cost, node) for node in unit) for unit in units]
-        bounds = [0, *balanced_cuts(weights, self.count, _values_crossing(order)), len(units)]
+        reach = None if self.limit is None else self._reach(units, self.limit)
+        bounds = [0, *balanced_cuts(weights, self.count, _values_crossing(order), reach), len(units)]
         stages = [units[start:end] for start, end in itertools.pairwise(bounds)] if units else []
         costs = [float(sum(weights[start:end])) for start, end in itertools.pairwise(bounds)] if units else []
         total = sum(costs) or 1.0
@@ -149,6 +151,27 @@ class Stages:
         plan.costs = list(costs)
         return plan
 
+    def _reach(self, units: list[list[Node]], limit: int) -> list[int]:
+        """For a part that begins at each place how far it may go."""
+        sizes = [{id(item): _bytes(item) for node in unit for item in parameters_of_call(node)} for unit in units]
+        reach = reach_within(sizes, limit)
+        for place, unit in enumerate(units):
+            if reach[place] == place:
+                raise GraphError(
+                    f"cannot split: '{unit[0].name}' alone takes {amount(sum(sizes[place].values()), 'B')} of weights, more than "
+                    f"the limit of {amount(limit, 'B')}\n  ask for a higher limit, or share this layer by tensor parallelism"
+                )
+        needed, place = 0, 0
+        while place < len(units):
+            needed, place = needed + 1, reach[place]
+        if needed > self.count:
+            whole = {key: size for unit in sizes for key, size in unit.items()}
+            raise GraphError(
+                f"cannot split into {self.count} stages of at most {amount(limit, 'B')} of weights: the whole has "
+                f"{amount(sum(whole.values()), 'B')}\n  ask for {needed} stages or more, or for a higher limit"
+            )
+        return reach
+
 
 def parameter_bytes(node: Node) -> float:
     """The bytes of the parameters that a call uses, and 1 for the call itself: what can be said without shapes.
@@ -158,80 +181,25 @@ def parameter_bytes(node: Node) -> float:
     >>> [parameter_bytes(node) for node in module.graph.nodes]
     [1.0, 33.0, 1.0, 1.0]
     """
+    return 1.0 + sum(map(_bytes, parameters_of_call(node)))
+
+
+def parameters_of_call(node: Node) -> list[torch.nn.Parameter]:
+    """The parameters of the module that a node calls, and those that it is given."""
     root = node.graph.owning_module
-    tensors: list[Any] = []
-    if root is not None and node.op == "call_module":
-        tensors += root.get_submodule(node.target).parameters()
+    if root is None:
+        return []
+    found = list(root.get_submodule(node.target).parameters()) if node.op == "call_module" else []
     for source in node.all_input_nodes:
-        if root is not None and source.op == "get_attr":
+        if source.op == "get_attr":
             container, _, name = source.target.rpartition(".")
             value = getattr(root.get_submodule(container), name, None)
-            tensors += [value] if isinstance(value, torch.nn.Parameter) else []
-    return 1.0 + sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+            found += [value] if isinstance(value, torch.nn.Parameter) else []
+    return found
 
 
-def balanced_cuts(weights: Sequence[float], count: int, crossing: Sequence[int] | None = None) -> list[int]:
-    """The `count - 1` places to cut a list so that the heaviest stretch is as light as possible and none is empty.
-
-    `crossing[i]`, where given, is what a cut before item i costs; it decides between places that are as good.
-
-    >>> balanced_cuts([1, 1, 1, 5, 1, 1], 3)
-    [3, 4]
-    """
-    total = [0.0, *itertools.accumulate(weights)]
-    if count == 1:
-        return []
-    bound = _lightest_bound(total, count)
-    earliest = _earliest_cuts(total, count, bound)
-    cuts: list[int] = []
-    start = 0
-    for number in range(1, count):
-        latest = _furthest(total, start, bound)
-        low = max(earliest[number - 1], start + 1)
-        high = max(low, min(latest, len(weights) - (count - number)))
-        start = high if crossing is None else min(range(low, high + 1), key=lambda place: (crossing[place], -place))
-        cuts.append(start)
-    return cuts
-
-
-def _lightest_bound(total: list[float], count: int) -> float:
-    """The least weight of the heaviest stretch: found by halving, then the weight of a stretch that there is."""
-    low, high = 0.0, total[-1]
-    for _ in range(100):
-        middle = (low + high) / 2
-        if middle in (low, high):
-            break
-        if len(_stretches(total, middle)) <= count:
-            high = middle
-        else:
-            low = middle
-    return max(_stretches(total, high))
-
-
-def _stretches(total: list[float], bound: float) -> list[float]:
-    """The weights of stretches as long as the bound allows; an item heavier than it is a stretch alone."""
-    start, weights = 0, []
-    while start < len(total) - 1:
-        end = max(_furthest(total, start, bound), start + 1)
-        weights.append(total[end] - total[start])
-        start = end
-    return weights
-
-
-def _furthest(total: list[float], start: int, bound: float) -> int:
-    # Differences are compared and nothing is added to the bound, which would round.
-    return bisect.bisect_right(total, bound, key=lambda value: value - total[start]) - 1
-
-
-def _earliest_cuts(total: list[float], count: int, bound: float) -> list[int]:
-    """For each cut the earliest place from which the rest still fits under the bound."""
-    places = []
-    end = len(total) - 1
-    for number in range(count - 1, 0, -1):
-        fits = bisect.bisect_left(total, -bound, key=lambda value, end=end: value - total[end])  # type: ignore[misc]
-        end = max(min(fits, end - 1), number)
-        places.append(end)
-    return places[::-1]
+def _bytes(tensor: torch.Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
 
 
 def _values_crossing(order: Order) -> list[int]:

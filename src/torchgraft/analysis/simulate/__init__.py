@@ -2,6 +2,7 @@
 `kernels.py` says what there is to do, `timing.py` and `clocks.py` how long that takes, `machines/` what machines can do.
 """
 
+from torchgraft.analysis.simulate.calibration.calibrate import Calibration, calibrate_machine
 from torchgraft.analysis.simulate.machine import Machine, machine_names
 from torchgraft.analysis.simulate.parallel import Link, ParallelSimulation, SimulatedDevice, simulate_parallel
 from torchgraft.analysis.simulate.profile import ProfileComparison
@@ -10,6 +11,7 @@ from torchgraft.analysis.simulate.simulate import simulate
 from torchgraft.analysis.simulate.what_if import WhatIf, WhatIfRow, what_if
 
 __all__ = [
+    "Calibration",
     "Link",
     "Machine",
     "ParallelSimulation",
@@ -20,6 +22,7 @@ __all__ = [
     "Simulation",
     "WhatIf",
     "WhatIfRow",
+    "calibrate_machine",
     "machine_names",
     "simulate",
     "simulate_parallel",

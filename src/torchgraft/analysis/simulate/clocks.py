@@ -4,7 +4,7 @@ How long a kernel runs alone is in `timing.py`; what of its memory is in the cac
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from torchgraft.analysis.simulate.kernels import Kernel
@@ -16,7 +16,7 @@ from torchgraft.analysis.simulate.timing import Timing, is_persistent, time_of
 class Step:
     """One operator of a run: its kernel, if any, the memory that it goes through, and for which node and in which phase it ran.
 
-    `calls` counts calls of modules that Python made on the way to it, `moment` is its place in the timeline of memory. An operator
+    `calls` counts calls of modules that Python made on the way to it, `moment` its place in the timeline of memory. An operator
     that is several kernels has its name on the first.
     """
 
@@ -65,8 +65,11 @@ class Cache:
         return found
 
 
-def run_clocks(steps: Sequence[Step], machine: Machine, mode: str) -> list[Ran]:
-    """When each step starts and ends, in the steady state: the cache holds what the same run left there."""
+def run_clocks(steps: Sequence[Step], machine: Machine, mode: str, fresh: Mapping[int, int] | None = None) -> list[Ran]:
+    """When each step starts and ends, in the steady state: the cache holds what the same run left there.
+
+    `fresh` says at which moments how many bytes of new memory come from the system (on a CPU).
+    """
     cache = Cache(machine)
     for step in steps:
         cache.pass_over(step.touched)
@@ -74,6 +77,7 @@ def run_clocks(steps: Sequence[Step], machine: Machine, mode: str) -> list[Ran]:
     gap = host.get("gap", 0.0)
     on_cpu, eager = machine.kind == "cpu", mode == "eager"
     issued = free = 0.0
+    new = dict(fresh or {})
     found: list[Ran] = []
     for step in steps:
         cost = host_seconds(step, machine) if eager or on_cpu else 0.0
@@ -84,7 +88,7 @@ def run_clocks(steps: Sequence[Step], machine: Machine, mode: str) -> list[Ran]:
             continue
         if step.kernel.kind == "wait":
             issued = max(issued, free) + host.get("wait", 1e-5)
-        timing = time_of(step.kernel, machine, min(cached, step.kernel.bytes))
+        timing = time_of(step.kernel, machine, min(cached, step.kernel.bytes), new.pop(step.moment, 0))
         start = issued if on_cpu else max(issued, free + gap)
         free = start + timing.seconds
         if on_cpu:

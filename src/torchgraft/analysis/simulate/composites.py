@@ -31,10 +31,16 @@ def kernels_of(
     if kernel is None:
         return []
     if not gpu:
-        return [kernel]
+        return [_recurrent_layer(kernel, args) if name == "mkldnn_rnn_layer" else kernel]
     if kernel.kind == "convolution":
         return _convolution(kernel, name, args, result)
     return [kernel]
+
+
+def _recurrent_layer(kernel: Kernel, args: tuple[Any, ...]) -> Kernel:
+    """One direction of a layer on a CPU, where steps come first."""
+    x, inner, hidden = args[:3]
+    return replace(kernel, sizes=(x.shape[0], x.shape[1], *hidden.shape), window=inner.shape[1])
 
 
 def _convolution(kernel: Kernel, name: str, args: tuple[Any, ...], result: Any) -> list[Kernel]:

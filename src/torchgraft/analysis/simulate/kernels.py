@@ -328,8 +328,12 @@ def _convolution(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], resul
     variant = _convolution_class(x, groups, kernel, strides, transposed) + direction
     if _is_channels_last(x, weight):
         variant += "-last"
-    sizes = tuple(int(size) for size in sizes)
-    return {"sizes": sizes, "variant": variant, "window": window, "images": int(x.shape[0])}
+    return {
+        "sizes": tuple(int(size) for size in sizes),
+        "variant": variant,
+        "window": window,
+        "images": int(x.shape[0]),
+    }
 
 
 def _convolution_class(x: Tensor, groups: int, kernel: Any, stride: int, transposed: bool) -> str:

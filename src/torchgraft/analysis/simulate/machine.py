@@ -11,12 +11,13 @@ from dataclasses import dataclass, field
 from importlib import resources
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from torchgraft.errors import GraftError
 
 # Every figure that a machine's file has to hold, by its table; all are positive. What is written once for each type or kind of
-# kernel is checked where it is asked for.
+# kernel is checked where it is asked for. A file that says `like = "h200"` has kernels and host of that machine where it says
+# nothing itself, with what they do in a second (not shares, not floors) multiplied by its `like_rates`.
 REQUIRED = {
     "": ("name", "kind", "source"),
     "device": ("units", "memory_bytes"),
@@ -25,6 +26,8 @@ REQUIRED = {
     "kernels": (),
     "host": (),
 }
+INHERITED = ("kernels", "host")
+RATES = ("flops", "elements", "rows")
 KINDS = ("gpu", "cpu")
 TWINS = {"bf16": "fp16", "fp16": "bf16", "fp8": "fp16", "int8": "fp16", "tf32": "fp32", "fp64": "fp32"}
 PRECISIONS = ("fp64", "fp32", "tf32", "bf16", "fp16", "fp8", "int8")
@@ -32,7 +35,7 @@ PRECISIONS = ("fp64", "fp32", "tf32", "bf16", "fp16", "fp8", "int8")
 
 @dataclass(frozen=True)
 class Machine:
-    """One machine. `peak` has FLOP/s by precision, `kernels` the figures of each kind of kernel, `host` seconds by what Python and
+    """One machine. `peak` has FLOP/s by precision, `kernels` figures of each kind of kernel, `host` seconds of what Python and
     torch do, `links` bytes a second in one direction to others. Seconds, bytes and FLOP/s throughout.
 
     >>> h200 = Machine.named("h200")
@@ -52,6 +55,8 @@ class Machine:
     kernels: Mapping[str, Mapping[str, float]]
     host: Mapping[str, float]
     latency: float = 0.0
+    fresh_bandwidth: float = 0.0
+    mapped_bytes: int = 0
     links: Mapping[str, float] = field(default_factory=dict)
     watts: float | None = None
     idle_watts: float | None = None
@@ -71,7 +76,7 @@ class Machine:
                 f"there is no machine named {text!r}\n"
                 f"choose one of {', '.join(machine_names())}, or give the path of a .toml file (graft calibrate writes one)"
             )
-        return _parsed((_folder() / f"{text}.toml").read_text(), f"{text}.toml")
+        return _own(text)
 
     @staticmethod
     def read(path: str | PathLike[str]) -> Machine:
@@ -117,6 +122,10 @@ def machine_names() -> tuple[str, ...]:
     return tuple(sorted(entry.name[:-5] for entry in _folder().iterdir() if entry.name.endswith(".toml")))
 
 
+def _own(name: str) -> Machine:
+    return _parsed((_folder() / f"{name}.toml").read_text(), f"{name}.toml")
+
+
 def _folder() -> Any:
     return resources.files("torchgraft.analysis.simulate") / "machines"
 
@@ -129,8 +138,15 @@ def _parsed(text: str, file: str) -> Machine:
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise GraftError(f"the machine file '{file}' is no TOML: {error}") from None
-    _Check(text, file).all(data)
+    check = _Check(text, file)
+    check.all(data)
     device, memory = data["device"], data["memory"]
+    kernels, host = _flattened(data.get("kernels", {})), _numbers(data.get("host", {}))
+    if "like" in data:
+        other = check.other(data)
+        rates = float(data.get("like_rates", 1.0))
+        kernels = {kind: _scaled(figures, rates) for kind, figures in other.kernels.items()} | kernels
+        host = {**other.host, **host}
     return Machine(
         name=data["name"],
         kind=data["kind"],
@@ -141,14 +157,20 @@ def _parsed(text: str, file: str) -> Machine:
         cache_bytes=int(memory["cache_bytes"]),
         cache_bandwidth=float(memory["cache_bandwidth"]),
         peak={name: float(value) for name, value in data["peak"].items()},
-        kernels=_flattened(data["kernels"]),
-        host=_numbers(data["host"]),
+        kernels=kernels,
+        host=host,
         latency=float(memory.get("latency", 0.0)),
+        fresh_bandwidth=float(memory.get("fresh_bandwidth", 0.0)),
+        mapped_bytes=int(memory.get("mapped_bytes", 0)),
         links=_numbers(data.get("links", {})),
         watts=device.get("watts"),
         idle_watts=device.get("idle_watts"),
         file=file,
     )
+
+
+def _scaled(figures: Mapping[str, float], rates: float) -> dict[str, float]:
+    return {name: value * rates if name in RATES else value for name, value in figures.items()}
 
 
 def _numbers(table: Mapping[str, Any]) -> dict[str, float]:
@@ -182,6 +204,8 @@ class _Check:
 
     def all(self, data: Mapping[str, Any]) -> None:
         for table, names in REQUIRED.items():
+            if table in INHERITED and "like" in data and table not in data:
+                continue
             present = data if not table else data.get(table)
             if not isinstance(present, Mapping):
                 self._fail(table, f"the table [{table}] is missing")
@@ -198,6 +222,21 @@ class _Check:
         for table in ("device", "memory", "peak", "kernels", "host", "links"):
             self._positive(table, data.get(table, {}))
 
+        if not data.get("like_rates", 1.0) > 0:
+            self._fail("like_rates", f"'like_rates' is {data['like_rates']!r}; it must be positive")
+
+    def other(self, data: Mapping[str, Any]) -> Machine:
+        """The machine that this one is like: one that comes with torchgraft, of the same kind."""
+        name = data["like"]
+        if name not in machine_names():
+            self._fail(
+                "like", f"it is like {name!r}, which does not come with torchgraft ({', '.join(machine_names())} do)"
+            )
+        other = Machine.named(name)
+        if other.kind != data["kind"]:
+            self._fail("like", f"it is a {data['kind']} like {name}, which is a {other.kind}")
+        return other
+
     def _positive(self, path: str, table: Mapping[str, Any]) -> None:
         for name, value in table.items():
             where = f"{path}.{name}"
@@ -210,7 +249,7 @@ class _Check:
             elif value == 0 and path in ("device", "memory", "peak"):
                 self._fail(where, f"'{where}' is 0; it must be positive")
 
-    def _fail(self, path: str, what: str) -> None:
+    def _fail(self, path: str, what: str) -> NoReturn:
         while path and path not in self.lines:
             path = path.rpartition(".")[0]
         place = f"{self.file}:{self.lines.get(path, 1)}"

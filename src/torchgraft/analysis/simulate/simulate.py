@@ -20,7 +20,9 @@ from torchgraft.analysis.simulate.composites import kernels_of
 from torchgraft.analysis.simulate.kernels import DTYPES, TYPES, Kernel
 from torchgraft.analysis.simulate.lowered import lowered_steps
 from torchgraft.analysis.simulate.machine import Machine
+from torchgraft.analysis.simulate.pages import fresh_bytes
 from torchgraft.analysis.simulate.report import SimulatedNode, Simulation, bound_of, simulated_kernels
+from torchgraft.analysis.simulate.timing_on_cpu import scratch_pieces
 from torchgraft.analysis.simulate.whole_calls import WholeCalls
 from torchgraft.codegen.calling import example_inputs
 from torchgraft.codegen.graph_module import GraphModule
@@ -253,13 +255,22 @@ class Recorder(Accounts):
         """What was taken down since the last step began."""
         return [step for step in self.steps if step.moment > self.started]
 
+    def fresh_bytes(self) -> dict[int, int]:
+        """The new memory that comes from the system, by moment; a GPU's allocator keeps what it once had."""
+        if self.gpu or not self.machine.fresh_bandwidth:
+            return {}
+        log = [entry for entry in self.storages.log if entry.born > self.started]
+        kernels = [(step.moment, step.kernel) for step in self.last_steps() if step.kernel is not None]
+        scratch = {moment: scratch_pieces(kernel, self.machine) for moment, kernel in kernels}
+        return fresh_bytes(log, self.machine.mapped_bytes, scratch)
+
     def steps_of(self, mode: str) -> list[Step]:
         """The steps of the last run in a mode: compiled, where that is asked for."""
         return lowered_steps(self.last_steps()) if mode == "lowered" else self.last_steps()
 
     def simulation(self, mode: str, training: bool) -> Simulation:
         """The answer, from what was taken down since the last step began."""
-        ran = run_clocks(self.steps_of(mode), self.machine, mode)
+        ran = run_clocks(self.steps_of(mode), self.machine, mode, self.fresh_bytes())
         memory = self.result()
         live = [*[0] * (self.started + 1), *[moment.live for moment in memory.timeline]]
         kernels = simulated_kernels(ran, live)

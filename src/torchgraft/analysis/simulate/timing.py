@@ -1,5 +1,6 @@
 """How long a kernel runs on a machine, and what sets that time: arithmetic, memory, or the mere start of a kernel.
 What a kernel has to do is said in `kernels.py`, the figures are a machine's; when a kernel can start is decided in `clocks.py`.
+All but `time_of` and `Timing` is about GPUs; CPUs are in `timing_on_cpu.py`.
 
 Every kernel takes a `floor` and then the longest of what its bytes, elements, rows and products take. The figures of a kind,
 each in the table [kernels.KIND] or [kernels.KIND.VARIANT] of a machine:
@@ -27,6 +28,7 @@ from typing import NamedTuple
 
 from torchgraft.analysis.simulate.kernels import Kernel
 from torchgraft.analysis.simulate.machine import TWINS, Machine
+from torchgraft.analysis.simulate.timing_on_cpu import seconds_on_cpu
 
 
 class Timing(NamedTuple):
@@ -39,14 +41,17 @@ class Timing(NamedTuple):
     floor: float
 
 
-def time_of(kernel: Kernel, machine: Machine, cached: float = 0.0) -> Timing:
-    """The time of a kernel of which `cached` bytes are in the machine's cache.
+def time_of(kernel: Kernel, machine: Machine, cached: float = 0.0, fresh: float = 0.0) -> Timing:
+    """The time of a kernel of which `cached` bytes are in the machine's cache, and `fresh` ones new to the program (on a CPU).
 
     >>> kernel = Kernel("aten.add.Tensor", "elementwise", "fp32", 10**9, 8 * 10**9, 4 * 10**9)
     >>> timing = time_of(kernel, Machine.named("h200"))
     >>> timing.bound, 0.0025 < timing.seconds < 0.0040
     ('memory', True)
     """
+    if machine.kind == "cpu":
+        floor, compute, memory = seconds_on_cpu(kernel, machine, cached, fresh)
+        return Timing(floor + compute + memory, _timing(floor, compute, memory).bound, compute, memory, floor)
     if kernel.kind == "matmul":
         return _matmul_time(kernel, machine, cached)
     if kernel.kind == "convolution":
@@ -190,7 +195,7 @@ def _grouped_time(kernel: Kernel, machine: Machine, figures: Mapping[str, float]
 
 def _dense_time(kernel: Kernel, machine: Machine, cached: float) -> Timing:
     """The faster of plain arithmetic and of matrix units, with what these want done before and after."""
-    count, rows, columns, depth = kernel.sizes
+    _count, rows, columns, depth = kernel.sizes
     kind = kernel.variant.partition("-")[0]
     few = depth // kernel.window <= 4 and kind == "general"
     types = (kernel.type, TWINS.get(kernel.type, kernel.type))

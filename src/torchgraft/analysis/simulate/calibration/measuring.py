@@ -16,6 +16,7 @@ from torch import Tensor
 from torchgraft.analysis.simulate.calibration.probes import Probe
 
 _COLD_BYTES = 250e6  # more than any cache, so that what is used in turn is never in it
+_COLD_BYTES_OF_CPUS = 96e6
 _MOST_SETS = 24
 
 
@@ -76,7 +77,7 @@ def _call(probe: Probe, tensors: list[Tensor]) -> Callable[[], Any]:
 
 
 def replay_seconds(calls: Sequence[Callable[[], Any]], flush: Tensor | None = None, replays: int = 4) -> float:
-    """The least seconds for each of some calls, recorded as one CUDA graph and replayed; `flush` is written before each replay."""
+    """The least seconds for each of some calls, recorded as one CUDA graph and replayed; `flush` is written before each."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     graph = torch.cuda.CUDAGraph()
@@ -99,30 +100,49 @@ def replay_seconds(calls: Sequence[Callable[[], Any]], flush: Tensor | None = No
     return best / len(calls)
 
 
-def measure_on_cpu(probe: Probe, budget: float = 0.06) -> Measured:
-    """The time of a probe on the CPU, Python's call included; it is repeated for about `budget` seconds."""
+def measure_on_cpu(probe: Probe, budget: float = 0.04) -> Measured:
+    """The time of a probe on the CPU, Python's call included; it is repeated for about `budget` seconds, twice."""
     with torch.no_grad():
         first = probe.tensors("cpu")
-        hot = _least_seconds([_call(probe, first)], budget)
-        if probe.bytes > _COLD_BYTES:
+        hot = least_seconds(_call(probe, first), budget)
+        if probe.bytes > _COLD_BYTES_OF_CPUS:
             return Measured(probe, hot, hot)
-        sets = min(int(_COLD_BYTES / probe.bytes) + 1, _MOST_SETS)
-        others = [first, *[probe.tensors("cpu") for _ in range(sets - 1)]]
-        return Measured(probe, hot, _least_seconds([_call(probe, tensors) for tensors in others], budget))
+        sets = min(int(_COLD_BYTES_OF_CPUS / probe.bytes) + 2, _MOST_SETS)
+        others = [first, *[[tensor.clone() for tensor in first] for _ in range(sets - 1)]]
+        flush = torch.empty(int(_COLD_BYTES_OF_CPUS) if sets == _MOST_SETS else 0, dtype=torch.uint8)
+        return Measured(probe, hot, _cold_seconds([_call(probe, tensors) for tensors in others], flush, budget))
 
 
-def _least_seconds(calls: Sequence[Callable[[], Any]], budget: float) -> float:
-    for call in calls[:2]:
-        call()
+def least_seconds(call: Callable[[], Any], budget: float) -> float:
+    """The least seconds of a call that is repeated; a short one is timed some at a time."""
+    start = time.perf_counter()
+    call()
+    count = 1 if time.perf_counter() - start > 2e-4 else 10
     best, spent = float("inf"), 0.0
     while spent < budget or best == float("inf"):
         start = time.perf_counter()
-        for call in calls:
+        for _ in range(count):
             call()
         seconds = time.perf_counter() - start
         spent += seconds
-        best = min(best, seconds / len(calls))
+        best = min(best, seconds / count)
     return best
+
+
+def _cold_seconds(calls: Sequence[Callable[[], Any]], flush: Tensor, budget: float) -> float:
+    """The typical call of some in turn, each on memory that was not used for long, by the least of its rounds."""
+    best, spent, rounds = [float("inf")] * len(calls), 0.0, 0
+    while spent < budget or rounds < 2:
+        flush.add_(1)
+        for place, call in enumerate(calls):
+            start = time.perf_counter()
+            call()
+            seconds = time.perf_counter() - start
+            spent += seconds
+            best[place] = min(best[place], seconds)
+        rounds += 1
+        spent += flush.numel() * 1e-10
+    return sorted(best)[len(best) // 2]
 
 
 def host_seconds(call: Callable[[], Any], count: int = 100) -> float:

@@ -137,7 +137,7 @@ def _flattened(tensors: list[Tensor], options: dict[str, Any]) -> list[Tensor]:
     if x.is_cuda:
         mode = 2 if options["kind"] == "lstm" else 3
         sizes = (state.shape[-1], 0, state.shape[0])
-        torch._cudnn_rnn_flatten_weight(weights, 4, x.shape[-1], mode, *sizes, True, False)  # type: ignore[attr-defined]
+        torch._cudnn_rnn_flatten_weight(weights, 4, x.shape[-1], mode, *sizes, True, False)
     return [x, state, *weights]
 
 
@@ -226,6 +226,7 @@ class Draw:
     def other_convolution(self) -> Probe:
         batch, inner, outer, kernel = self.batch(), self.channels(), self.channels(), self.one_of(1, 3, 3, 5)
         kind = self.one_of("1d", "3d", "transposed", "dilated")
+        shapes: tuple[tuple[int, ...], ...]
         if kind == "1d":
             shapes = ((batch, inner, self.one_of(50, 128, 400, 1500, 3000)), (outer, inner, kernel))
             return Probe("convolution", shapes, options={"padding": kernel // 2, "stride": self.one_of(1, 1, 2)})
@@ -304,7 +305,10 @@ class Draw:
         return Probe(name, (image, *[(channels,)] * 4))
 
     def memory(self) -> Probe:
-        names = "mean_spatial sum_last sum_first sum_all adaptive_pool max_pool avg_pool upsample cat transpose_copy channels_last_copy copy to_half to_float embedding index_select pad roll topk cumsum"
+        names = """
+            mean_spatial sum_last sum_first sum_all adaptive_pool max_pool avg_pool upsample cat transpose_copy channels_last_copy
+            copy to_half to_float embedding index_select pad roll topk cumsum
+        """
         name = self.one_of(*names.split())
         image = (self.batch(), self.channels(), *[self.one_of(7, 14, 28, 56, 112)] * 2)
         rows = (self.size(4, 1e5), self.one_of(64, 128, 256, 512, 768, 1024, 4096))
@@ -352,7 +356,12 @@ class Draw:
 
 
 def probes(
-    counts: dict[str, int], precisions: tuple[str, ...], seed: int = 0, batches: tuple[int, ...] | None = None
+    counts: dict[str, int],
+    precisions: tuple[str, ...],
+    seed: int = 0,
+    batches: tuple[int, ...] | None = None,
+    most_flops: float = _MOST_FLOPS,
+    most_bytes: float = _MOST_BYTES,
 ) -> Iterator[Probe]:
     """So many of each kind, in each precision; kinds that do no products are the same in fp32 and tf32, and left out in one."""
     draw = Draw(seed) if batches is None else Draw(seed, batches)
@@ -360,7 +369,7 @@ def probes(
         made = 0
         while made < count:
             probe = getattr(draw, kind)()
-            if not _is_of_use(probe):
+            if not _is_of_use(probe, most_flops, most_bytes):
                 continue
             made += 1
             for precision in precisions:
@@ -375,14 +384,17 @@ def probes(
                     yield Probe(probe.work, probe.shapes, precision, probe.options)
 
 
-def _is_of_use(probe: Probe) -> bool:
+def _is_of_use(probe: Probe, most_flops: float, most_bytes: float) -> bool:
     """Whether it runs, and neither for too long nor on too much memory."""
     from torch.utils.flop_counter import FlopCounterMode
 
     tensors = [torch.empty(shape, device="meta") for shape in probe.shapes]
-    if probe.bytes > _MOST_BYTES:
+    if probe.bytes > most_bytes:
         return False
-    if probe.work in ("embedding", "index_select", "recurrent"):
+    if probe.work == "recurrent":
+        examples, steps, _ = probe.shapes[0]
+        return 2 * examples * steps * sum(prod(shape) for shape in probe.shapes[2:]) <= most_flops
+    if probe.work in ("embedding", "index_select"):
         return True
     try:
         with FlopCounterMode(display=False) as counter:
@@ -390,4 +402,4 @@ def _is_of_use(probe: Probe) -> bool:
     except (RuntimeError, ValueError, TypeError):
         return False
     made = result[0] if isinstance(result, tuple) else result
-    return counter.get_total_flops() <= _MOST_FLOPS and made.numel() > 0 and made.numel() * 4 <= _MOST_BYTES
+    return counter.get_total_flops() <= most_flops and 0 < made.numel() * 4 <= most_bytes

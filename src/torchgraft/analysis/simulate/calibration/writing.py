@@ -18,15 +18,16 @@ def machine_text(machine: Machine, note: str = "") -> str:
     >>> machines._parsed(machine_text(h200), "h200.toml").kernels == h200.kernels
     True
     """
-    device = {"units": machine.units, "memory_bytes": machine.memory_bytes}
+    device: dict[str, float] = {"units": machine.units, "memory_bytes": machine.memory_bytes}
     if machine.watts is not None:
         device |= {"watts": machine.watts, "idle_watts": machine.idle_watts or 0.0}
-    memory = {
+    memory: dict[str, float] = {
         "bandwidth": machine.bandwidth,
         "cache_bytes": machine.cache_bytes,
         "cache_bandwidth": machine.cache_bandwidth,
-        "latency": machine.latency,
     }
+    optional = ("latency", "fresh_bandwidth", "mapped_bytes")
+    memory |= {name: getattr(machine, name) for name in optional if getattr(machine, name)}
     lines = [
         f"{name} = {json.dumps(getattr(machine, name), ensure_ascii=False)}" for name in ("name", "kind", "source")
     ]
