@@ -261,6 +261,26 @@ def finding() -> None:
     )
 
 
+def getting_ready() -> None:
+    """How long until the first result of ResNet-50, natively and by torch.compile; and a small model natively beside eager."""
+    model, x = zoo.create("resnet50").eval(), torch.randn(1, 3, 224, 224)
+    with torch.no_grad():
+        model(x)
+        begin = time.perf_counter()
+        torchgraft.lower(model, x, backend="native")(x)
+        ours = time.perf_counter() - begin
+        begin = time.perf_counter()
+        torch.compile(model)(x)
+        print(
+            f"ResNet-50 until its first result: native {ours:.2f} s, torch.compile {time.perf_counter() - begin:.1f} s"
+        )
+        mlp, x = small_mlp(), torch.randn(1, 16)
+        fast = torchgraft.lower(mlp, x, backend="native")
+        times = in_turns({"eager": lambda: mlp(x), "native": lambda: fast(x)}, rounds=9)
+    took = " and ".join(f"{name} {seconds * 1e6:.1f} µs" for name, seconds in times.items())
+    print(f"MLP of 12 modules, batch 1: {took}, {times['eager'] / times['native']:.2f} times eager\n")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--threads", type=int, default=2)
@@ -268,6 +288,9 @@ def main() -> None:
     parser.add_argument("--all", action="store_true")
     parser.add_argument("--batch", default="", help="batches, with commas")
     parser.add_argument("--compile", action="store_true")
+    parser.add_argument(
+        "--ready", action="store_true", help="only how long lowering takes, and what a call costs at least"
+    )
     parser.add_argument("--markdown", action="store_true", help="print the table of docs/lower.md, too")
     arguments = parser.parse_args()
     batches = [int(item) for item in arguments.batch.split(",") if item]
@@ -281,6 +304,9 @@ def main() -> None:
         import_torchvision()  # before transformers, which imports it in its own way
     print(f"torch {torch.__version__}, {arguments.threads} threads, with {', '.join(installed)}\n")
     finding()
+    if arguments.ready:
+        getting_ready()
+        return
     begin = time.perf_counter()
     rows: dict[tuple[str, int], dict[str, Any]] = {}
     shares: dict[tuple[str, int], float | None] = {}

@@ -11,8 +11,10 @@ and then, with `build/torchao` brought along, on the machine with the GPU, where
 
     PYTHONPATH=src:build/torchao python benchmarks/quantize_gpu.py results.json
 
-The first line of the output says which torchao was found. `--sizes small` is a trial that runs on a CPU, too, with no times that
-mean anything. Every program is compiled by torch.compile, bf16 as well; times are the smaller quarter of 30 repetitions on the
+The first line of the output says which torchao was found. `--sizes small` is a trial of a minute, also of the folder on a
+machine without a GPU, where only bf16 and torchao's integers run and times mean nothing.
+
+Every program is compiled by torch.compile, bf16 as well; times are the smaller quarter of 30 repetitions on the
 GPU's own clock.
 """
 

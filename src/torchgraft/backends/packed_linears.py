@@ -4,6 +4,7 @@ Where torch's own call is quicker (small layers) it stays; which is quicker is m
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from typing import Any
@@ -67,7 +68,7 @@ def _pack(packer: Packer, layer: Layer) -> bool:
         return False
     if weight.dtype is not torch.float32 or known.dtype is not torch.float32:  # 16 bits are oneDNN's in torch, too
         return False
-    rows, (outputs, inputs) = shape[:-1].numel(), weight.shape
+    rows, (outputs, inputs) = math.prod(shape[:-1]), weight.shape
     if rows * inputs * outputs < _LEAST_WORK:
         return False
     packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), None)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from torchgraft import capture
+from torchgraft import capture, wrap
 
 
 def shares_memory(y: Any) -> Any:
@@ -121,3 +121,29 @@ def test_what_the_model_keeps_is_put_back_and_then_written(level: str) -> None:
     for _ in range(2):
         assert torch.equal(program(x), twin(x)) and torch.equal(model.total, twin.total)
         assert torch.equal(model.plain, twin.plain)
+
+
+@wrap
+def doubles(tensor: Any) -> Any:
+    tensor.mul_(2)
+    return tensor.sum()
+
+
+@pytest.mark.parametrize("part", [slice(None), slice(2, None)])
+@pytest.mark.parametrize("name", ["weight", "bias"])
+def test_what_a_leaf_function_writes_into_parameters_is_put_back(name: str, part: slice) -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(4), requires_grad=False)
+            self.register_buffer("bias", torch.ones(4))
+
+        def forward(self, x: Any) -> Any:
+            return x + doubles(getattr(self, name)[part])
+
+    model = Model()
+    program = capture(model, torch.ones(4))
+    assert torch.equal(model.weight, torch.ones(4)) and torch.equal(model.bias, torch.ones(4))
+    expected = Model()
+    assert torch.equal(program(torch.ones(4)), expected(torch.ones(4)))
+    assert torch.equal(getattr(program, name), getattr(expected, name))

@@ -148,6 +148,8 @@ class Calls:
         """Run a function without looking inside, and write it down as one call; without tensors only if it is `always` to be."""
         if self._watcher._switching or not (always or has_tensor((args, kwargs))):
             return function(*args, **kwargs)
+        # It may write into parameters that it is given.
+        self._watcher.unwatched(self._writes.before_call, "", (args, kwargs))
         node = self._watcher.create_call("call_function", target, *self._arguments.lowered(args, kwargs), name)
         result = self._watcher.unwatched(self.run_whole, function, node, concrete(args), concrete(kwargs), None)
         if always:  # whoever runs the program without data cannot ask again
