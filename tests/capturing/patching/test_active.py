@@ -3,6 +3,8 @@ Threads at work at the same time are in test_threads.py.
 """
 
 import gc
+import subprocess
+import sys
 import types
 
 import pytest
@@ -257,3 +259,25 @@ def test_a_replacement_that_somebody_puts_back_late_goes_with_the_next_trace() -
     assert scope["function"]() == 2
     again.release()
     assert scope["function"] is original
+
+
+IMPORTED_WHILE_TRACING = """
+import sys
+import torch, torchgraft
+
+def draws(x):
+    return x + torch.nn.functional.gumbel_softmax(torch.zeros(3))
+
+assert "torch._dynamo" not in sys.modules
+torchgraft.symbolic_trace(draws)
+assert "torch._dynamo" in sys.modules
+program = torchgraft.capture(lambda x: x + 1, torch.ones(3), level="core_aten")
+print(torch.compile(program, backend="eager", fullgraph=True)(torch.ones(3)))
+"""
+
+
+def test_the_compiler_knows_torchs_functions_if_it_is_imported_in_the_middle_of_a_trace() -> None:
+    found = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", IMPORTED_WHILE_TRACING], capture_output=True, text=True
+    )
+    assert found.stdout == "tensor([2., 2., 2.])\n", found.stderr

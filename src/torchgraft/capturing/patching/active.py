@@ -6,9 +6,13 @@ threads may trace or run eager models meanwhile. What the patches record is deci
 from __future__ import annotations
 
 import builtins
+import functools
 import gc
+import sys
 import threading
 from collections.abc import Callable, Iterable
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
 from operator import is_
 from types import FunctionType
 from typing import Any
@@ -216,6 +220,7 @@ def acquire_all(patches: Iterable[Any]) -> None:
             patch.users += 1
             if patch.users == 1:
                 patch.put_in_place()
+                _needed[id(patch)] = patch
 
 
 def release_all(patches: Iterable[Any]) -> None:
@@ -225,6 +230,44 @@ def release_all(patches: Iterable[Any]) -> None:
             patch.users -= 1
             if patch.users == 0:
                 patch.take_away()
+                del _needed[id(patch)]
+
+
+# The patches that are in place, in the order in which they came.
+_needed: dict[int, Any] = {}
+
+
+class _CompilerFinder(MetaPathFinder):
+    """Has torch's compiler, which torch imports in the middle of some calls, imported as if nobody was tracing: it keeps tables
+    of torch's functions, and with ours in them could not compile any more what calls those."""
+
+    def find_spec(self, fullname: str, path: Any, target: Any = None) -> ModuleSpec | None:
+        """The compiler, with a loader that knows of the patches; nothing else."""
+        if fullname != "torch._dynamo":
+            return None
+        sys.meta_path.remove(self)
+        spec = PathFinder.find_spec(fullname, path, target)
+        if spec is not None and spec.loader is not None:
+            spec.loader.exec_module = functools.partial(_without_patches, spec.loader.exec_module)  # type: ignore[method-assign]
+        return spec
+
+
+def _without_patches(run: Callable[[Any], Any], module: Any) -> None:
+    with _lock:
+        patches, tracer = list(_needed.values()), active.tracer
+        for patch in reversed(patches):
+            patch.take_away()
+        active.tracer = None
+        try:
+            run(module)
+        finally:
+            active.tracer = tracer
+            for patch in patches:
+                patch.put_in_place()
+
+
+if "torch._dynamo" not in sys.modules:
+    sys.meta_path.insert(0, _CompilerFinder())
 
 
 # Patches by (id of holder, name), kept for good: two tracers that need the same one share it.
