@@ -35,6 +35,9 @@ COMMAND_LINES = [
     "quantize zoo:mlp -o {}/small",
     "lower zoo:mlp --backend native -o {}/fast.pt",
     "bench zoo:mlp --backends native",
+    "simulate zoo:mlp --batch 1,2",
+    "pipeline zoo:mlp --stages 2 --simulate",
+    "calibrate -o {}/mine.toml --seconds 5",
     "demo --model resnet18",
 ]
 

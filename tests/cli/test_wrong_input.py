@@ -19,7 +19,7 @@ OUTPUTS = {
     "doctor": "out.txt",
     "simulate": "out.txt",
 }
-ON_MODELS = [command.NAME for command in COMMANDS if command.NAME not in ("models", "demo")]
+ON_MODELS = [command.NAME for command in COMMANDS if command.NAME not in ("models", "calibrate", "demo")]
 
 
 @pytest.fixture(autouse=True)

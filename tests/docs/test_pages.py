@@ -133,7 +133,7 @@ def test_what_the_first_page_says_is_next(tmp_path: Path, monkeypatch: pytest.Mo
         exec(compile(steps(text)[0][0], "model.py", "exec"), space)
     table = text.partition("| next | |")[2].partition("\n\n")[0]
     lines = re.findall(r"`([^`]+)`", table)
-    assert len(lines) == 16
+    assert len(lines) == 17
     for line in lines:
         # The default backend compiles C++, which takes longer than everything else.
         exec(line.replace("fullgraph=True", 'fullgraph=True, backend="aot_eager"'), space)

@@ -33,7 +33,11 @@ class Tried:
 
 @dataclass(frozen=True, repr=False)
 class Trial(Tabular):
-    """A pipeline that was run here: the seconds of a step in one process and in several, and whether the results are the same."""
+    """A pipeline that was run here: the seconds of a step in one process and in several, and whether the results are the same.
+
+    >>> Trial("Net", "gpipe", 4, 0.003, True, (Tried(0, "0", 0.001), Tried(1, "1", 0.002))).seconds
+    0.002
+    """
 
     name: str
     schedule: str
@@ -78,6 +82,12 @@ def try_pipeline(
     """Run a pipeline forward in processes of this machine (as many as it has stages), and compare with one process.
 
     `args` are those of one micro-batch, as the pipeline was planned for; the batch has `microbatches` of them.
+
+    >>> from torchgraft.distributed import pipeline
+    >>> x = torch.randn(2, 8)
+    >>> plan = pipeline(torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)), x, stages=2)
+    >>> try_pipeline(plan, x).same  # doctest: +SKIP
+    True
     """
     values, keywords = example_inputs(args, kwargs)
     inputs = placeholder_values(plan.program, values, keywords)

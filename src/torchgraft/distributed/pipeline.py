@@ -36,6 +36,11 @@ class Pipeline(Tabular):
 
     `costs` are the shares of the work, `parameter_bytes` what the weights of each stage take, and `sent_bytes` what each hands on
     for the example.
+
+    >>> layers = torch.nn.Sequential(*[torch.nn.Linear(8, 8) for _ in range(4)])
+    >>> plan = pipeline(layers, torch.randn(2, 8), stages=4)
+    >>> plan.parameter_bytes, plan.of_rank(1, ranks=2)
+    ((288, 288, 288, 288), [1, 3])
     """
 
     name: str

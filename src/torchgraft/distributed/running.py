@@ -20,7 +20,16 @@ if TYPE_CHECKING:
 
 
 class Run:
-    """A pipeline in this process. Every process calls `step`; the first stage takes the inputs, the last the targets."""
+    """A pipeline in this process. Every process calls `step`; the first stage takes the inputs, the last the targets.
+
+    >>> from torch import distributed
+    >>> distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)  # torchrun does it for more
+    >>> from torchgraft.distributed import pipeline
+    >>> run = pipeline(torch.nn.Linear(8, 3), torch.randn(2, 8), stages=1).schedule("gpipe", microbatches=4)
+    >>> run.step(torch.randn(8, 8))[0].shape
+    torch.Size([8, 3])
+    >>> distributed.destroy_process_group()
+    """
 
     def __init__(
         self, plan: Pipeline, runner: Any, microbatches: int, numbers: list[int], group: Any, has_loss: bool

@@ -99,6 +99,12 @@ class Stage(torch.nn.Module):
     `part` is the piece of the program that runs here. `takes` and `gives` name the values of the program that come in and go out,
     `own` the attributes of this stage that the part is given besides (weights that several stages use). `constants` has, in the
     first stage, the inputs of the program that are the same for every micro-batch.
+
+    >>> from torchgraft.distributed import pipeline
+    >>> layers = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 3))
+    >>> first, last = pipeline(layers, torch.randn(2, 8), stages=2).stages
+    >>> last(*first(torch.randn(2, 8)))[0].shape
+    torch.Size([2, 3])
     """
 
     def __init__(

@@ -32,7 +32,9 @@ def _folded(steps: Sequence[Step]) -> list[Step]:
     layer: Step | None = None  # the last one, as long as nothing but its bias came after it
     has_bias = False
     for step in steps:
-        step = replace(step, touched=tuple((same.get(memory, memory), *rest) for memory, *rest in step.touched))
+        step = replace(
+            step, touched=tuple((same.get(memory, memory), size, made) for memory, size, made in step.touched)
+        )
         kernel = step.kernel
         if kernel is not None and kernel.kind in _LAYERS:
             layer, has_bias = step, any(name in kernel.operator for name in _WITH_BIAS)

@@ -54,7 +54,7 @@ def _patches(has_calls: bool) -> tuple[Any, ...]:
                 patch.lend(_lent())  # type: ignore[arg-type]
                 patches.append(patch)
     collectives, calls = (getattr(torch._C, name, None) for name in ("_distributed_c10d", "_distributed_rpc"))
-    methods = [
+    methods: list[tuple[Any, str, Callable[..., Any]]] = [
         (getattr(calls, "PyRRef", None), "to_here", fetch_reference),
         (getattr(collectives, "Work", None), "wait", wait_for_work),
         (torch._C.Future, "wait", wait_for_future),
