@@ -213,3 +213,16 @@ def test_a_gradient_that_cannot_be_run_names_its_node() -> None:
     (note,) = error.value.__notes__
     assert "the gradient of node 'no_gradient' at " in note and "NoGradient.apply(torch.sin(x))" in note
     assert torchgraft.cost(function, x, backward=False).forward.flops > 0
+
+
+def test_a_check_of_a_value_inside_a_part_of_a_program_is_taken_to_hold() -> None:
+    def model(x: torch.Tensor) -> torch.Tensor:
+        y = torch.relu(x)
+        if (y.sum() > 0).item():
+            y = y @ y
+        return y + 1
+
+    program = torchgraft.capture(model, torch.ones(4, 4))
+    parts = torchgraft.split(program, torchgraft.Stages(2))
+    whole = torchgraft.cost(program, torch.ones(4, 4)).forward.flops
+    assert whole > 0 and torchgraft.cost(parts.module, torch.ones(4, 4)).forward.flops == whole

@@ -30,6 +30,7 @@ from torchgraft.errors import GraftError
 from torchgraft.ir.answers import ANSWER, made_anew
 from torchgraft.ir.graph import Graph
 from torchgraft.ir.guards import is_guard
+from torchgraft.ir.modules import has_hooks
 from torchgraft.ir.node import Node
 from torchgraft.ir.origin import source_of
 
@@ -45,7 +46,37 @@ class Place:
         self.backward = False
 
 
-class DryRun(FakeInterpreter):
+class _WithoutValues(FakeInterpreter):
+    """Takes guards that would need values to hold, and leaves out what nothing but these looks at."""
+
+    computes = False
+
+    def __init__(self, module: torch.nn.Module, graph: Graph) -> None:
+        super().__init__(module, graph=graph)
+        self._for_guards = _only_for_guards(graph)
+
+    def run_node(self, n: Node) -> Any:
+        if any(self.env.get(source) is _SKIPPED for source in n._inputs):
+            return None if is_guard(n._target) else _SKIPPED
+        try:
+            return super().run_node(n)
+        except NeedsValues:
+            if n in self._for_guards:
+                return _SKIPPED
+            raise
+
+    def call_module(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The result of a submodule; a program in it is run in the same way."""
+        module = self.fetch_attr(target)
+        if self.computes or not isinstance(module, GraphModule) or has_hooks(module):
+            return super().call_module(target, args, kwargs)
+        inner = _WithoutValues(module, module.graph)
+        inner.calls = self.calls
+        result = inner.run(initial_env=placeholder_values(module, args, kwargs), enable_io_processing=False)
+        return module.graph.process_outputs(result)
+
+
+class DryRun(_WithoutValues):
     """Runs a program on fake tensors. Its inputs are those of a call, or given for each placeholder.
 
     `watch` is told each operator after it ran, while `place` says for which node. `backward` runs the gradients of everything
@@ -83,14 +114,13 @@ class DryRun(FakeInterpreter):
             module = fake_module(module, self.mode, dtype, device)
             # A watcher wants to be told every call, also one that was made before.
             self.calls = FakeCalls(self.mode) if watch is None else None
-        super().__init__(module, graph=program.graph)
+        super().__init__(module, program.graph)
         self.place = Place()
         self.operators: Any = contextlib.nullcontext() if watch is None else WatchedOperators(watch)
         self._is_watched = watch is not None
         self.node_done = node_done
         self.result: Any = None
         self._key = f"torchgraft.dry_run.{id(self)}"
-        self._for_guards = _only_for_guards(self.graph)
 
     def forward(self) -> Any:
         """Run the program."""
@@ -135,14 +165,10 @@ class DryRun(FakeInterpreter):
 
     def run_node(self, n: Node) -> Any:
         self.place.node = n
-        if any(self.env.get(source) is _SKIPPED for source in n._inputs):
-            return None if is_guard(n._target) else _SKIPPED
         try:
             answered = not self.computes and n._meta is not None and ANSWER in n._meta
             result = made_anew(n._meta[ANSWER]) if answered else super().run_node(n)  # type: ignore[index]
         except NeedsValues as error:
-            if n in self._for_guards:
-                return _SKIPPED
             raise GraftError(
                 f"cannot run node '{n.name}' without computing: its result depends on the values of a tensor "
                 f"({type(error).__name__}: {error}); at {where(n)}; give compute=True to run on real tensors"
@@ -151,6 +177,8 @@ class DryRun(FakeInterpreter):
             if not self.computes:
                 error.add_note("this was on tensors without data; if the program runs on real ones, give compute=True")
             raise
+        if result is _SKIPPED:
+            return result
         if self._is_watched and torch.is_grad_enabled():
             self._mark_history(n, result)
         if self.node_done is not None:
