@@ -82,7 +82,8 @@ def draw(
     `program` is what `capture` or `symbolic_trace` returns, a graph, a program of torch.fx or torch.export, or a plain
     module, which is captured first; of a lowered module it is what runs where. Shapes come from its metadata, or from one run
     where `args` (and `kwargs`) are given. `depth` makes one box of every module that is so many calls deep, `fold` draws
-    modules that repeat once, with a count. `direction` is "down" or "right", `theme` "auto" (light or dark, as the reader has it), "light" or "dark".
+    modules that repeat once, with a count. `direction` is "down" or "right", `theme` "auto" (light or dark, as the reader
+    has it), "light" or "dark".
 
     >>> import torch, torchgraft
     >>> drawing = draw(torchgraft.symbolic_trace(torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU())))
