@@ -58,7 +58,7 @@ def test_layers_come_one_ahead_of_what_computes() -> None:
     assert program(torch.ones(2, WIDTH, device="meta")).device.type == "meta"
 
 
-@pytest.mark.parametrize("ahead", [1, 2, 3])
+@pytest.mark.parametrize("ahead", [1, pytest.param(2, marks=pytest.mark.slow), pytest.param(3, marks=pytest.mark.slow)])
 def test_no_more_layers_are_on_the_device_than_were_asked_for(ahead: int) -> None:
     class Model(nn.Module):
         def __init__(self) -> None:
