@@ -237,3 +237,15 @@ def test_random_chains_with_skips(seed: int, stages: int) -> None:
     plan = pipeline(model, x, stages=stages)
     for ours, theirs in zip(run_stages(plan, x), model(x), strict=True):
         assert torch.equal(ours, theirs)
+
+
+def test_what_is_sent_to_another_process_is_in_one_piece() -> None:
+    class Turned(nn.Linear):
+        def forward(self, input: torch.Tensor) -> torch.Tensor:
+            return super().forward(input).t()
+
+    model, x = Turned(4, 6), torch.randn(3, 4)
+    (stage,) = pipeline(model, x, stages=1).stages
+    assert not stage(x)[0].is_contiguous()
+    stage.sends = True
+    assert stage(x)[0].is_contiguous() and torch.equal(stage(x)[0], model(x))

@@ -69,6 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
         plan.show()
         print()
     if (arguments.output or "").lower().endswith(".svg"):
+        result.show()
         put_out(arguments, result.svg())
     else:
         put_out_result(arguments, result)

@@ -131,14 +131,15 @@ class Pipeline(Tabular):
             )
         for number in numbers:
             self.stages[number].to(device)
+            self.stages[number].sends = True
         count = len(self.stages)
         # What travels is said beforehand: torch would find it out by a run on uninitialized memory, which batch norms remember.
         stages = [
             pipelining.PipelineStage(
                 self.stages[number],
                 *(number, count, torch.device(device)),
-                input_args=self.examples[number],
-                output_args=self.examples[number + 1],
+                input_args=_in_one_piece(self.examples[number]),
+                output_args=_in_one_piece(self.examples[number + 1]),
                 group=group,
             )
             for number in numbers
@@ -199,6 +200,15 @@ def pipeline(
     program = model if isinstance(model, GraphModule) else capture(model, values, keywords)
     parts = split(program, Stages(stages, work_of(program, cost, values, keywords), memory_limit))
     return _Planner(program, parts, values, keywords, frozenset(constants)).plan()
+
+
+def _in_one_piece(tensors: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    return tuple(
+        [
+            torch.empty_like(tensor, memory_format=torch.contiguous_format).requires_grad_(tensor.requires_grad)
+            for tensor in tensors
+        ]
+    )
 
 
 class _Planner:

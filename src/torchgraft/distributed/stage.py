@@ -123,6 +123,8 @@ class Stage(torch.nn.Module):
         self.own: dict[str, str] = {}
         self._is_single = is_single
         self.constants: dict[str, Any] = {}
+        # Whether another process gets what this stage gives: then no views, which torch.distributed does not send.
+        self.sends = False
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Run the part, and hand on what later stages need."""
@@ -140,6 +142,8 @@ class Stage(torch.nn.Module):
 
     def _sent(self, value: Any, form: Form, name: str) -> list[torch.Tensor]:
         packed = form.pack(value, name)
+        if self.sends:
+            packed = [tensor.contiguous() for tensor in packed]
         if name in self.takes:  # what only passes through must be another tensor for autograd than what came in
             return [tensor.view_as(tensor) for tensor in packed]
         return packed
