@@ -53,4 +53,4 @@ def in_another_thread(work: Callable[[], Any]) -> None:
     """Run something in another thread, in a way that a trace does not refuse."""
     done = threading.Event()
     _thread.start_new_thread(lambda: (work(), done.set()), ())
-    assert done.wait(timeout=30)
+    assert done.wait(timeout=120)

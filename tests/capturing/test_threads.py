@@ -129,10 +129,10 @@ def together(jobs: list[Callable[[], Any]], others: list[Callable[[], Any]] = ()
         background = [pool.submit(repeat, job) for job in others]
         running = [pool.submit(run, job) for job in jobs]
         try:
-            results = [future.result(timeout=60) for future in running]
+            results = [future.result(timeout=300) for future in running]
         finally:
             done.set()
-        assert all(future.result(timeout=60) > 0 for future in background)
+        assert all(future.result(timeout=300) > 0 for future in background)
     return results
 
 

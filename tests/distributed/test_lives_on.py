@@ -82,7 +82,7 @@ def batch(step: int) -> tuple[Any, Any]:
     return ids, ids.roll(-1, 1)
 
 
-def begin(rank: int, count: int, seconds: int = 30) -> None:
+def begin(rank: int, count: int, seconds: int = 120) -> None:
     distributed.init_process_group("gloo", rank=rank, world_size=count, timeout=timedelta(seconds=seconds))
 
 
@@ -140,17 +140,17 @@ def stepped(model: nn.Module, steps: int) -> tuple[list[float], torch.optim.Opti
 
 
 def test_four_processes_have_the_loss_of_one_and_two_go_on(tmp_path: Path) -> None:
-    first = run_processes(_train, 4, 4, range(4), str(tmp_path / "saved"), False, limit=120)
+    first = run_processes(_train, 4, 4, range(4), str(tmp_path / "saved"), False)
     assert not any(isinstance(answer, str) for answer in first), first
     expected = one_process(create(Llama), 7)
     torch.testing.assert_close(first[-1][0], expected[:4], rtol=1e-10, atol=1e-12)
-    second = run_processes(_train, 2, 2, range(4, 7), str(tmp_path / "saved"), True, limit=120)
+    second = run_processes(_train, 2, 2, range(4, 7), str(tmp_path / "saved"), True)
     assert not any(isinstance(answer, str) for answer in second), second
     torch.testing.assert_close(second[-1][0], expected[4:], rtol=1e-10, atol=1e-12)
 
 
 def _killed(rank: int, count: int) -> Any:
-    begin(rank, count, seconds=5)
+    begin(rank, count, seconds=10)
     run = made(count).schedule("1f1b", microbatches=4, loss=loss_of)
     ids, target = batch(0)
     run.step(ids, target=target)
@@ -172,7 +172,7 @@ def test_the_others_stop_when_a_process_is_killed() -> None:
         seconds, text = answers[rank]
         assert f"this was a step of stage {rank} of 4" in text
         assert "from a checkpoint" in text
-        assert seconds < 25
+        assert seconds < 60
 
 
 def _loaded(rank: int, count: int, folder: str) -> Any:
@@ -208,7 +208,7 @@ def test_each_process_reads_its_own_weights_and_trains(tmp_path: Path) -> None:
     names = sorted(weights)
     save_file({name: weights[name] for name in names[:20]}, tmp_path / "one.safetensors")
     save_file({name: weights[name] for name in names[20:]}, tmp_path / "two.safetensors")
-    answers = run_processes(_loaded, 4, str(tmp_path), limit=120)
+    answers = run_processes(_loaded, 4, str(tmp_path))
     assert not any(isinstance(answer, str) for answer in answers), "\n".join(map(str, answers))
     assert sum(read for read, _ in answers) == len(names)  # each tensor once, by one of them
     assert all(0 < read < len(names) // 2 for read, _ in answers)
@@ -236,7 +236,7 @@ class Normed(nn.Module):
 def test_nothing_is_lost_between_numbers_of_stages(first: int, second: int, tmp_path: Path) -> None:
     folder = str(tmp_path / "saved")
     for count, steps, resume in ((first, range(2), False), (second, range(2, 4), True)):
-        answers = run_processes(_train, count, count, steps, folder, resume, Normed, limit=120)
+        answers = run_processes(_train, count, count, steps, folder, resume, Normed)
         assert not any(isinstance(answer, str) for answer in answers), "\n".join(map(str, answers))
     model = create(Normed)
     losses, optimizer = stepped(model, 4)

@@ -49,7 +49,7 @@ def made() -> tuple[nn.Module, Any, Any]:
 
 
 def _trained(rank: int, count: int, ways: list[tuple[str, int]]) -> Any:
-    distributed.init_process_group("gloo", rank=rank, world_size=count, timeout=timedelta(seconds=30))
+    distributed.init_process_group("gloo", rank=rank, world_size=count, timeout=timedelta(seconds=120))
     answers = [_one_step(kind, stages) for kind, stages in ways]
     distributed.barrier()
     distributed.destroy_process_group()

@@ -331,7 +331,7 @@ def test_a_pass_written_by_a_user():
     program = torchgraft.symbolic_trace(nn.Sequential(*layers))
     assert len(program.graph.nodes) == 20
     report = cls()(program)
-    assert report.changes == 9 and report.name == "gelu-to-relu" and 0 < report.seconds < 1
+    assert report.changes == 9 and report.name == "gelu-to-relu" and 0 < report.seconds < 60
     assert report.nodes_before == report.nodes_after == 20
     assert cls()(program).changes == 0
     x = torch.randn(4, 8)

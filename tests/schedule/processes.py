@@ -23,7 +23,7 @@ def run_processes(
     function: Callable[..., Any],
     count: int,
     *args: Any,
-    limit: float = 60.0,
+    limit: float = 240.0,
     first_only: bool = False,
     without: Sequence[int] = (),
 ) -> list[Any]:

@@ -19,7 +19,7 @@ from torchgraft.schedule import OverlapRemoteCalls, overlaps
 
 pytestmark = [pytest.mark.distributed, pytest.mark.slow]
 
-DELAY = 0.02
+DELAY = 0.1
 
 
 @torchgraft.pure
@@ -94,7 +94,7 @@ def _failing(rank: int, count: int, kind: str) -> Any:
     options = rpc.TensorPipeRpcBackendOptions(init_method=f"tcp://127.0.0.1:{os.environ['MASTER_PORT']}")
     rpc.init_rpc(f"rank{rank}", rank=rank, world_size=count, rpc_backend_options=options)
     if rank == 1:
-        time.sleep(8)
+        time.sleep(25)
         os._exit(0)
 
     def model(ids: Any, x: Any) -> Any:
@@ -123,7 +123,7 @@ def test_an_error_names_the_node_and_the_line(kind: str) -> None:
     error, notes, seconds = run_processes(_failing, 2, kind, first_only=True)[0]
     assert error != "nothing"
     assert "wait_for_future" in notes and "test_in_processes.py" in notes
-    assert seconds < 8
+    assert seconds < 20
 
 
 class Parallel(nn.Module):
@@ -173,7 +173,7 @@ def test_collectives_are_in_the_same_order_on_every_rank(count: int) -> None:
 
 
 def _raising(rank: int, count: int) -> Any:
-    distributed.init_process_group("gloo", rank=rank, world_size=count, timeout=timedelta(seconds=3))
+    distributed.init_process_group("gloo", rank=rank, world_size=count, timeout=timedelta(seconds=6))
 
     def model(x: Any) -> Any:
         y = x * 1
@@ -200,7 +200,7 @@ def test_a_rank_that_is_gone_stops_the_others_in_bounded_time() -> None:
     error, notes, seconds = run_processes(_raising, 2)[0]
     assert error not in ("nothing", "raised")
     assert "test_in_processes.py" in notes
-    assert seconds < 15
+    assert seconds < 40
 
 
 def _by_hand(rank: int, count: int) -> Any:
@@ -259,7 +259,7 @@ def test_remote_references_and_futures_wait_together() -> None:
 
 
 def _estimating(rank: int, count: int) -> Any:
-    distributed.init_process_group("gloo", rank=rank, world_size=count, timeout=timedelta(seconds=20))
+    distributed.init_process_group("gloo", rank=rank, world_size=count, timeout=timedelta(seconds=120))
     with torch.no_grad():
         program = torchgraft.capture(Parallel().eval(), torch.ones(2, 8))
         OverlapRemoteCalls()(program)
@@ -280,7 +280,7 @@ def test_estimates_make_no_collectives() -> None:
 
 
 def _raising_within(rank: int, count: int) -> Any:
-    distributed.init_process_group("gloo", rank=rank, world_size=count, timeout=timedelta(seconds=3))
+    distributed.init_process_group("gloo", rank=rank, world_size=count, timeout=timedelta(seconds=6))
 
     def model(x: Any, index: Any) -> Any:
         y = x * 1
@@ -303,11 +303,11 @@ def test_a_rank_that_raises_stops_the_others_in_bounded_time() -> None:
     (other, seconds), (raised, _) = run_processes(_raising_within, 2)
     assert "index 9 is out of bounds" in raised and "test_in_processes.py" in raised
     assert "test_in_processes.py" in other and "all_reduce" in other
-    assert seconds < 15
+    assert seconds < 40
 
 
 def _every_kind(rank: int, count: int) -> Any:
-    distributed.init_process_group("gloo", rank=rank, world_size=count, timeout=timedelta(seconds=20))
+    distributed.init_process_group("gloo", rank=rank, world_size=count, timeout=timedelta(seconds=120))
 
     def model(x: Any) -> Any:
         local = x.sin()
@@ -343,7 +343,7 @@ def _every_kind(rank: int, count: int) -> Any:
 
 @pytest.mark.parametrize("count", [2, 4])
 def test_every_kind_of_collective(count: int) -> None:
-    results = run_processes(_every_kind, count, limit=90)
+    results = run_processes(_every_kind, count)
     for rank, answer in enumerate(results):
         assert not isinstance(answer, str), answer
         changes, order, same = answer

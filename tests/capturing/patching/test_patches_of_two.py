@@ -31,7 +31,7 @@ class Meeting(nn.Module):
 
 def meet(number: int) -> None:
     give(SIGNALS[number][0])
-    SIGNALS[number][1].get(timeout=10)
+    SIGNALS[number][1].get(timeout=120)
 
 
 def give(signal: queue.SimpleQueue) -> None:
@@ -71,7 +71,7 @@ def test_torch_is_as_before(first: str, second: str) -> None:
     one = threading.Thread(target=run, args=(first, 0))
     other = threading.Thread(target=run, args=(second, 1))
     one.start()
-    first_begins.get(timeout=10)
+    first_begins.get(timeout=120)
     other.start()
     one.join()
     give(first_has_ended)
