@@ -19,7 +19,7 @@ if not all(map(find_spec, ("timm", "transformers", "torchvision"))):
 
 COLLECTIONS = {"transformers": language_models, "timm": timm_models, "torchvision": torchvision_models}
 CHOSEN = {
-    "transformers": ["bert", "gpt2", "llama", "qwen2", "opt", "mamba"],
+    "transformers": ["bert", "gpt2", "llama", "qwen2", "opt", "mamba", "mixtral"],
     "timm": ["vision_transformer", "convnext", "davit", "resnet"],
     "torchvision": ["resnet18", "swin_t", "mobilenet_v3_small"],
 }

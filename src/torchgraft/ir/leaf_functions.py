@@ -18,6 +18,10 @@ _MARKS = "__torchgraft_wrapped__"
 # precede the definition. Both tables are reached by torch.fx's names for them, and may be added to.
 wrapped_functions: dict[tuple[int, str], dict[str, Any]] = {}
 wrapped_methods: list[tuple[type, str]] = []
+# Functions of libraries that only calculate, and ask by themselves whether they are being compiled, because torch's
+# compilers do not know the operator they use otherwise (products of groups are known for bfloat16 alone). A program calls
+# them, so that they are asked when it runs; what the capture was told would stand in it for ever.
+_CHOOSES_WHEN_COMPILED = (("transformers.integrations.moe", "_grouped_mm"),)
 
 
 def wrap(fn_or_name: str | Callable[..., Any]) -> str | Callable[..., Any]:
@@ -66,3 +70,14 @@ def marked_functions() -> list[tuple[dict[str, Any], str]]:
 def marks_in(scope: dict[str, Any]) -> list[str]:
     """The functions that generated code marked in its own namespace."""
     return scope.get(_MARKS, [])
+
+
+def functions_that_choose() -> list[tuple[dict[str, Any], str]]:
+    """Functions that calculate in another way where they are compiled, of the libraries that are loaded, as (namespace, name)."""
+    found = [(vars(sys.modules[module]), name) for module, name in _CHOOSES_WHEN_COMPILED if module in sys.modules]
+    return [(scope, name) for scope, name in found if name in scope]
+
+
+def chooses_when_compiled(target: Any) -> bool:
+    """Whether `target` is one of `functions_that_choose`."""
+    return (getattr(target, "__module__", None), getattr(target, "__name__", None)) in _CHOOSES_WHEN_COMPILED

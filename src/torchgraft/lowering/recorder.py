@@ -73,6 +73,8 @@ class Recorder:
         if self.above is not None:
             node._origin = self.above._origin
             node.meta["from_node"] = self.above.name
+            if target is self.above._target and "is_wrapped" in self.above.meta:
+                node.meta["is_wrapped"] = True
         if self.is_backward:
             node.meta["partitioner_tag"] = "is_backward"
         return node

@@ -2,6 +2,7 @@
 The marks themselves are in tests/ir/test_leaf_functions.py.
 """
 
+import importlib
 import importlib.util
 import math
 import random
@@ -11,6 +12,8 @@ import torch
 from torch import nn
 
 import torchgraft as fx
+from torchgraft.analysis.effects.declared import is_declared_pure
+from torchgraft.ir import leaf_functions
 
 
 @fx.wrap
@@ -61,6 +64,13 @@ class TestWrap:
         assert targets(second.graph) == targets(first.graph)
         assert second.code == first.code
 
+    def test_a_leaf_stays_one_when_a_captured_program_is_traced(self) -> None:
+        for level in ("module", "function", "aten"):
+            program = fx.capture(lambda x: leaf(x.sin()), torch.ones(3), level=level)
+            for traced in (fx.symbolic_trace(program), fx.capture(program, torch.ones(3))):
+                assert leaf in targets(traced.graph)
+                assert torch.equal(traced(torch.ones(3)), torch.ones(3).sin())
+
     def test_generated_code_says_so(self) -> None:
         assert 'wrap("' in fx.symbolic_trace(lambda x: leaf(x)).code
 
@@ -99,6 +109,44 @@ def test_a_leaf_that_a_library_marked_for_torch_fx_is_honoured(tmp_path) -> None
         assert torch.equal(program(torch.ones(3)), library.Layer()(torch.ones(3)))
     finally:
         del sys.modules["some_library"]
+
+
+CHOOSES = """
+import torch
+
+def _groups(x):
+    return x * 2 if torch.compiler.is_compiling() else x + x
+
+class Experts(torch.nn.Module):
+    def forward(self, x):
+        return _groups(x) + 1
+"""
+
+
+def test_what_asks_whether_it_is_compiled_is_asked_when_the_program_runs(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(leaf_functions, "_CHOOSES_WHEN_COMPILED", (("library_of_experts", "_groups"),))
+    path = tmp_path / "library_of_experts.py"
+    path.write_text(CHOOSES)
+    monkeypatch.syspath_prepend(tmp_path)
+    library = importlib.import_module("library_of_experts")
+    try:
+        for level in ("module", "function", "aten", "core_aten"):
+            program = fx.capture(library.Experts(), torch.ones(3), level=level)
+            assert library._groups in targets(program.graph)
+            assert is_declared_pure(library._groups)
+            compiled: list[str] = []
+
+            def backend(module, inputs, compiled=compiled):
+                compiled += [str(node.target) for node in module.graph.nodes]
+                return module.forward
+
+            torch._dynamo.reset()
+            assert torch.equal(
+                torch.compile(program, backend=backend, fullgraph=True)(torch.ones(3)), torch.full((3,), 3.0)
+            )
+            assert any("mul" in name for name in compiled), compiled
+    finally:
+        del sys.modules["library_of_experts"]
 
 
 class TestAutowrap:

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from torchgraft.ir.leaf_functions import chooses_when_compiled
 from torchgraft.ir.node import _side_effectful_functions
 
 Marked = TypeVar("Marked")
@@ -35,7 +36,7 @@ def is_declared_pure(target: Any) -> bool:
     """Whether someone said that calls of `target` only compute."""
     if isinstance(target, torch.nn.Module):  # of a subclass of a class that is marked nothing was said
         return PURE in vars(target) or PURE in vars(type(target))
-    return getattr(target, PURE, False) is True
+    return getattr(target, PURE, False) is True or chooses_when_compiled(target)
 
 
 def is_declared_effect(target: Any) -> bool:

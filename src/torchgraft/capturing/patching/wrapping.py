@@ -21,8 +21,15 @@ from torchgraft.capturing.patching.active import NamespacePatch, Patch, active, 
 from torchgraft.capturing.patching.remote_calls import remote_call_patches
 from torchgraft.capturing.refusals import LEAF, in_lines
 from torchgraft.capturing.symbolic.proxy import find_proxy
+from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import TraceError
-from torchgraft.ir.leaf_functions import marked_functions, marks_in, wrapped_methods
+from torchgraft.ir.leaf_functions import (
+    chooses_when_compiled,
+    functions_that_choose,
+    marked_functions,
+    marks_in,
+    wrapped_methods,
+)
 from torchgraft.ir.origin import current_source_line
 
 # Functions that set or read torch's random state; what they do concerns every later draw of the program.
@@ -139,17 +146,33 @@ def looking_inside() -> Iterator[None]:
 
 
 def wrapped_patches() -> list[Any]:
-    """Patches for everything that `wrap` of torchgraft or of torch.fx was called on, and for calls of other processes."""
+    """Patches for all leaf functions, and for calls of other processes."""
     if _looks_inside.get():
-        return []
-    patches = [shared_patch(scope, name, recorded_leaf) for scope, name in leaf_functions()]
-    patches += [shared_patch(cls, name, recorded_method) for cls, name in wrapped_methods]
-    return [*remote_call_patches(), *[patch for patch in patches if patch is not None]]
+        return _leaf_patches(functions_that_choose())
+    methods = [shared_patch(cls, name, recorded_method) for cls, name in wrapped_methods]
+    return [*remote_call_patches(), *_leaf_patches(leaf_functions()), *[one for one in methods if one is not None]]
+
+
+def program_patches(model: Any) -> list[Any]:
+    """Patches for the leaf functions of the programs in a model, whose generated code says which they are."""
+    programs = (
+        [one for one in model.modules() if isinstance(one, GraphModule)] if isinstance(model, torch.nn.Module) else []
+    )
+    scopes = [type(program).forward.__globals__ for program in programs]
+    marks = [(scope, name) for scope in scopes for name in marks_in(scope)]
+    return _leaf_patches(
+        [(scope, name) for scope, name in marks if not _looks_inside.get() or chooses_when_compiled(scope.get(name))]
+    )
+
+
+def _leaf_patches(functions: Iterable[tuple[dict[str, Any], str]]) -> list[Any]:
+    patches = [shared_patch(scope, name, recorded_leaf) for scope, name in functions]
+    return [patch for patch in patches if patch is not None]
 
 
 def leaf_functions() -> list[tuple[dict[str, Any], str]]:
-    """Everything that `wrap` of torchgraft or of torch.fx was called on, as (namespace, name)."""
-    return [*marked_functions(), *_wrapped_by_torch_fx()]
+    """What `wrap` of torchgraft or of torch.fx was called on, and what asks whether it is compiled, as (namespace, name)."""
+    return [*functions_that_choose(), *marked_functions(), *_wrapped_by_torch_fx()]
 
 
 def _wrapped_by_torch_fx() -> Iterable[tuple[dict[str, Any], str]]:

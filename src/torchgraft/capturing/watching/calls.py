@@ -151,6 +151,7 @@ class Calls:
         # It may write into parameters that it is given.
         self._watcher.unwatched(self._writes.before_call, "", (args, kwargs))
         node = self._watcher.create_call("call_function", target, *self._arguments.lowered(args, kwargs), name)
+        node.meta["is_wrapped"] = True  # it stays one call where the program is traced in its turn
         result = self._watcher.unwatched(self.run_whole, function, node, concrete(args), concrete(kwargs), None)
         if always:  # whoever runs the program without data cannot ask again
             node.meta[ANSWER] = self._watcher.unwatched(looks_of, result)

@@ -16,7 +16,7 @@ from torchgraft.capturing.patching.active import CodePatch, acquire_all, active,
 from torchgraft.capturing.patching.module_patches import MODULE_GETATTR, MODULE_PATCHES, TENSOR_WRITE_PATCHES
 from torchgraft.capturing.patching.packing import PACKING_PATCH
 from torchgraft.capturing.patching.regions import remove_empty_regions
-from torchgraft.capturing.patching.wrapping import SCRIPT_PATCH, Autowrap, wrapped_patches
+from torchgraft.capturing.patching.wrapping import SCRIPT_PATCH, Autowrap, program_patches, wrapped_patches
 from torchgraft.capturing.user_code.comparisons import compared_variables
 from torchgraft.capturing.user_code.plain_numbers import call_ours, number_patches
 from torchgraft.capturing.watching.example import ExampleInputs
@@ -51,7 +51,7 @@ def watched_run(
 ) -> Run:
     """Run a model and write it down; the model and the world are left as the run leaves them."""
     inputs = ExampleInputs(watcher, function, args, kwargs)
-    patches: list[Any] = [*_PATCHES, *wrapped_patches(), *_AUTOWRAP.library_patches()]
+    patches: list[Any] = [*_PATCHES, *wrapped_patches(), *program_patches(function), *_AUTOWRAP.library_patches()]
     if not watcher.is_plain:
         patches += [*type_patches(function, watcher.paths), *choices, *number_patches()]
     acquire_all(patches)
