@@ -10,7 +10,15 @@ from torchgraft.lowering.decompositions import _is_viewable
 
 WEIGHT, TABLE, KERNEL, SQUARE = torch.randn(5, 4), torch.randn(9, 3), torch.randn(6, 4, 3), torch.randn(1, 1, 2, 3)
 
+
+@torch.jit.script
+def scaled(x: torch.Tensor, by: int) -> torch.Tensor:
+    """Asks for sizes by operators of torch, as DeBERTa does."""
+    return x / torch.sqrt(torch.tensor(x.size(1) * by, dtype=torch.float)) + x.stride(0)
+
+
 PROGRAMS = {
+    "scripted": lambda x: scaled(x, 2),
     "view": lambda x: x.view(x.shape[0], -1),
     "view of several": lambda x: x.view(-1, x.shape[1], 2, 2).transpose(1, 2).reshape(x.shape[0], 2, -1),
     "expand": lambda x: x[:, :1].expand(-1, x.shape[1], -1) + x,

@@ -147,13 +147,20 @@ class Walk:
             return _arithmetic(self.recorder, node, args)
         if kind is not Kind.OPERATORS:
             return self._kept(node, args, kwargs)
-        last = self.recorder.begin(node)
+        last, fixed = self.recorder.begin(node), self.recorder.fixed
         try:
-            return self._recorded(node, args, kwargs)
+            value = self._recorded(node, args, kwargs)
         except Exception as error:  # what torch cannot do with traced tensors, a program can still call
-            self.recorder.take_back(last)
-            self.kept[node.name] = f"{type(error).__name__}: {error}"
-            return self.call(kind_of_kept(node, args, kwargs), node, args, kwargs)
+            reason = f"{type(error).__name__}: {error}"
+        else:
+            # Scripted code takes sizes as plain numbers.
+            is_tied = isinstance(node.target, torch.jit.ScriptFunction) and self.recorder.fixed != fixed
+            if not is_tied or self.recorder.has_written(last):
+                return value
+            reason = "its code is TorchScript, in which sizes would be those of the example"
+        self.recorder.take_back(last)
+        self.kept[node.name] = reason
+        return self.call(kind_of_kept(node, args, kwargs), node, args, kwargs)
 
     # ---- where values come from ----
 

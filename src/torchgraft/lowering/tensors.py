@@ -145,8 +145,10 @@ def _count(tensor: TracedTensor) -> Any:
 QUESTIONS: dict[Any, Any] = {
     _aten.size.default: TracedTensor.symbolic_sizes,
     _aten.sym_size.default: TracedTensor.symbolic_sizes,
+    _aten.size.int: lambda tensor, index: tensor.symbolic_sizes()[index],
     _aten.sym_size.int: lambda tensor, index: tensor.symbolic_sizes()[index],
     _aten.stride.default: TracedTensor.strides,
+    _aten.stride.int: lambda tensor, index: tensor.strides()[index],
     _aten.sym_stride.default: TracedTensor.strides,
     _aten.sym_stride.int: lambda tensor, index: tensor.strides()[index],
     _aten.numel.default: _count,
