@@ -219,3 +219,12 @@ def test_cuda_graphs():
     assert torch.equal(first, kept) and not torch.equal(other, kept)
     torch.testing.assert_close(first, model(x), rtol=1e-2, atol=1e-2)
     torch.testing.assert_close(fast(x[:1]), model(x[:1]), rtol=1e-2, atol=1e-2)
+
+
+def test_converting_for_openvino_reports_to_nobody(monkeypatch):
+    pytest.importorskip("openvino")
+    sender = pytest.importorskip("openvino_telemetry.utils.sender")
+    sent = []
+    monkeypatch.setattr(sender.TelemetrySender, "send", lambda *args: sent.append(args))
+    torchgraft.lower(nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)).eval(), torch.randn(2, 4), backend="openvino")
+    assert not sent

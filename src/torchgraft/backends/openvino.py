@@ -4,7 +4,8 @@ Compiled for one size at a time, which is what OpenVINO is quickest with.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -38,12 +39,30 @@ def openvino_model(program: Exported, options: Options) -> Any:
     """An exported program as OpenVINO has compiled it, for the sizes of its inputs."""
     import openvino
 
-    converted = openvino.convert_model(program.program)
+    with _without_reports():
+        converted = openvino.convert_model(program.program)
     shapes = [list(tensor.shape) for tensor in _tensors(program.inputs)]
     converted.reshape(dict(zip(converted.inputs, shapes, strict=True)))
     hints = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_PRECISION_HINT": _PRECISIONS[options.precision]}
     hints["INFERENCE_NUM_THREADS"] = str(torch.get_num_threads())
     return openvino.compile_model(converted, "CPU", hints)
+
+
+@contextlib.contextmanager
+def _without_reports() -> Iterator[None]:
+    """The converter reports each conversion to its makers from a forked process; a fork beside threads that work may never return."""
+    try:
+        from openvino.tools.ovc.telemetry_utils import init_ovc_telemetry
+    except ImportError:  # another version of OpenVINO, which may not report
+        yield
+        return
+    reports = init_ovc_telemetry()
+    consent = getattr(reports, "consent", False)
+    reports.consent = False
+    try:
+        yield
+    finally:
+        reports.consent = consent
 
 
 def _tensors(inputs: tuple[Any, ...]) -> list[torch.Tensor]:
