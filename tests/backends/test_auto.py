@@ -228,3 +228,30 @@ def test_converting_for_openvino_reports_to_nobody(monkeypatch):
     monkeypatch.setattr(sender.TelemetrySender, "send", lambda *args: sent.append(args))
     torchgraft.lower(nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)).eval(), torch.randn(2, 4), backend="openvino")
     assert not sent
+
+
+@pytest.mark.parametrize("name", ["openvino", "onnxruntime"])
+def test_runtimes_take_what_language_models_do(name):
+    """A cache that was never filled, keys and values for several queries each, calls that change nothing, a result given twice."""
+    pytest.importorskip(name)
+
+    class Decoder(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.query, self.key, self.value = nn.Linear(8, 16), nn.Linear(8, 8), nn.Linear(8, 8)
+
+        def forward(self, x, scale):
+            query, key, value = self.query(x), self.key(x), self.value(x)
+            query, key, value = [item.view(*x.shape[:2], -1, 4).transpose(1, 2) for item in (query, key, value)]
+            key, value = [torch.cat([torch.tensor([]), item], dim=-2) for item in (key, value)]
+            y = nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
+            y = y.to(x.dtype).contiguous()
+            return y * scale, y.float(), y, key, x
+
+    model = Decoder().eval()
+    fast = torchgraft.lower(model, (torch.randn(2, 5, 8), 2), backend=name)
+    assert "in 1 part" in fast.explain() and "stay" not in fast.explain(), fast.explain()
+    for sizes in ((2, 5, 8), (3, 1, 8)):
+        x = torch.randn(sizes)
+        for found, expected in zip(fast(x, 2), model(x, 2), strict=True):
+            torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)

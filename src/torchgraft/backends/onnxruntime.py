@@ -33,7 +33,7 @@ class OnnxRuntime(Backend):
     def compile(self, part: GraphModule, inputs: tuple[Any, ...], options: Options) -> Callable[..., Any]:
         """Convert and make a session."""
         program = exported(part, inputs)
-        return _Run(onnx_session(program, options), program.is_one)
+        return _Run(onnx_session(program, options), program.result)
 
 
 def onnx_session(program: Exported, options: Options) -> Any:
@@ -66,14 +66,14 @@ def _silence() -> Any:
 class _Run:
     """A session as a function from tensors to tensors, without copies; sessions may be run by several threads."""
 
-    def __init__(self, session: Any, is_one: bool) -> None:
-        self._run, self._is_one = session.run, is_one
+    def __init__(self, session: Any, result: Callable[..., Any]) -> None:
+        self._run, self._result = session.run, result
         self._inputs = [item.name for item in session.get_inputs()]
         self._outputs = [item.name for item in session.get_outputs()]
 
     def __call__(self, *inputs: Any) -> Any:
-        results = self._run(self._outputs, dict(zip(self._inputs, arrays_of(inputs), strict=True)))
-        return torch.from_numpy(results[0]) if self._is_one else tuple(map(torch.from_numpy, results))
+        found = self._run(self._outputs, dict(zip(self._inputs, arrays_of(inputs), strict=True)))
+        return self._result([torch.from_numpy(array) for array in found])
 
 
 BACKEND = OnnxRuntime

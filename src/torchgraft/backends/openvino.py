@@ -5,15 +5,18 @@ Compiled for one size at a time, which is what OpenVINO is quickest with.
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch.nn import functional
 
 from torchgraft.backends.arrays import arrays_of
 from torchgraft.backends.backend import Backend, Options, missing
 from torchgraft.bridge.exporting import Exported, exported
 from torchgraft.codegen.graph_module import GraphModule
+from torchgraft.ir.node import Node
 
 _PRECISIONS = {"fp32": "f32", "tf32": "f32", "bf16": "bf16", "fp16": "f16"}
 
@@ -31,8 +34,8 @@ class OpenVino(Backend):
 
     def compile(self, part: GraphModule, inputs: tuple[Any, ...], options: Options) -> Callable[..., Any]:
         """Convert and compile for the sizes of the example."""
-        program = exported(part, inputs)
-        return _Run(openvino_model(program, options), program.is_one)
+        program = exported(_without_groups(part), inputs)
+        return _Run(openvino_model(program, options), program)
 
 
 def openvino_model(program: Exported, options: Options) -> Any:
@@ -41,11 +44,36 @@ def openvino_model(program: Exported, options: Options) -> Any:
 
     with _without_reports():
         converted = openvino.convert_model(program.program)
-    shapes = [list(tensor.shape) for tensor in _tensors(program.inputs)]
-    converted.reshape(dict(zip(converted.inputs, shapes, strict=True)))
+    shapes = {name: list(tensor.shape) for name, tensor in program.tensors().items()}
+    converted.reshape({given: shapes[given.get_any_name()] for given in converted.inputs})
     hints = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_PRECISION_HINT": _PRECISIONS[options.precision]}
     hints["INFERENCE_NUM_THREADS"] = str(torch.get_num_threads())
     return openvino.compile_model(converted, "CPU", hints)
+
+
+def _without_groups(part: GraphModule) -> GraphModule:
+    """The part with keys and values of grouped attention repeated for every query, which OpenVINO asks for."""
+    if not any(_is_grouped(node) for node in part.graph.nodes):
+        return part
+    result = GraphModule(part, copy.deepcopy(part.graph), type(part).__name__)
+    for node in filter(_is_grouped, result.graph.nodes):
+        node.target = _repeated_attention
+    return result
+
+
+def _is_grouped(node: Node) -> bool:
+    return node.target is functional.scaled_dot_product_attention and node.kwargs.get("enable_gqa") is True
+
+
+def _repeated_attention(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *args: Any, enable_gqa: bool, **kwargs: Any
+) -> torch.Tensor:
+    return functional.scaled_dot_product_attention(query, _repeated(key, query), _repeated(value, query), *args, **kwargs)
+
+
+def _repeated(heads: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
+    times = query.size(-3) // heads.size(-3)
+    return heads.unsqueeze(-3).expand(*heads.shape[:-2], times, *heads.shape[-2:]).flatten(-4, -3)
 
 
 @contextlib.contextmanager
@@ -65,21 +93,19 @@ def _without_reports() -> Iterator[None]:
         reports.consent = consent
 
 
-def _tensors(inputs: tuple[Any, ...]) -> list[torch.Tensor]:
-    return [item for item in inputs if isinstance(item, torch.Tensor)]
-
-
 class _Run:
     """A compiled model as a function from tensors to tensors. Requests are not shared, so several threads may call it.
 
     Giving the inputs to `infer` itself would be the same and twice as slow for a small model; with `start_async` this thread
     would wait, and not take part."""
 
-    def __init__(self, compiled: Any, is_one: bool) -> None:
+    def __init__(self, compiled: Any, program: Exported) -> None:
         from openvino import Tensor
 
-        self._compiled, self._is_one, self._tensor = compiled, is_one, Tensor
+        self._compiled, self._result, self._tensor = compiled, program.result, Tensor
         self._count = len(compiled.outputs)
+        names = list(program.tensors())
+        self._places = [names.index(given.get_any_name()) for given in compiled.inputs]  # it may leave out inputs
         self._requests: list[Any] = [compiled.create_infer_request()]
 
     def __call__(self, *inputs: Any) -> Any:
@@ -88,13 +114,13 @@ class _Run:
         except IndexError:
             request = self._compiled.create_infer_request()
         arrays = arrays_of(inputs)  # held here, because the request does not hold them
-        for number, array in enumerate(arrays):
-            request.set_input_tensor(number, self._tensor(array, shared_memory=True))
+        for number, place in enumerate(self._places):
+            request.set_input_tensor(number, self._tensor(arrays[place], shared_memory=True))
         request.infer(share_outputs=True)
         # Copies, because the next call writes into the same memory.
         found = [torch.from_numpy(request.get_output_tensor(number).data.copy()) for number in range(self._count)]
         self._requests.append(request)
-        return found[0] if self._is_one else tuple(found)
+        return self._result(found)
 
 
 BACKEND = OpenVino

@@ -28,6 +28,8 @@ from torchgraft.passes.remove_dead_code import RemoveDeadCode
 from torchgraft.results.tables import seconds_text
 
 _KNOWN = frozenset({torch.Tensor, int, float, bool, str, type(None)})
+# Inputs that are the same in every call for which a program is kept; 0.0 and -0.0 have one key.
+_IN_THE_KEY = frozenset({int, bool, str, type(None), torch.dtype, torch.device})
 _PLAIN = (int, float, bool, str, type(None), torch.dtype, torch.device, torch.Size)
 
 
@@ -78,7 +80,7 @@ def _size_key(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def for_one_size(body: GraphModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> GraphModule:
-    """A copy of a program in which everything that follows from the sizes of its inputs is a constant.
+    """A copy of a program in which everything that follows from the sizes of its inputs, and from whole numbers given, is a constant.
 
     >>> import torchgraft
     >>> program = torchgraft.capture(lambda x: x.view(x.shape[0], -1) * 2, torch.ones(2, 3, 4))
@@ -86,13 +88,15 @@ def for_one_size(body: GraphModule, args: tuple[Any, ...], kwargs: dict[str, Any
     ['x', 'guard', 'view', 'mul', 'output']
     """
     result = GraphModule(body, copy.deepcopy(body.graph), type(body).__name__)
-    values, dtypes, are_static = _plain_values(result, args, kwargs)
+    values, tensors, are_static = _values(result, args, kwargs)
     fixed: dict[Node, Any] = {}
     for node in list(result.graph.nodes):
         known = [source for source in node._inputs if source in fixed]
         if known:
             node.args = map_arg(node.args, lambda item: fixed.get(item, item))
             node.kwargs = map_arg(node.kwargs, lambda item: fixed.get(item, item))
+        if node._op == "placeholder" and node in values and type(values[node]) in _IN_THE_KEY:
+            fixed[node] = values[node]
         if node._op in ("placeholder", "get_attr", "output"):
             continue
         if node._op == "call_function" and is_guard(node._target):
@@ -105,9 +109,34 @@ def for_one_size(body: GraphModule, args: tuple[Any, ...], kwargs: dict[str, Any
             result.graph.erase_node(node)
         elif node in values and (is_metadata_read(node) or (known and not node._inputs)):
             fixed[node] = values[node]
-    _compute_plainly(result, dtypes)
+    _leave_out_nothings(result, tensors)
+    _compute_plainly(result, {node: tensor.dtype for node, tensor in tensors.items()})
     RemoveDeadCode().run(result)
     return result
+
+
+def _leave_out_nothings(program: GraphModule, tensors: dict[Node, torch.Tensor]) -> None:
+    """Calls that return the very tensor that they are given (`to` its own dtype), and empty tensors in a concatenation (a cache
+    that was never filled), for which converters have no words."""
+    memory = Aliases(program.graph)
+    for node in list(program.graph.nodes):
+        first = node._args[0] if node._op in ("call_method", "call_function") and node._args else None
+        if isinstance(first, Node) and first in tensors and tensors.get(node) is tensors[first]:
+            if not memory.effects.get(node):
+                node.replace_all_uses_with(first)
+                program.graph.erase_node(node)
+        elif node._target in _CONCATENATIONS and node in tensors and isinstance(first, (tuple, list)):
+            kept = [item for item in first if not _is_nothing(tensors.get(item), tensors[node])]
+            if kept and len(kept) < len(first):
+                node.args = (kept, *node._args[1:])
+
+
+_CONCATENATIONS = frozenset({torch.cat, torch.concat, torch.concatenate, torch.ops.aten.cat.default})
+
+
+def _is_nothing(tensor: torch.Tensor | None, whole: torch.Tensor) -> bool:
+    """torch lets a tensor of no elements and one dimension be concatenated to tensors of any; its dtype counts."""
+    return tensor is not None and tensor.shape == (0,) and whole.dim() > 1 and tensor.dtype == whole.dtype
 
 
 def _compute_plainly(program: GraphModule, dtypes: dict[Node, torch.dtype]) -> None:
@@ -133,16 +162,16 @@ _PLAIN_FORMS: dict[Any, Any] = {
 }  # fmt: skip
 
 
-def _plain_values(
+def _values(
     program: GraphModule, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[dict[Node, Any], dict[Node, torch.dtype], bool]:
-    """The values of the nodes that are no tensors, the dtypes of those that are, and whether all follows from sizes alone."""
+) -> tuple[dict[Node, Any], dict[Node, torch.Tensor], bool]:
+    """The values of the nodes that are no tensors; those that are, mostly without data; and whether all follows from sizes alone."""
     found: dict[Node, Any] = {}
-    dtypes: dict[Node, torch.dtype] = {}
+    tensors: dict[Node, torch.Tensor] = {}
 
     def note(node: Node, value: Any) -> None:
         if isinstance(value, torch.Tensor):
-            dtypes[node] = value.dtype
+            tensors[node] = value
         elif isinstance(value, torch.Size):
             found[node] = tuple(value)
         elif isinstance(value, _PLAIN) or (type(value) is tuple and all(type(item) is int for item in value)):
@@ -151,10 +180,11 @@ def _plain_values(
     try:
         # Copies, because a program may write into objects that it is given (a cache).
         DryRun(program, *copied_inputs(args, kwargs), node_done=note, compute=False).forward()
-        return found, dtypes, True
+        return found, tensors, True
     except GuardError:
         raise
     except Exception:  # shapes that depend on values
         found.clear()
+        tensors.clear()
         DryRun(program, *copied_inputs(args, kwargs), node_done=note, compute=True).forward()
-        return found, dtypes, False
+        return found, tensors, False
