@@ -441,3 +441,43 @@ def test_native_computes_a_residual_block_in_one_call_for_each_convolution() -> 
     for batch in (1, 2, 5):
         x = torch.randn(batch, 4, 8, 8)
         torch.testing.assert_close(fast(x), model(x).detach(), rtol=1e-4, atol=1e-5)
+
+
+class Functional(Toy):
+    """Never writes what it is given, like the backends that convert."""
+
+    def supports(self, node):
+        return "no kernel for argsort" if node.target == "argsort" else True
+
+    def compile(self, part, inputs, options):
+        return lambda *values: part.forward(*[torch.clone(value) for value in values])
+
+
+def test_a_write_stays_where_its_memory_was_made():
+    def inverse(x):
+        places = torch.empty_like(x, dtype=torch.long).fill_(-1) * 1
+        order = (x + places).argsort()
+        places[order] = torch.arange(len(x))
+        return places.relu() + 1
+
+    for size in (4, 7):
+        x = torch.randn(size)
+        fast = torchgraft.lower(inverse, torch.randn(size), backend=Functional(), verify=False)
+        assert torch.equal(fast(x), inverse(x))
+        assert "another part has made" in fast.explain()
+
+
+def test_what_a_backend_fails_on_is_found_once():
+    tried = []
+
+    class Bad(Toy):
+        def compile(self, part, inputs, options):
+            tried.append(len(part.graph.nodes))
+            if any(node.target is torch.sin for node in part.graph.nodes):
+                raise RuntimeError("no kernel for sin")
+            return part.forward
+
+    fast = torchgraft.lower(_body, torch.ones(2), backend=Bad())
+    count = len(tried)
+    assert torch.equal(fast(torch.ones(3)), _body(torch.ones(3)))
+    assert len(tried) - count == 2 and "sin: the backend fails" in fast.explain()

@@ -160,6 +160,7 @@ class Lowered(VariantModule):
 
     def _compiled(self, body: GraphModule, is_free: bool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         backend, options = self.backend, self.options
+        refused: dict[str, str] = {}
 
         def make(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Compiled:
             text = call_text(args, kwargs)
@@ -168,7 +169,7 @@ class Lowered(VariantModule):
                 # Parts are tried while they are compiled; what they write of the model's state is put back.
                 writes = Aliases(sized.graph).has_writes
                 with kept_state(self._subject_now()) if writes else contextlib.nullcontext():
-                    return compile_parts(backend, sized, args, kwargs, options, text)
+                    return compile_parts(backend, sized, args, kwargs, options, text, refused)
             calls = len([node for node in sized.graph.nodes if node.op not in ("placeholder", "get_attr", "output")])
             values = tuple(placeholder_values(sized, args, kwargs).values())
             run = within(options.time_limit, lambda: backend.compile(sized, values, options))

@@ -44,8 +44,9 @@ def openvino_model(program: Exported, options: Options) -> Any:
 
     with _without_reports():
         converted = openvino.convert_model(program.program)
-    shapes = {name: list(tensor.shape) for name, tensor in program.tensors().items()}
-    converted.reshape({given: shapes[given.get_any_name()] for given in converted.inputs})
+    tensors = list(program.tensors().values())
+    places = _places(converted, program)
+    converted.reshape({given: list(tensors[place].shape) for given, place in zip(converted.inputs, places, strict=True)})
     hints = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_PRECISION_HINT": _PRECISIONS[options.precision]}
     hints["INFERENCE_NUM_THREADS"] = str(torch.get_num_threads())
     return openvino.compile_model(converted, "CPU", hints)
@@ -93,6 +94,14 @@ def _without_reports() -> Iterator[None]:
         reports.consent = consent
 
 
+def _places(model: Any, program: Exported) -> list[int]:
+    """Which of the tensors of a program the inputs of a model of OpenVINO are, which may leave some out."""
+    names = list(program.tensors())
+    if len(model.inputs) == len(names):
+        return list(range(len(names)))
+    return [next(names.index(name) for name in given.get_names() if name in names) for given in model.inputs]
+
+
 class _Run:
     """A compiled model as a function from tensors to tensors. Requests are not shared, so several threads may call it.
 
@@ -104,8 +113,7 @@ class _Run:
 
         self._compiled, self._result, self._tensor = compiled, program.result, Tensor
         self._count = len(compiled.outputs)
-        names = list(program.tensors())
-        self._places = [names.index(given.get_any_name()) for given in compiled.inputs]  # it may leave out inputs
+        self._places = _places(compiled, program)
         self._requests: list[Any] = [compiled.create_infer_request()]
 
     def __call__(self, *inputs: Any) -> Any:

@@ -39,14 +39,21 @@ _UNPACKS = "it takes an input apart"
 
 
 def differences(expected: dict[str, Any], found: dict[str, Any], precision: str, second: str) -> tuple[Difference, ...]:
-    """Where two results lie further apart than computing in a precision explains."""
+    """Where two results lie further apart than computing in a precision explains; what is lowered gives no gradients."""
     dtype = PRECISIONS[precision]
+    expected, found = _without_gradients(expected), _without_gradients(found)
     if dtype is not torch.float32:
         both = [path for path in expected if _is_wider(expected[path]) and _is_wider(found.get(path))]
         expected, found = (
             {**leaves, **{path: _as(leaves[path], dtype) for path in both}} for leaves in (expected, found)
         )
     return compare(expected, found, Tolerance(factor=_FACTORS[precision]), sides=("model", second)).differences
+
+
+def _without_gradients(found: dict[str, Any]) -> dict[str, Any]:
+    return {
+        path: leaf._replace(requires_grad=False) if isinstance(leaf, FrozenTensor) else leaf for path, leaf in found.items()
+    }
 
 
 def _is_wider(leaf: Any) -> bool:
@@ -95,10 +102,16 @@ class CompiledPart(torch.nn.Module):
 
 
 def compile_parts(
-    backend: Backend, body: GraphModule, args: tuple[Any, ...], kwargs: dict[str, Any], options: Options, inputs: str
+    backend: Backend,
+    body: GraphModule,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    options: Options,
+    inputs: str,
+    refused: dict[str, str],
 ) -> Compiled:
-    """Cut a program by what a backend takes, and compile the parts."""
-    refused: dict[str, str] = {}
+    """Cut a program by what a backend takes, and compile the parts. `refused` are the calls that it fails on, by name, with the
+    reason; those that are found are added, so that they need not be found again for another size."""
     for node in body.graph.nodes:
         node.meta[_NAME] = node.name
     unpacking = _unpacking(body, args, kwargs)
@@ -119,6 +132,9 @@ def compile_parts(
 
     while True:
         found = split(body, Supported(supports, backend.min_size))
+        if not backend.takes_writes and (writes := _writes_into_inputs(found)):
+            refused.update(dict.fromkeys(writes, "it writes memory that another part has made"))
+            continue
         values = _values_of_parts(found.module, args, kwargs)
         compiled: dict[str, Callable[..., Any]] = {}
         blamed: dict[str, str] = {}
@@ -133,7 +149,18 @@ def compile_parts(
             assembled = _assembled(found, compiled, inputs)
             assembled.whole = body
             return assembled
-        refused |= blamed
+        refused.update(blamed)
+
+
+def _writes_into_inputs(found: Split) -> list[str]:
+    """The calls that write what their part is given: the part would have to hand it on to all that read it."""
+    names: list[str] = []
+    for part in found.parts:
+        if part.supported:
+            memory = Aliases(part.module.graph)
+            written = [node for node, effects in memory.effects.items() if written_outside(effects, memory)]
+            names += [node.meta[_NAME] for node in written]
+    return names
 
 
 def _is_check(target: Any) -> bool:
