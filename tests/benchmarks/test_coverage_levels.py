@@ -100,6 +100,24 @@ def test_a_wrong_gradient_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
+def test_gradients_are_right_that_are_nearer_than_eager_to_those_of_double_precision(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = Small().eval()
+    program = capture(model, images(3, 4)().args, level="function")
+    eager = levels._eager_step
+
+    def imprecise(model: Any, inputs: Any, tangents: Any = None) -> Step:
+        step = eager(model, inputs, tangents)
+        if tangents is None:
+            step.gradients["linear.bias"] = step.gradients["linear.bias"] * 1.5
+        return step
+
+    monkeypatch.setattr(levels, "_eager_step", imprecise)
+    attempt = examine_joint(model, model, program, case(), images(3, 4)(), rounds=1)
+    assert attempt is not None and attempt.verdicts["example"] == EQUAL
+
+
 def test_a_lowering_that_raises_is_an_attempt_with_a_reason() -> None:
     model = Small().eval()
     program = capture(model, images(3, 4)().args, level="function")
