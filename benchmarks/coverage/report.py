@@ -206,8 +206,9 @@ on other values, at another batch size, at another size of picture or text, and 
 gradients and buffers, with dropout drawing the same numbers); at level joint results and gradients are those of evaluation
 mode. *Equal* means every part of the result: tensors (to 1e-4 of the largest value; mostly bit for bit), caches, numbers,
 what was done to the inputs, and where the random numbers were left; gradients of a joint program to 1e-4 of the largest
-value, or 1e-6 of the largest gradient of the model, or nearer than eager's to those of double precision (of two values that are
-nearly the same, rounding decides which is the largest, and has the gradient). *Refused* means a GuardError that names the line; *undefined* that the
+value, or 1e-6 of the largest gradient of the model, or nearer than eager's to those of double precision (of two values that
+are nearly the same, rounding decides which is the largest, and has the gradient). *Refused* means a GuardError that names the
+line; *undefined* that the
 model itself does not take such inputs. A module *kept whole* does something that cannot be written down as operations, such
 as counting its calls, and stays one call. Times are of the process, with one torch thread; eager runs and captures are
 taken in turn, and a ratio is of their medians; of lowerings and of torch.export the better of two counts. The first capture

@@ -232,7 +232,7 @@ def test_converting_for_openvino_reports_to_nobody(monkeypatch):
 
 @pytest.mark.parametrize("name", ["openvino", "onnxruntime"])
 def test_runtimes_take_what_language_models_do(name):
-    """A cache that was never filled, keys and values for several queries each, calls that change nothing, a result given twice."""
+    """A cache that was never filled, keys for several queries each, calls that change nothing, a result given twice."""
     pytest.importorskip(name)
 
     class Decoder(nn.Module):

@@ -79,7 +79,7 @@ def _repeated(heads: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
 
 @contextlib.contextmanager
 def _without_reports() -> Iterator[None]:
-    """The converter reports each conversion to its makers from a forked process; a fork beside threads that work may never return."""
+    """The converter reports to its makers from a forked process; a fork beside threads that work may never return."""
     try:
         from openvino.tools.ovc.telemetry_utils import init_ovc_telemetry
     except ImportError:  # another version of OpenVINO, which may not report

@@ -80,7 +80,7 @@ def _size_key(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def for_one_size(body: GraphModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> GraphModule:
-    """A copy of a program in which everything that follows from the sizes of its inputs, and from whole numbers given, is a constant.
+    """A copy of a program in which all that follows from the sizes of its inputs, and from whole numbers given, is constant.
 
     >>> import torchgraft
     >>> program = torchgraft.capture(lambda x: x.view(x.shape[0], -1) * 2, torch.ones(2, 3, 4))
@@ -165,7 +165,7 @@ _PLAIN_FORMS: dict[Any, Any] = {
 def _values(
     program: GraphModule, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[dict[Node, Any], dict[Node, torch.Tensor], bool]:
-    """The values of the nodes that are no tensors; those that are, mostly without data; and whether all follows from sizes alone."""
+    """The values of the nodes that are no tensors; the tensors, mostly without data; whether all follows from sizes alone."""
     found: dict[Node, Any] = {}
     tensors: dict[Node, torch.Tensor] = {}
 

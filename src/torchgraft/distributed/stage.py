@@ -89,7 +89,8 @@ def _kind_of(leaf: Any, name: str) -> Any:
         return leaf
     raise GraphError(
         f"'{name}' cannot go from one process to another: it is a {type(leaf).__name__}\n"
-        "  only tensors, numbers and structures of them can: have the model give none (of a cache: use_cache=False), or cut it elsewhere"
+        "  only tensors, numbers and structures of them can\n"
+        "  have the model give none (of a cache: use_cache=False), or cut it elsewhere"
     )
 
 
