@@ -226,7 +226,9 @@ def test_converting_for_openvino_reports_to_nobody(monkeypatch):
     sender = pytest.importorskip("openvino_telemetry.utils.sender")
     sent = []
     monkeypatch.setattr(sender.TelemetrySender, "send", lambda *args: sent.append(args))
-    torchgraft.lower(nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)).eval(), torch.randn(2, 4), backend="openvino")
+    torchgraft.lower(
+        nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)).eval(), torch.randn(2, 4), backend="openvino"
+    )
     assert not sent
 
 

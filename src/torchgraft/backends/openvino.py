@@ -46,7 +46,9 @@ def openvino_model(program: Exported, options: Options) -> Any:
         converted = openvino.convert_model(program.program)
     tensors = list(program.tensors().values())
     places = _places(converted, program)
-    converted.reshape({given: list(tensors[place].shape) for given, place in zip(converted.inputs, places, strict=True)})
+    converted.reshape(
+        {given: list(tensors[place].shape) for given, place in zip(converted.inputs, places, strict=True)}
+    )
     hints = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_PRECISION_HINT": _PRECISIONS[options.precision]}
     hints["INFERENCE_NUM_THREADS"] = str(torch.get_num_threads())
     return openvino.compile_model(converted, "CPU", hints)
@@ -69,7 +71,9 @@ def _is_grouped(node: Node) -> bool:
 def _repeated_attention(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *args: Any, enable_gqa: bool, **kwargs: Any
 ) -> torch.Tensor:
-    return functional.scaled_dot_product_attention(query, _repeated(key, query), _repeated(value, query), *args, **kwargs)
+    return functional.scaled_dot_product_attention(
+        query, _repeated(key, query), _repeated(value, query), *args, **kwargs
+    )
 
 
 def _repeated(heads: torch.Tensor, query: torch.Tensor) -> torch.Tensor:

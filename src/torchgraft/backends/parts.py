@@ -52,7 +52,8 @@ def differences(expected: dict[str, Any], found: dict[str, Any], precision: str,
 
 def _without_gradients(found: dict[str, Any]) -> dict[str, Any]:
     return {
-        path: leaf._replace(requires_grad=False) if isinstance(leaf, FrozenTensor) else leaf for path, leaf in found.items()
+        path: leaf._replace(requires_grad=False) if isinstance(leaf, FrozenTensor) else leaf
+        for path, leaf in found.items()
     }
 
 
