@@ -5,18 +5,15 @@ Compiled for one size at a time, which is what OpenVINO is quickest with.
 from __future__ import annotations
 
 import contextlib
-import copy
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch.nn import functional
 
 from torchgraft.backends.arrays import arrays_of
 from torchgraft.backends.backend import Backend, Options, missing
 from torchgraft.bridge.exporting import Exported, exported
 from torchgraft.codegen.graph_module import GraphModule
-from torchgraft.ir.node import Node
 
 _PRECISIONS = {"fp32": "f32", "tf32": "f32", "bf16": "bf16", "fp16": "f16"}
 
@@ -34,7 +31,7 @@ class OpenVino(Backend):
 
     def compile(self, part: GraphModule, inputs: tuple[Any, ...], options: Options) -> Callable[..., Any]:
         """Convert and compile for the sizes of the example."""
-        program = exported(_without_groups(part), inputs)
+        program = exported(part, inputs)
         return _Run(openvino_model(program, options), program)
 
 
@@ -52,33 +49,6 @@ def openvino_model(program: Exported, options: Options) -> Any:
     hints = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_PRECISION_HINT": _PRECISIONS[options.precision]}
     hints["INFERENCE_NUM_THREADS"] = str(torch.get_num_threads())
     return openvino.compile_model(converted, "CPU", hints)
-
-
-def _without_groups(part: GraphModule) -> GraphModule:
-    """The part with keys and values of grouped attention repeated for every query, which OpenVINO asks for."""
-    if not any(_is_grouped(node) for node in part.graph.nodes):
-        return part
-    result = GraphModule(part, copy.deepcopy(part.graph), type(part).__name__)
-    for node in filter(_is_grouped, result.graph.nodes):
-        node.target = _repeated_attention
-    return result
-
-
-def _is_grouped(node: Node) -> bool:
-    return node.target is functional.scaled_dot_product_attention and node.kwargs.get("enable_gqa") is True
-
-
-def _repeated_attention(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *args: Any, enable_gqa: bool, **kwargs: Any
-) -> torch.Tensor:
-    return functional.scaled_dot_product_attention(
-        query, _repeated(key, query), _repeated(value, query), *args, **kwargs
-    )
-
-
-def _repeated(heads: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
-    times = query.size(-3) // heads.size(-3)
-    return heads.unsqueeze(-3).expand(*heads.shape[:-2], times, *heads.shape[-2:]).flatten(-4, -3)
 
 
 @contextlib.contextmanager

@@ -238,6 +238,8 @@ def _compiled(
             function = within(options.time_limit, lambda: backend.compile(part, given, options))
             result = within(options.time_limit, lambda: function(*copied_inputs(given, {})[0]))
     except Exception as error:
+        while error.__cause__ is not None:  # converters say last what they began with
+            error = error.__cause__  # type: ignore[assignment]
         return f"the backend fails: {one_line(error)}"
     wrong = differences(expected, frozen_leaves(result, "output"), options.precision, "backend")
     if wrong:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch.export import ExportedProgram, export
+from torch.nn import functional
 from torch.utils import _pytree as pytree
 
 from torchgraft.codegen.graph_module import GraphModule
@@ -43,6 +44,7 @@ def exported(part: GraphModule, inputs: tuple[Any, ...]) -> Exported:
     >>> exported(program, (torch.ones(2),)).places
     (0, 1, 2)
     """
+    part = _with_plain_attention(part)
     output = part.graph.output_node()
     program = _export(part, inputs, {})
     if not isinstance(output.args[0], (tuple, list)):
@@ -55,6 +57,41 @@ def exported(part: GraphModule, inputs: tuple[Any, ...]) -> Exported:
         copied.graph.output_node().args = (tuple([results[names.index(name)] for name in different]),)
         program = _export(copied, inputs, {})
     return Exported(program, inputs, tuple([different.index(name) for name in names]))
+
+
+def _with_plain_attention(part: GraphModule) -> GraphModule:
+    """The part with attention as converters know it: of four dimensions, with keys and values for each query."""
+    attention = functional.scaled_dot_product_attention
+    if not part.graph.find_nodes(op="call_function", target=attention):
+        return part
+    result = GraphModule(part, copy.deepcopy(part.graph), type(part).__name__)
+    for node in result.graph.find_nodes(op="call_function", target=attention):
+        node.target = _plain_attention
+    return result
+
+
+def _plain_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> torch.Tensor:
+    if enable_gqa:
+        key, value = [
+            part.unsqueeze(-3)
+            .expand(*part.shape[:-2], query.size(-3) // part.size(-3), *part.shape[-2:])
+            .flatten(-4, -3)
+            for part in (key, value)
+        ]
+    before, is_plain_mask = query.shape[:-2], attn_mask is None or attn_mask.dim() == 2
+    if query.dim() > 4 and key.shape[:-2] == value.shape[:-2] == before and is_plain_mask:
+        query, key, value = [part.flatten(0, -4) for part in (query, key, value)]
+    result = functional.scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale)
+    return result.unflatten(0, before[:-1]) if result.dim() < len(before) + 2 else result
 
 
 def exported_model(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Exported:
