@@ -19,7 +19,7 @@ class TrainingModule(torch.nn.Module):
     """The model that training programs were captured of, run by these programs: what is kept for the backward is what they say.
 
     It has the parameters, buffers and submodules of the model, by their names, so optimizers, checkpoints, DDP and
-    `fully_shard` take it. Its forward is one call for autograd; gradients of gradients are not to be had.
+    `fully_shard` take it. Its forward is one call for autograd; gradients of gradients are not supported.
 
     >>> from torchgraft import capture_training
     >>> model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU())
