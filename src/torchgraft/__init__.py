@@ -93,7 +93,10 @@ if TYPE_CHECKING:
     from torchgraft.ir.node import Node as Node
     from torchgraft.ir.node import has_side_effect as has_side_effect
     from torchgraft.ir.node import map_arg as map_arg
+    from torchgraft.lowering.training import TrainingPrograms as TrainingPrograms
+    from torchgraft.lowering.training import TrainingStep as TrainingStep
     from torchgraft.lowering.training import capture_training as capture_training
+    from torchgraft.lowering.training_module import TrainingModule as TrainingModule
     from torchgraft.recording.calls import log_calls as log_calls
     from torchgraft.recording.doctor import doctor as doctor
     from torchgraft.recording.program_comparison import compare as compare

@@ -113,6 +113,11 @@ class TrainingStep(NamedTuple):
     """What the model (or the loss) returned, and the gradients by the names of parameters and inputs.
 
     A parameter that the results do not depend on, or that needs no gradient, has None, as `parameter.grad` would.
+
+    >>> import torch
+    >>> step = capture_training(torch.nn.Linear(2, 3), torch.ones(4, 2)).run(torch.ones(4, 2))
+    >>> step.results.shape, step.gradients["bias"]
+    (torch.Size([4, 3]), tensor([4., 4., 4.]))
     """
 
     results: Any
@@ -126,6 +131,11 @@ class TrainingPrograms:
     `joint` computes everything at once, see `joint_program`. `forward` takes the primals and returns results, updates and
     saved values; `backward` takes the saved values and the tangents and returns the gradients. Call them with detached
     tensors; `run` does it for you. `program` is the captured program that they come from.
+
+    >>> import torch
+    >>> programs = capture_training(torch.nn.Linear(2, 3), torch.ones(4, 2))
+    >>> programs.tangent_names, programs.updated
+    (['result'], [])
     """
 
     joint: GraphModule
