@@ -116,7 +116,7 @@ def test_search_takes_any_metric(model):
 def test_why_it_is_not_faster(model):
     found = explain_speed(model, quantize(model, DATA), DATA[0])
     shares = found.shares()
-    assert sum(shares.values()) == pytest.approx(1.0) and shares["integer layers"] > 0.1
+    assert sum(shares.values()) == pytest.approx(1.0) and shares["integer layers"] > 0
     assert any("small products" in note or "no integer kernel" in note for note in found.notes)
     assert "times as fast" in repr(found) and json.loads(found.to_json())["shares"]
 
