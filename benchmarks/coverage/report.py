@@ -198,23 +198,23 @@ _MEASURES: list[Measure] = [
 
 
 NOTES = """\
-Each model is built with random weights at a small size and captured once with `torchgraft.capture` at the level of modules,
-and once at the level of functions, before it has ever run. The program of functions is then lowered to ATen and core ATen
-operators (`torchgraft.lower`) and, where the model can be trained, to forward and backward as one program
-(`torchgraft.capture_training`, level *joint*). Each program is compared with the model: on the inputs it was captured with,
-on other values, at another batch size, at another size of picture or text, and switched to training mode (results,
-gradients and buffers, with dropout drawing the same numbers); at level joint results and gradients are those of evaluation
-mode. *Equal* means every part of the result: tensors (to 1e-4 of the largest value; mostly bit for bit), caches, numbers,
-what was done to the inputs, and where the random numbers were left; gradients of a joint program to 1e-4 of the largest
-value, or 1e-6 of the largest gradient of the model, or nearer than eager's to those of double precision (of two values that
-are nearly the same, rounding decides which is the largest, and has the gradient). *Refused* means a GuardError that names the
-line; *undefined* that the
-model itself does not take such inputs. A module *kept whole* does something that cannot be written down as operations, such
-as counting its calls, and stays one call. Times are of the process, with one torch thread; eager runs and captures are
-taken in turn, and a ratio is of their medians; of lowerings and of torch.export the better of two counts. The first capture
-of a model reads the code of its classes, too, which later ones remember. torch.fx may fix every argument that is not given;
-torch.export is asked for the sizes of the example only, may leave out the cache that language models return, and calculates
-nothing, while a capture is a run of the model, and a lowering is another."""
+Each model is built with random weights at a small size and captured once with `torchgraft.capture` at the level of
+modules, and once at the level of functions, before it has ever run. The program of functions is then lowered to ATen
+and core ATen operators (`torchgraft.lower`) and, where the model can be trained, to forward and backward as one
+program (`torchgraft.capture_training`, level *joint*). Each program is compared with the model: on the inputs it was
+captured with, on other values, at another batch size, at another size of picture or text, and switched to training
+mode (results, gradients and buffers, with dropout drawing the same numbers); at level joint results and gradients are
+those of evaluation mode. *Equal* means every part of the result: tensors (to 1e-4 of the largest value; mostly bit for
+bit), caches, numbers, what was done to the inputs, and where the random numbers were left; gradients of a joint
+program to 1e-4 of the largest value, or 1e-6 of the largest gradient of the model, or nearer than eager's to those of
+double precision (of two values that are nearly the same, rounding decides which is the largest, and has the gradient).
+*Refused* means a GuardError that names the line; *undefined* that the model itself does not take such inputs. A module
+*kept whole* does something that cannot be written down as operations, such as counting its calls, and stays one call.
+Times are of the process, with one torch thread; eager runs and captures are taken in turn, and a ratio is of their
+medians; of lowerings and of torch.export the better of two counts. The first capture of a model reads the code of its
+classes, too, which later ones remember. torch.fx may fix every argument that is not given; torch.export is asked for
+the sizes of the example only, may leave out the cache that language models return, and calculates nothing, while a
+capture is a run of the model, and a lowering is another."""
 
 
 def markdown(rows: Sequence[Row], environment: Environment, command: str, remark: str = "") -> str:
