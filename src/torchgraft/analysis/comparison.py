@@ -178,12 +178,13 @@ def _compare_leaves(expected: Any, found: Any, tolerance: Tolerance, sides: Side
     is_same_kind = type(expected) is type(found)
     if isinstance(expected, RandomState) and is_same_kind:
         return ("", 0.0) if expected == found else (f"other numbers were drawn than in the {sides[0]}", float("inf"))
-    if is_same_kind and (expected == found if isinstance(expected, Structure) else _plain_equal(expected, found)):
+    if is_same_kind and (expected == found if isinstance(expected, Structure) else plain_equal(expected, found)):
         return "", 0.0
     return f"{_described(expected)} in the {sides[0]}, {_described(found)} in the {sides[1]}", float("inf")
 
 
-def _plain_equal(expected: Any, found: Any) -> bool:
+def plain_equal(expected: Any, found: Any) -> bool:
+    """Whether two values that are no tensors are the same or equal; not-a-number equals itself."""
     if expected is found:
         return True
     try:
@@ -241,6 +242,18 @@ def _same_bits(expected: torch.Tensor, found: torch.Tensor) -> bool:
         return torch.equal(expected, found)
     except (RuntimeError, NotImplementedError):  # not every layout and dtype can be compared
         return torch.equal(comparable(expected), comparable(found))
+
+
+def same_tensor(first: torch.Tensor, second: torch.Tensor) -> bool:
+    """Whether two tensors are alike in shape, dtype, device and every element."""
+    if first is second:
+        return True
+    if (first.shape, first.dtype, first.device) != (second.shape, second.dtype, second.device):
+        return False
+    try:
+        return first.is_meta or torch.equal(first, second)
+    except (RuntimeError, NotImplementedError):  # not every layout and dtype can be compared
+        return False
 
 
 def _allowed(scale: torch.Tensor, dtype: torch.dtype, tolerance: Tolerance) -> Any:

@@ -9,9 +9,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from torchgraft.analysis.comparison import Tolerance, compare, frozen_leaves
+from torchgraft.analysis.surroundings import Surroundings
 from torchgraft.codegen.calling import copied_inputs
 from torchgraft.errors import PassError
 from torchgraft.interpreter import Interpreter
@@ -221,7 +220,7 @@ class _Observed:
     def __init__(self, program: GraphModule, args: tuple[Any, ...]) -> None:
         self.graph = program.graph
         inputs, _ = copied_inputs(args, {})
-        with restored(program):
+        with Surroundings(program).restored():
             recorder = _Recorder(program)
             self.seen = frozen_leaves(recorder.run(*inputs), "result")
             for name, buffer in program.named_buffers():
@@ -250,26 +249,6 @@ class _Recorder(Interpreter):
         if n.op not in ("placeholder", "output", "get_attr"):
             self.values[n.name] = frozen_leaves(value, n.name)
         return value
-
-
-class restored:  # noqa: N801 (reads as a phrase in a with statement)
-    """Restores parameters, buffers and the random numbers of torch, so that every run begins alike."""
-
-    def __init__(self, program: GraphModule) -> None:
-        tensors = [*program.parameters(), *program.buffers()]
-        self._saved = [(tensor, tensor.detach().clone()) for tensor in tensors]
-        self._random = torch.random.fork_rng(devices=())
-
-    def __enter__(self) -> None:
-        self._random.__enter__()
-        torch.manual_seed(0)
-
-    def __exit__(self, *details: Any) -> None:
-        self._random.__exit__(*details)
-        for tensor, content in self._saved:
-            # Not by the version of the tensor, which writes through `.data` leave alone.
-            if tensor.device.type != "meta" and not torch.equal(tensor, content):
-                tensor.data.copy_(content)
 
 
 def _described(graph: Graph, name: str) -> str:

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from torchgraft.analysis.shapes import shapes
+from torchgraft.analysis.surroundings import Surroundings
 from torchgraft.codegen.source import PyTreeCodeGen
 from torchgraft.errors import GraftError, PassError
 from torchgraft.ir.printing import known_value
 from torchgraft.passes.definition import Pass
-from torchgraft.passes.pipeline import restored
 
 if TYPE_CHECKING:
     from torchgraft.codegen.graph_module import GraphModule
@@ -85,7 +85,7 @@ def note_shapes(program: GraphModule, args: Any = (), kwargs: Any = None, *, com
             return note_shapes(program, args, kwargs, compute=False)
         except Exception:  # a program may fail on fakes in any way; if it is at fault itself, it fails again here
             return note_shapes(program, args, kwargs, compute=True)
-    with restored(program) if compute else contextlib.nullcontext():
+    with Surroundings(program).restored() if compute else contextlib.nullcontext():
         found = shapes(program, args, kwargs, compute=compute)
     changed = 0
     for node in program.graph.nodes:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from torchgraft.analysis.comparison import comparable, has_values, tensors_in
+from torchgraft.analysis.comparison import comparable, has_values, same_tensor, tensors_in
 from torchgraft.ir.node import Node
 
 # How much each agreement says. A path names one module; a number at the end of a name depends on what else is in the program.
@@ -274,14 +274,7 @@ def _module_of(node: Node) -> torch.nn.Module | None:
 
 def _same_tensors(first: torch.nn.Module, second: torch.nn.Module) -> bool:
     mine, theirs = (dict([*side.named_parameters(), *side.named_buffers()]) for side in (first, second))
-    return mine.keys() == theirs.keys() and all(_is_equal(mine[name], theirs[name]) for name in mine)
-
-
-def _is_equal(first: torch.Tensor, second: torch.Tensor) -> bool:
-    if first is second:
-        return True
-    same_kind = (first.shape, first.dtype, first.device) == (second.shape, second.dtype, second.device)
-    return same_kind and (first.is_meta or torch.equal(first, second))
+    return mine.keys() == theirs.keys() and all(same_tensor(mine[name], theirs[name]) for name in mine)
 
 
 def _print_of(value: Any) -> Fingerprint | None:

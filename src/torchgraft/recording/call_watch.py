@@ -18,9 +18,9 @@ import torch
 from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from torchgraft.analysis.surroundings import modules_behind
 from torchgraft.ir.guards import is_guard
 from torchgraft.ir.origin import source_line, source_of, user_instruction
-from torchgraft.recording.runs import modules_behind
 
 _MOST_ITEMS = 8
 _LONGEST_TEXT = 40

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from torchgraft.analysis.surroundings import Surroundings
 from torchgraft.capturing.program import capture
 from torchgraft.capturing.symbolic.tracer import Tracer
 from torchgraft.codegen.calling import example_inputs
@@ -21,7 +22,7 @@ from torchgraft.errors import GraftError, one_line
 from torchgraft.ir.guards import Guard, find_guards
 from torchgraft.ir.node import Node
 from torchgraft.ir.origin import SourceLine, line_of_error, source_of
-from torchgraft.recording.runs import Surroundings, observe
+from torchgraft.recording.runs import observe
 from torchgraft.recording.situations import Situation
 from torchgraft.recording.verify import Verification, verify
 from torchgraft.results.progress import stage

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 
 from torchgraft.analysis.comparison import Tolerance, comparable, compare_tensors, has_values
+from torchgraft.analysis.surroundings import Surroundings
 from torchgraft.codegen.calling import example_inputs
 from torchgraft.errors import RunError
 from torchgraft.ir.node import Node
@@ -18,7 +19,6 @@ from torchgraft.ir.origin import source_of
 from torchgraft.recording.alignment import Pair, line_up
 from torchgraft.recording.record import as_program, recording_of
 from torchgraft.recording.recorded import Entry, Recording
-from torchgraft.recording.runs import Surroundings
 from torchgraft.recording.situations import Situation
 from torchgraft.results.progress import stage
 from torchgraft.results.shown import Tabular
@@ -160,15 +160,12 @@ def run_both(programs: list[Any], situation: Situation, seed: int, gradients: An
     runs = []
     for number, program in enumerate(programs, 1):
         args, kwargs = situation.copied()
-        surroundings.prepare(seed)
-        try:
-            with stage("running", number, len(programs)):
+        with surroundings.restored(seed), stage("running", number, len(programs)):
+            try:
                 runs.append(Run(recording_of(program, args, kwargs, gradients=gradients), None))
-        except RunError as error:
-            assert isinstance(error.partial, Recording)
-            runs.append(Run(error.partial, error))
-        finally:
-            surroundings.restore()
+            except RunError as error:
+                assert isinstance(error.partial, Recording)
+                runs.append(Run(error.partial, error))
     return runs
 
 

@@ -13,11 +13,12 @@ from typing import Any
 import torch
 
 from torchgraft.analysis.comparison import Comparison, Tolerance, compare
+from torchgraft.analysis.surroundings import Surroundings, modules_behind
 from torchgraft.codegen.calling import example_inputs
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import GraftError, GuardError, one_line
 from torchgraft.recording.first_difference import FirstDifference, first_difference
-from torchgraft.recording.runs import Observation, Surroundings, modules_behind, observe
+from torchgraft.recording.runs import Observation, observe
 from torchgraft.recording.situations import Situation, situations
 from torchgraft.results.progress import stage
 from torchgraft.results.shown import Shown

@@ -17,6 +17,7 @@ import torch
 
 from torchgraft.analysis.memory import Memory, memory
 from torchgraft.analysis.simulate import Simulation, WhatIf, machine_names, simulate, what_if
+from torchgraft.analysis.surroundings import Surroundings
 from torchgraft.codegen.calling import copied_inputs
 from torchgraft.errors import GraftError, RunError, one_line
 from torchgraft.ir.printing import tensor_text
@@ -24,7 +25,6 @@ from torchgraft.recording.calls import CallLog, log_calls
 from torchgraft.recording.doctor import Diagnosis, diagnosis_of
 from torchgraft.recording.record import record
 from torchgraft.recording.recorded import Recording
-from torchgraft.recording.runs import Surroundings
 from torchgraft.recording.statistics import MEASURES
 from torchgraft.recording.verify import verify
 from torchgraft.reporting.levels import Counts, Level, captured_levels

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from torchgraft.analysis.comparison import same_tensor
 from torchgraft.codegen.attributes import assign_attribute, is_persistent_buffer
 from torchgraft.errors import GraphAttributeError
 from torchgraft.rewriting.pattern import MISSING, Program
@@ -87,10 +88,4 @@ def _is_same_constant(existing: Any, value: Any) -> bool:
         return True
     if not isinstance(existing, torch.Tensor) or type(existing) is not type(value):
         return False
-    if (
-        (existing.dtype, existing.device) != (value.dtype, value.device)
-        or existing.requires_grad
-        or value.requires_grad
-    ):
-        return False
-    return torch.equal(existing, value)
+    return not (existing.requires_grad or value.requires_grad) and same_tensor(existing, value)
