@@ -30,6 +30,7 @@ def few_backends(monkeypatch):
     monkeypatch.setattr(auto, "_ROUNDS", 1)
     monkeypatch.setattr(auto, "_MORE_ROUNDS", 0)
     before = dict(_registered)
+    _registered.clear()  # the examples of other tests are known in this process, too
     yield
     _registered.clear()
     _registered.update(before)
