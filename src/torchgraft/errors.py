@@ -4,6 +4,9 @@ Message texts live where the error is raised; nothing here imports torch.
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
+
 
 class GraftError(Exception):
     """The root of every error raised on purpose by torchgraft.
@@ -182,6 +185,17 @@ class ShapeError(GraftError, TypeError):
     ...     print(str(error).partition(":")[0])
     shapes cannot agree
     """
+
+
+def suggestion(name: object, known: Iterable[str], otherwise: str = "") -> str:
+    """What may be meant by a name that nobody knows: those like it, else `otherwise`, or all that are known.
+
+    >>> suggestion("rele", ["relu", "tanh"]), suggestion("x", ["relu", "tanh"])
+    ("did you mean 'relu'?", 'known: relu, tanh')
+    """
+    known = list(known)
+    close = difflib.get_close_matches(str(name), known)
+    return f"did you mean {' or '.join(map(repr, close))}?" if close else otherwise or f"known: {', '.join(known)}"
 
 
 def one_line(error: BaseException) -> str:

@@ -212,17 +212,14 @@ class FakeInterpreter(Interpreter):
     calls: FakeCalls | None = None
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The result of a function."""
         return target(*args, **kwargs) if self.calls is None else self.calls.function(target, args, kwargs)
 
     def call_method(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The result of a method of the first argument."""
         if self.calls is None:
             return getattr(args[0], target)(*args[1:], **kwargs)
         return self.calls.method(target, args, kwargs)
 
     def call_module(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The result of a submodule."""
         if self.calls is None:
             return super().call_module(target, args, kwargs)
         return self.calls.module(self.fetch_attr(target), args, kwargs)

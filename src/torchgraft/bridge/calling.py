@@ -48,7 +48,6 @@ class CallTreeCodeGen(PyTreeCodeGen):
         return super().process_inputs(*args)
 
     def gen_fn_def(self, free_vars: list[str], maybe_return_annotation: str) -> str:
-        """The user's own parameters, then one line that takes them apart."""
         leaves = [text.split("=")[0].split(":")[0].strip().lstrip("*") for text in free_vars]
         head = self._heading(maybe_return_annotation)
         if not leaves:

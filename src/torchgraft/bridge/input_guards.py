@@ -57,7 +57,6 @@ class InputGuards(torch.nn.Module):
         )
 
     def extra_repr(self) -> str:
-        """The conditions, one a line."""
         return "\n".join(self.conditions)
 
     def __getstate__(self) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from inspect import signature
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-from torchgraft.errors import GraftError, one_line
+from torchgraft.errors import GraftError, one_line, suggestion
 from torchgraft.results.tables import amount
 
 if TYPE_CHECKING:
@@ -79,12 +79,7 @@ def _imported(package: str) -> ModuleType:
 
 
 def _unknown(library: str, name: str, names: Iterable[str]) -> NoReturn:
-    close = difflib.get_close_matches(name, list(names), 3, 0.5)
-    hint = (
-        f"did you mean {' or '.join(map(repr, close))}?"
-        if close
-        else f"`graft models {_PREFIXES[library]}:` lists those it has"
-    )
+    hint = suggestion(name, names, f"`graft models {_PREFIXES[library]}:` lists those it has")
     raise GraftError(f"no model named {name!r} in {library}; {hint}")
 
 

@@ -35,21 +35,17 @@ class PassManager(pass_manager.PassManager):
 
     @classmethod
     def build_from_passlist(cls, passes: list[Function]) -> PassManager:
-        """A manager of these passes."""
         return cls(passes)
 
     def remove_pass(self, _passes: list[str]) -> None:
-        """Take out the passes of these names."""
         self.passes = [each for each in self.passes if each.__name__ not in (_passes or ())]
         self._validated = False
 
     def replace_pass(self, _target: Function, _replacement: Function) -> None:
-        """Put another pass in the place of every one with the name of `_target`."""
         self.passes = [_replacement if each.__name__ == _target.__name__ else each for each in self.passes]
         self._validated = False
 
     def validate(self) -> None:
-        """Raise if the passes, as they are, break a constraint."""
         if not self._validated:
             self.validate_constraints()
 

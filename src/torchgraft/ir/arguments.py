@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, NoReturn, TypeVar
 
+import torch
 from torch.utils import _pytree as pytree  # the registry has no public door before torch 2.15
 
 T = TypeVar("T")
@@ -147,6 +148,15 @@ def map_plain(value: Any, function: Callable[[Any], Any]) -> Any:
     if isinstance(value, slice):
         return slice(*[map_plain(item, function) for item in (value.start, value.stop, value.step)])
     return function(value)
+
+
+def tensors_of(tree: Any) -> list[torch.Tensor]:
+    """The tensors of a tree of values, which may have containers of any kind that torch's pytree knows.
+
+    >>> [tensor.shape for tensor in tensors_of((1, {"a": [torch.ones(2)]}))]
+    [torch.Size([2])]
+    """
+    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
 
 
 def leaves(tree: Any) -> list[Any]:

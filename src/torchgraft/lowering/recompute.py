@@ -15,13 +15,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from torchgraft.analysis.aliases import Aliases
 from torchgraft.analysis.cost.count import traffic
 from torchgraft.analysis.cost.elementwise import work_of
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import GraphError
+from torchgraft.ir.arguments import tensors_of
 from torchgraft.ir.node import Node, map_arg
 from torchgraft.lowering.minimum_cut import Network
 from torchgraft.lowering.partition import nodes_of_gradients
@@ -97,7 +97,7 @@ class _Values:
     def _note(self, node: Node) -> None:
         """Remember a value that has tensors, unless it is there anyway: an input, or a view of one."""
         value = node.meta.get("val")
-        if node.op in ("placeholder", "get_attr") or not _tensors(value):
+        if node.op in ("placeholder", "get_attr") or not tensors_of(value):
             return
         sources = _sources(node)
         shared = [source for source in sources if source in self._shares(node)]
@@ -108,7 +108,7 @@ class _Values:
             bases = [source for source in shared or sources if source in self.bytes]
             self.bytes[node] = max([self.bytes[base] for base in bases], default=0)
         else:
-            self.bytes[node] = sum(tensor.numel() * tensor.element_size() for tensor in _tensors(value))
+            self.bytes[node] = sum(tensor.numel() * tensor.element_size() for tensor in tensors_of(value))
 
     def _shares(self, node: Node) -> set[Any]:
         if node.target is operator.getitem and isinstance(node.args[0], Node):
@@ -302,7 +302,3 @@ def _work(node: Node) -> int:
     args, kwargs, result = map_arg(node.args, known), map_arg(node.kwargs, known), node.meta["val"]
     found = work_of(node.target, args, kwargs, result)
     return (found[0] if found else 0) + sum(traffic(node.target, args, kwargs, result))
-
-
-def _tensors(value: Any) -> list[torch.Tensor]:
-    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]

@@ -73,7 +73,6 @@ class PipelineReport(Shown):
         return sum(report.seconds for report in self.passes)
 
     def headline(self) -> str:
-        """How much was changed."""
         return f"{count(len(self.passes), 'pass', 'passes')}, {count(self.changes, 'change')}"
 
     def rows(self) -> list[dict[str, Any]]:

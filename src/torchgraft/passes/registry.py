@@ -5,14 +5,13 @@ pipelines as text. What a pass is, is said in `definition.py`; several of them a
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import importlib
 import importlib.metadata
 import json
 import re
 from typing import Any, TypeVar
 
-from torchgraft.errors import PassError
+from torchgraft.errors import PassError, suggestion
 from torchgraft.passes.definition import Pass, text_name
 
 GROUP = "torchgraft.passes"
@@ -77,9 +76,7 @@ def find(name: str) -> type[Pass]:
     for entry in _entry_points():
         if entry.name == name:
             return _loaded(entry)
-    close = difflib.get_close_matches(name, names(), n=2, cutoff=0.5)
-    advice = f"did you mean {' or '.join(map(repr, close))}?" if close else f"known: {', '.join(names())}"
-    raise PassError(f"no pass is called {name!r}; {advice}")
+    raise PassError(f"no pass is called {name!r}; {suggestion(name, names())}")
 
 
 def _entry_points() -> list[Any]:

@@ -5,7 +5,6 @@ It is read from and printed as TOML; what the schemes mean is in `schemes.py`.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import fnmatch
 import json
 import tomllib
@@ -17,7 +16,7 @@ from typing import Any
 
 import torch
 
-from torchgraft.errors import QuantizeError
+from torchgraft.errors import QuantizeError, suggestion
 from torchgraft.quantize.schemes import NAMED, Numbers, Scheme, scheme
 
 BACKENDS = ("native", "reference", "onnxruntime", "openvino", "cuda")
@@ -97,9 +96,7 @@ class Config:
         names = [item.name for item in dataclasses.fields(cls)]
         for key in given:
             if key not in names:
-                close = difflib.get_close_matches(key, names, n=1)
-                advice = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(names)}"
-                raise QuantizeError(f"the configuration has no entry {key!r}\n{advice}")
+                raise QuantizeError(f"the configuration has no entry {key!r}\n{suggestion(key, names)}")
         own = {name: _scheme_from(name, table) for name, table in given.pop("schemes", {}).items()}
         return cls(**given, schemes=own)
 
@@ -134,9 +131,7 @@ def default_config(backend: str = "native") -> Config:
     'dynamic-int8-rows'
     """
     if backend not in BACKENDS:
-        close = difflib.get_close_matches(backend, BACKENDS, n=1)
-        advice = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(BACKENDS)}"
-        raise QuantizeError(f"no backend is called {backend!r}\n{advice}")
+        raise QuantizeError(f"no backend is called {backend!r}\n{suggestion(backend, BACKENDS)}")
     if backend == "cuda":
         return Config("dynamic-int8-rows")
     # Without VNNI, products of full bytes are added up in 16 bits and may not fit.

@@ -4,12 +4,11 @@ so it stands in a program like any other. Where they are put is decided in `plan
 
 from __future__ import annotations
 
-import difflib
 from typing import Any, ClassVar
 
 import torch
 
-from torchgraft.errors import QuantizeError
+from torchgraft.errors import QuantizeError, suggestion
 from torchgraft.quantize.operators import scale_of_range
 from torchgraft.quantize.schemes import Numbers
 
@@ -233,7 +232,5 @@ def observer(name: str, numbers: Numbers, where: str = "a value") -> Observer:
     [0.01, 100]
     """
     if name not in OBSERVERS:
-        close = difflib.get_close_matches(name, OBSERVERS, n=1)
-        advice = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(OBSERVERS)}"
-        raise QuantizeError(f"no observer is called {name!r}\n{advice}")
+        raise QuantizeError(f"no observer is called {name!r}\n{suggestion(name, OBSERVERS)}")
     return OBSERVERS[name](numbers, where)

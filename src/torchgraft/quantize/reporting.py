@@ -18,7 +18,7 @@ from torchgraft.quantize.converting import convert
 from torchgraft.quantize.measuring import Error, float_of, node_errors
 from torchgraft.quantize.plan import KEY, Plan, plan_of
 from torchgraft.quantize.preparing import ConfigLike, Model, prepare
-from torchgraft.results.files import write_text
+from torchgraft.results.files import written
 from torchgraft.results.shown import Tabular
 from torchgraft.results.tables import Table, amount
 
@@ -69,7 +69,6 @@ class QuantizeReport(Tabular):
     node_sqnr: dict[str, float]
 
     def headline(self) -> str:
-        """The result in one line."""
         done = [layer for layer in self.layers if layer.reason is None]
         before, after = (
             sum(layer.bytes_before for layer in self.layers),
@@ -83,7 +82,6 @@ class QuantizeReport(Tabular):
         return [{**vars(layer), "inherits": layer.inherits} for layer in self.layers]
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as plain values."""
         return {
             "name": self.name,
             "sqnr": self.sqnr,
@@ -125,9 +123,7 @@ class QuantizeReport(Tabular):
         title = html.escape(self.headline())
         text = f'<!doctype html><meta charset="utf-8"><title>{title}</title><body style="font-family: sans-serif">'
         text += f"<h1 style='font-size: 1.2em'>{title}</h1>{self._table().html()}"
-        if path is not None:
-            write_text(path, text + "\n")
-        return text
+        return written(text, path)
 
     def _table(self) -> Table:
         cells = []

@@ -4,12 +4,11 @@ Which layer gets which scheme is said by a `Config`.
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass, replace
 
 import torch
 
-from torchgraft.errors import QuantizeError
+from torchgraft.errors import QuantizeError, suggestion
 
 PER = ("tensor", "channel", "group", "row")
 KINDS = ("int", "float8")
@@ -121,6 +120,4 @@ def scheme(name: str | Scheme, own: dict[str, Scheme] | None = None) -> Scheme:
         return name
     if name in known:
         return known[name]
-    close = difflib.get_close_matches(str(name), known, n=2)
-    advice = f"did you mean {' or '.join(map(repr, close))}?" if close else f"known: {', '.join(known)}"
-    raise QuantizeError(f"no scheme is called {name!r}\n{advice}")
+    raise QuantizeError(f"no scheme is called {name!r}\n{suggestion(name, known)}")

@@ -39,7 +39,6 @@ class Sensitivity(Tabular):
     unit: str
 
     def headline(self) -> str:
-        """The result in one line."""
         first = next(iter(self.values), None)
         return f"{len(self.values)} layers, one at a time" + (f"; most sensitive: {first}" if first else "")
 
@@ -71,7 +70,6 @@ class SearchResult(Tabular):
     layers: int
 
     def headline(self) -> str:
-        """The result in one line."""
         return (
             f"{self.value:.2f} reached (target {self.target:g}) with {len(self.kept)} of {self.layers} layers in floats"
         )

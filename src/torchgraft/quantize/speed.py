@@ -81,7 +81,6 @@ class SpeedReport(Tabular):
         return dict(sorted(result.items(), key=lambda item: -item[1]))
 
     def headline(self) -> str:
-        """The result in one line."""
         times = f"{seconds_text(self.model_seconds)} -> {seconds_text(self.program_seconds)}"
         shares = ", ".join(f"{kind} {share:.0%}" for kind, share in self.shares().items())
         return f"{self.faster:.2f} times as fast ({times}); {shares}"
@@ -91,7 +90,6 @@ class SpeedReport(Tabular):
         return [vars(node) for node in self.nodes]
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as plain values."""
         times = {"model_seconds": self.model_seconds, "program_seconds": self.program_seconds}
         return {**times, "shares": self.shares(), "nodes": self.rows(), "notes": list(self.notes)}
 

@@ -17,7 +17,7 @@ from torchgraft.codegen.calling import example_inputs
 from torchgraft.errors import RunError, one_line
 from torchgraft.ir.origin import source_line
 from torchgraft.recording.call_watch import ModuleSpan, RawCall, TensorBrief, Watch, qualified_name
-from torchgraft.results.files import write_text
+from torchgraft.results.files import written
 from torchgraft.results.shown import Tabular, plain
 from torchgraft.results.tables import Table, count, seconds_text
 
@@ -71,7 +71,6 @@ class CallLog(Tabular, Sequence[LoggedCall]):
         return iter(self.calls)
 
     def headline(self) -> str:
-        """How many calls there were, and how long they took."""
         return f"{count(len(self), 'call')} at level {self.level}, {seconds_text(sum(call.seconds for call in self.calls))}"
 
     @property
@@ -118,7 +117,6 @@ class CallLog(Tabular, Sequence[LoggedCall]):
         return [{**call._asdict(), "shape": None if call.shape is None else list(call.shape)} for call in self.calls]
 
     def to_dict(self) -> dict[str, Any]:
-        """The level and the calls as plain values."""
         return {"level": self.level, "calls": self.rows()}
 
     def to_chrome_trace(self, path: str | PathLike[str] | None = None) -> str:
@@ -129,10 +127,7 @@ class CallLog(Tabular, Sequence[LoggedCall]):
             details = {key: value for key, value in call._asdict().items() if key not in ("name", "start", "seconds")}
             events.append(_event(call.name, self.level, call.start * 1e9, call.seconds * 1e9, details))
         events.sort(key=lambda event: (event["ts"], -event["dur"]))
-        text = json.dumps({"traceEvents": events, "displayTimeUnit": "ms"})
-        if path is not None:
-            write_text(path, text + "\n")
-        return text
+        return written(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}), path)
 
     def _table(self) -> Table:
         cells: list[tuple[str, ...]] = [

@@ -71,7 +71,6 @@ class Diagnosis(Shown):
         return [{"section": name, **finding.to_dict()} for name, findings in sections.items() for finding in findings]
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as plain values."""
         return {
             "model": self.name,
             "ok": self.ok,
@@ -95,7 +94,6 @@ class Diagnosis(Shown):
         return "\n".join(lines)
 
     def headline(self) -> str:
-        """Whether the model was captured, and whether the program is right."""
         if self.program is None:
             return f"{self.name}: not captured ({self.way})"
         verdict = "not verified" if self.verification is None else "right" if self.ok else "WRONG"

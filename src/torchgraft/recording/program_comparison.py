@@ -76,7 +76,6 @@ class ProgramComparison(Tabular):
         return rows
 
     def to_dict(self) -> dict[str, Any]:
-        """The verdict, the pairs and what has no partner, as plain values."""
         first = self.first_difference
         return {
             "ok": self.ok,
@@ -98,7 +97,6 @@ class ProgramComparison(Tabular):
         return Table(self.headline(), columns, cells, frozenset(columns[4:8]), marked, self._footer())
 
     def headline(self) -> str:
-        """Whether the programs agree, and where they first differ."""
         different = self.first_difference
         if different is None:
             return f"no difference in {count(len(self.pairs), 'pair')} of nodes"

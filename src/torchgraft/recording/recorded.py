@@ -86,7 +86,6 @@ class Recording(Tabular, Mapping[str, Any]):
         return self._values.nodes[name]
 
     def headline(self) -> str:
-        """How many nodes were recorded, and where."""
         where = f", in {self.path}" if self.path else ""
         return f"{count(len(self), 'node')} recorded{where}" + (
             "" if self.complete else ", the program was not run to its end"
@@ -101,7 +100,6 @@ class Recording(Tabular, Mapping[str, Any]):
         return [row for name, entry, gradient in entries for row in _rows(self.node(name), entry, gradient)]
 
     def to_dict(self) -> dict[str, Any]:
-        """The rows, and where the tensors are."""
         return {"file": None if self.path is None else str(self.path), "complete": self.complete, "nodes": self.rows()}
 
     def _table(self) -> Table:

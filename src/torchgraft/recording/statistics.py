@@ -4,13 +4,13 @@ Which nodes they are taken of, and when, is decided in `record.py`.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 
 from torchgraft.analysis.comparison import comparable, has_values
+from torchgraft.errors import suggestion
 
 HISTOGRAM_BINS = 32
 
@@ -71,8 +71,7 @@ def reducer(reduce: Reduction) -> Callable[[torch.Tensor], Any] | None:
     names = USUAL if reduce is True else (reduce,) if isinstance(reduce, str) else tuple(reduce)
     for name in names:
         if name not in MEASURES:
-            near = difflib.get_close_matches(str(name), MEASURES, 1)
-            hint = f"did you mean '{near[0]}'?" if near else f"there are {', '.join(MEASURES)}; or give a function"
+            hint = suggestion(name, MEASURES, f"there are {', '.join(MEASURES)}; or give a function")
             raise ValueError(f"there is no statistic {name!r}; {hint}")
     return lambda tensor: statistics_of(tensor, names)
 

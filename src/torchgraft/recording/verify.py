@@ -102,7 +102,6 @@ class Verification(Shown):
         return [check.to_dict() for check in self.checks]
 
     def to_dict(self) -> dict[str, Any]:
-        """The verdict and the checks as plain values."""
         return {"ok": self.ok, "checks": self.rows()}
 
     def text(self, color: bool = False) -> str:
@@ -124,7 +123,6 @@ class Verification(Shown):
         return lines + ([f"first difference: {self.first_difference}"] if self.first_difference else [])
 
     def headline(self) -> str:
-        """The verdict, and how many situations say what."""
         counts = [
             (status, sum(check.status == status for check in self.checks))
             for status in (RIGHT, WRONG, REFUSED, SKIPPED)

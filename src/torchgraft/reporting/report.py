@@ -45,7 +45,6 @@ class Report(Shown):
     seen: Seen
 
     def headline(self) -> str:
-        """The model and its page."""
         return f"{self.seen.name}, {self.page}"
 
     def text(self, color: bool = False) -> str:
@@ -62,7 +61,6 @@ class Report(Shown):
         return [{"headline": fact.headline, "text": fact.text} for fact in self.facts]
 
     def to_dict(self) -> dict[str, Any]:
-        """The facts, what is unavailable, and the page."""
         failures = [failure._asdict() for failure in self.failures]
         return {"model": self.seen.name, "page": str(self.page), "facts": self.rows(), "failures": failures}
 

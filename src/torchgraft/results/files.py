@@ -66,6 +66,13 @@ def write_text(path: str | PathLike[str], text: str) -> None:
     write_whole(path, text.encode())
 
 
+def written(text: str, path: str | PathLike[str] | None) -> str:
+    """A text, which is also written to `path` where one is given."""
+    if path is not None:
+        write_text(path, text.removesuffix("\n") + "\n")
+    return text
+
+
 @contextlib.contextmanager
 def named_errors(path: str | PathLike[str]) -> Iterator[None]:
     """Errors of the operating system, said with the path they are about and what to do."""

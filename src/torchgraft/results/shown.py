@@ -10,11 +10,11 @@ import math
 import os
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from os import PathLike
 from typing import Any, TextIO
 
-from torchgraft.results.files import write_text
+from torchgraft.results.files import written
 from torchgraft.results.tables import Table, aligned, count
 
 
@@ -46,10 +46,7 @@ class Shown(ABC):
 
     def to_json(self, path: str | PathLike[str] | None = None) -> str:
         """The result as JSON text, also written to `path` where one is given. What JSON has no number for is a string."""
-        text = json.dumps(plain(self.to_dict()), indent=1)
-        if path is not None:
-            write_text(path, text + "\n")
-        return text
+        return written(json.dumps(plain(self.to_dict()), indent=1), path)
 
     def show(self, file: TextIO | None = None) -> None:
         """Print to `file` (standard output), with colours if that is a terminal and NO_COLOR is not set."""
@@ -100,7 +97,6 @@ class NamedTexts(Tabular, dict[Any, Any]):
     """A dict from nodes or their names to what is known of each, shown as a table of two columns."""
 
     def headline(self) -> str:
-        """How many nodes there are."""
         return count(len(self), "node")
 
     def rows(self) -> list[dict[str, Any]]:
@@ -121,6 +117,15 @@ class NamedTexts(Tabular, dict[Any, Any]):
     def _table(self) -> Table:
         cells = [(str(name), self._text_of(value)) for name, value in self.items()]
         return Table("", ("node", "value"), cells, footer="\n".join(self._notes()))
+
+
+def entry_of(entries: Iterable[Any], node: Any, where: str) -> Any:
+    """What is known of a node, given itself or by its name."""
+    wanted = getattr(node, "name", node)
+    for entry in entries:
+        if entry.name == wanted:
+            return entry
+    raise KeyError(f"no node named {wanted!r} in {where}")
 
 
 def plain(value: Any) -> Any:

@@ -68,7 +68,6 @@ class ModelSummary(Shown):
         raise KeyError(f"{self.facts.modules[0].type} has no module '{path}'")
 
     def headline(self) -> str:
-        """The size of the model."""
         whole = self.facts.modules[0]
         flops = "" if whole.flops is None else f", {amount(whole.flops, 'FLOPs')} forward"
         return (
@@ -116,7 +115,6 @@ class ModelSummary(Shown):
         return result
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as plain values."""
         return {"name": self.facts.modules[0].type, "notes": self.facts.notes(), "modules": self.rows()}
 
     def _repr_html_(self) -> str:

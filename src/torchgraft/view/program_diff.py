@@ -112,7 +112,6 @@ class ProgramDiff(Shown):
         return [{**vars(change), "details": list(change.details)} for change in self.changes]
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as plain values."""
         return {"before": self.before, "after": self.after, "counts": self.counts, "changes": self.rows()}
 
     def _repr_html_(self) -> str:

@@ -4,7 +4,6 @@ Look them up by name with `create` and `example_inputs`; nothing here knows of g
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -12,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from torchgraft.errors import GraftError
+from torchgraft.errors import GraftError, suggestion
 from torchgraft.zoo.deep_recommender import DeepRecommender, rating_inputs
 from torchgraft.zoo.learning_to_paint import INPUT_CHANNELS, LearningToPaintActor
 from torchgraft.zoo.mlp import MLP, mlp_inputs
@@ -88,8 +87,5 @@ def example_inputs(name: str, batch: int = 1, **sizes: Any) -> tuple[Tensor, ...
 def _entry(name: str) -> Entry:
     if name in _ENTRIES:
         return _ENTRIES[name]
-    close = difflib.get_close_matches(name.lower().replace("-", "").replace(" ", "_"), _ENTRIES, cutoff=0.6)
-    advice = (
-        f"did you mean {' or '.join(repr(match) for match in close)}?" if close else f"known: {', '.join(_ENTRIES)}"
-    )
-    raise GraftError(f"no model named {name!r} in torchgraft.zoo; {advice}")
+    plain = name.lower().replace("-", "").replace(" ", "_")
+    raise GraftError(f"no model named {name!r} in torchgraft.zoo; {suggestion(plain, _ENTRIES)}")

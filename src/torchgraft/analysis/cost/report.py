@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from torchgraft.results.shown import Shown
+from torchgraft.results.shown import Shown, entry_of
 from torchgraft.results.tables import Table, amount, count
 
 
@@ -106,11 +106,7 @@ class Cost(Shown):
 
     def __getitem__(self, node: Any) -> NodeCost:
         """The cost of a node, given itself or by its name."""
-        wanted = getattr(node, "name", node)
-        for entry in self.nodes:
-            if entry.name == wanted:
-                return entry
-        raise KeyError(f"no node named {wanted!r} in {self.name}")
+        return entry_of(self.nodes, node, self.name)
 
     def rows(self, by: str = "node") -> list[dict[str, Any]]:
         """A row of plain values for each "node" or each "module"."""
@@ -120,7 +116,6 @@ class Cost(Shown):
         return [_row(entry, by) for entry in entries]
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as plain values."""
         return {
             "name": self.name,
             "parameters": self.parameters,
@@ -132,7 +127,6 @@ class Cost(Shown):
         }
 
     def headline(self) -> str:
-        """The size of the program and the sums of its work."""
         sums = f"{amount(self.forward.flops, 'FLOPs')} forward, {amount(self.backward.flops, 'FLOPs')} backward"
         return f"{self.name}, {count(len(self.nodes), 'node')}, {count(self.parameters, 'parameter')}, {sums}"
 

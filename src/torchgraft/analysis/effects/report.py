@@ -15,7 +15,7 @@ from torchgraft.analysis.effects.nodes import effects_of
 from torchgraft.ir.graph import Graph
 from torchgraft.ir.node import Node
 from torchgraft.ir.printing import target_text
-from torchgraft.results.shown import Tabular
+from torchgraft.results.shown import Tabular, entry_of
 from torchgraft.results.tables import Table, count
 
 
@@ -58,11 +58,7 @@ class ProgramEffects(Tabular):
 
     def __getitem__(self, node: Any) -> NodeEffects:
         """The effects of a node, given itself or by its name."""
-        wanted = getattr(node, "name", node)
-        for entry in self.nodes:
-            if entry.name == wanted:
-                return entry
-        raise KeyError(f"no node named {wanted!r} in this program")
+        return entry_of(self.nodes, node, "this program")
 
     @property
     def writes(self) -> dict[str, tuple[str, ...]]:
@@ -86,7 +82,6 @@ class ProgramEffects(Tabular):
         return one.name == other.name or outside or not set(one.memory).isdisjoint(other.memory)
 
     def headline(self) -> str:
-        """How many nodes write, draw random numbers, or are unknown."""
         counts = f"{len(self.writes)} write, {len(self.random)} draw random numbers, {len(self.unknown)} unknown"
         return f"{count(len(self.nodes), 'node')}, {counts}"
 

@@ -19,6 +19,7 @@ from torchgraft.analysis.memory.report import Memory, Moment
 from torchgraft.analysis.memory.workspaces import HIDES_ROOM, Call, Measure, taken_on_gpu, takes_room
 from torchgraft.codegen.calling import example_inputs
 from torchgraft.codegen.graph_module import GraphModule
+from torchgraft.ir.arguments import tensors_of
 from torchgraft.ir.node import Node
 
 MakeOptimizer = Callable[[Iterable[torch.nn.Parameter]], torch.optim.Optimizer]
@@ -119,7 +120,7 @@ class Accounts:
         self._note_saved()
 
     def _note_saved(self) -> None:
-        kept = {id(self.storages.entry_of(leaf)) for leaf in _tensors(self.run.result)}
+        kept = {id(self.storages.entry_of(leaf)) for leaf in tensors_of(self.run.result)}
         saved: dict[str, int] = defaultdict(int)
         for entry in self.storages.alive(self.storages.time):
             if entry.phase == "forward" and entry.born > self.started and id(entry) not in kept:
@@ -135,7 +136,7 @@ class Accounts:
             with self.run.mode:
                 optimizer.zero_grad()
             self.run.result = None
-            self.state = [tensor for values in optimizer.state.values() for tensor in _tensors(values)]
+            self.state = [tensor for values in optimizer.state.values() for tensor in tensors_of(values)]
             self.started = self.storages.time
         self._one_step(optimizer)
 
@@ -199,12 +200,8 @@ class Accounts:
         return dict(sorted(sizes.items(), key=lambda item: -item[1]))
 
     def _gradients(self) -> list[torch.Tensor]:
-        sources = [*self.run.module.parameters(), *_tensors(self.run.inputs)]
+        sources = [*self.run.module.parameters(), *tensors_of(self.run.inputs)]
         return [source.grad for source in sources if source.is_leaf and source.grad is not None]
-
-
-def _tensors(tree: Any) -> list[torch.Tensor]:
-    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
 
 
 def _owner(phase: str, node: str | None) -> str:
@@ -218,7 +215,7 @@ def _bytes(entries: Iterable[Storage | None]) -> int:
 
 def _gpu_of(run: DryRun) -> torch.device | None:
     """The kind of device whose memory is asked about, where part of the program lies on a GPU."""
-    here = [*run.module.parameters(), *run.module.buffers(), *_tensors(run.inputs)]
+    here = [*run.module.parameters(), *run.module.buffers(), *tensors_of(run.inputs)]
     return torch.device("cuda") if any(tensor.device.type == "cuda" for tensor in here) else None
 
 

@@ -78,7 +78,6 @@ class Memory(Shown):
         return [asdict(moment) for moment in self.timeline]
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as plain values."""
         data = {name: value for name, value in vars(self).items() if name != "timeline"}
         return {
             **data,
@@ -103,7 +102,6 @@ class Memory(Shown):
         return Table("", ("part", "bytes"), cells, frozenset(["bytes"]))
 
     def headline(self) -> str:
-        """The peak, and where it is."""
         return f"{self.name}, {amount(self.peak, 'B')} at the peak, in the {self._peak_place()}"
 
     def _peak_place(self) -> str:

@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from torchgraft.analysis.cost.count import traffic
 from torchgraft.analysis.cost.elementwise import MOVES, is_view, work_of
 from torchgraft.analysis.cost.formulas import causal_pairs
+from torchgraft.ir.arguments import tensors_of
 
 TYPES = {
     torch.float64: "fp64",
@@ -68,130 +68,45 @@ class Kernel:
         return asdict(self)
 
 
-_MATMULS = frozenset(
-    [
-        "mm",
-        "addmm",
-        "bmm",
-        "baddbmm",
-        "addbmm",
-        "mv",
-        "addmv",
-        "dot",
-        "vdot",
-        "linear",
-        "_addmm_activation",
-        "_scaled_mm",
-        "_int_mm",
-        "_grouped_mm",
-    ]
-)
-_CONVOLUTIONS = frozenset(
-    [
-        "convolution",
-        "_convolution",
-        "cudnn_convolution",
-        "convolution_overrideable",
-        "convolution_backward",
-        "_slow_conv2d_forward",
-        "mkldnn_convolution",
-    ]
-)
-_ATTENTIONS = ("_scaled_dot_product_", "_flash_attention", "_efficient_attention", "scaled_dot_product_attention")
-_RECURRENT = frozenset(
-    ["mkldnn_rnn_layer", "mkldnn_rnn_layer_backward", "_cudnn_rnn", "lstm", "gru", "rnn_tanh", "rnn_relu"]
-)
-_NORMS = (
-    *("native_layer_norm", "native_group_norm", "native_batch_norm", "_native_batch_norm", "_batch_norm", "batch_norm"),
-    *("cudnn_batch_norm", "_fused_rms_norm", "_softmax", "_log_softmax", "_safe_softmax", "var", "std"),
-)
-_POOLS = ("max_pool", "avg_pool", "_adaptive_avg_pool", "adaptive_max_pool", "upsample_", "_upsample_", "grid_sampler")
-_GATHERS = frozenset(
-    [
-        "embedding",
-        "index",
-        "index_select",
-        "gather",
-        "_embedding_bag",
-        "_embedding_bag_forward_only",
-        "masked_select",
-        "take",
-        "index_put",
-        "index_put_",
-        "scatter",
-        "scatter_",
-        "scatter_add",
-        "scatter_add_",
-        "index_add_",
-        "index_copy_",
-        "_unsafe_index",
-        "_index_put_impl_",
-        "embedding_dense_backward",
-        "index_add",
-        "scatter_reduce",
-        "scatter_reduce_",
-        "nll_loss_backward",
-        "nll_loss_forward",
-        "nll_loss2d_forward",
-        "nll_loss2d_backward",
-    ]
-)
-_SORTS = frozenset(
-    [
-        "sort",
-        "topk",
-        "kthvalue",
-        "argsort",
-        "_unique2",
-        "unique_dim",
-        "unique_consecutive",
-        "searchsorted",
-        "multinomial",
-    ]
-)
-_REDUCTIONS = frozenset(
-    [
-        "sum",
-        "nansum",
-        "mean",
-        "prod",
-        "amax",
-        "amin",
-        "aminmax",
-        "max",
-        "min",
-        "argmax",
-        "argmin",
-        "any",
-        "all",
-        "count_nonzero",
-        "norm",
-        "linalg_vector_norm",
-        "logsumexp",
-        "cumsum",
-        "cumprod",
-        "cummax",
-        "cummin",
-        "logcumsumexp",
-        "median",
-        "mode",
-        "mse_loss",
-        "smooth_l1_loss",
-        "binary_cross_entropy",
-    ]
-)
-_NOTHING = (
-    "_record_function",
-    "empty",
-    "new_empty",
-    "unsafe_",
-    "_unsafe_view",
-    "lift_fresh",
-    "sym_",
-    "_assert",
-    "is_same_size",
-    "resize_",
-)
+# The kinds of kernels, by the names of operators.
+_KINDS = {
+    "matmul": """
+        mm addmm bmm baddbmm addbmm mv addmv dot vdot linear _addmm_activation _scaled_mm _int_mm _grouped_mm
+    """,
+    "convolution": """
+        convolution _convolution cudnn_convolution convolution_overrideable convolution_backward
+        _slow_conv2d_forward mkldnn_convolution
+    """,
+    "recurrent": """
+        mkldnn_rnn_layer mkldnn_rnn_layer_backward _cudnn_rnn lstm gru rnn_tanh rnn_relu
+    """,
+    "gather": """
+        embedding index index_select gather _embedding_bag _embedding_bag_forward_only masked_select take
+        index_put index_put_ scatter scatter_ scatter_add scatter_add_ index_add_ index_copy_ _unsafe_index
+        _index_put_impl_ embedding_dense_backward index_add scatter_reduce scatter_reduce_ nll_loss_backward
+        nll_loss_forward nll_loss2d_forward nll_loss2d_backward
+    """,
+    "sort": """
+        sort topk kthvalue argsort _unique2 unique_dim unique_consecutive searchsorted multinomial
+    """,
+    "reduction": """
+        sum nansum mean prod amax amin aminmax max min argmax argmin any all count_nonzero norm
+        linalg_vector_norm logsumexp cumsum cumprod cummax cummin logcumsumexp median mode mse_loss
+        smooth_l1_loss binary_cross_entropy
+    """,
+    "wait": "_local_scalar_dense",
+}
+_KIND_OF_NAME = {name: kind for kind, names in _KINDS.items() for name in names.split()}
+# The same, by how names begin.
+_BEGINNINGS = {
+    "attention": "_scaled_dot_product_ _flash_attention _efficient_attention scaled_dot_product_attention",
+    "norm": """
+        native_layer_norm native_group_norm native_batch_norm _native_batch_norm _batch_norm batch_norm cudnn_batch_norm
+        _fused_rms_norm _softmax _log_softmax _safe_softmax var std
+    """,
+    "pooling": "max_pool avg_pool _adaptive_avg_pool adaptive_max_pool upsample_ _upsample_ grid_sampler",
+}
+_NOTHING = "_record_function empty new_empty unsafe_ _unsafe_view lift_fresh sym_ _assert is_same_size resize_"
 
 
 @functools.cache
@@ -203,18 +118,13 @@ def kind_of(func: Any) -> str:
     ('matmul', 'elementwise', 'nothing')
     """
     name = operator_name(func)
-    if is_view(func) or name.startswith(_NOTHING):
+    if is_view(func) or name.startswith(tuple(_NOTHING.split())):
         return "nothing"
-    if name == "_local_scalar_dense":
-        return "wait"
-    for kind, names in (
-        *(("matmul", _MATMULS), ("convolution", _CONVOLUTIONS), ("recurrent", _RECURRENT)),
-        *(("gather", _GATHERS), ("sort", _SORTS), ("reduction", _REDUCTIONS)),
-    ):
-        if name in names:
-            return kind
-    for kind, starts in (("attention", _ATTENTIONS), ("norm", _NORMS), ("pooling", _POOLS)):
-        if name.startswith(starts):
+    found = _KIND_OF_NAME.get(name)
+    if found is not None:
+        return found
+    for kind, beginnings in _BEGINNINGS.items():
+        if name.startswith(tuple(beginnings.split())):
             return kind
     if getattr(func, "namespace", "") == "aten" and (name in MOVES or name.endswith(("_like", "_copy"))):
         return "copy"
@@ -254,7 +164,7 @@ def kernel_of(
     work = work_of(func, args, kwargs, result)
     if not kind:
         kind = "unknown" if work is None else "elementwise"
-    found = _DETAILS.get(kind, _nothing_more)(func, args, kwargs, result)
+    found = _DETAILS[kind](func, args, kwargs, result) if kind in _DETAILS else {}
     type_ = type_of(args, kwargs, result)
     if tf32 and type_ == "fp32" and kind in ("matmul", "convolution", "recurrent"):
         type_ = "tf32"
@@ -264,23 +174,17 @@ def kernel_of(
     return Kernel(str(func), kind, type_, 0 if work is None else work[0], read, written, **details)
 
 
-def _nothing_more(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> dict[str, Any]:
-    return {}
-
-
 def _elements(tree: Any) -> int:
-    return max((leaf.numel() for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)), default=0)
+    return max((tensor.numel() for tensor in tensors_of(tree)), default=0)
 
 
 def type_of(*trees: Any) -> str:
     """The type that is computed with: that of the first tensor of floating point, else of the first tensor."""
-    first = None
-    for leaf in pytree.tree_leaves(trees):
-        if isinstance(leaf, Tensor):
-            if leaf.is_floating_point() or leaf.is_complex():
-                return TYPES.get(leaf.dtype, "fp32")
-            first = leaf if first is None else first
-    return "fp32" if first is None else TYPES.get(first.dtype, "fp32")
+    tensors = tensors_of(trees)
+    chosen = next(
+        (item for item in tensors if item.is_floating_point() or item.is_complex()), next(iter(tensors), None)
+    )
+    return "fp32" if chosen is None else TYPES.get(chosen.dtype, "fp32")
 
 
 # ---- the product that a kernel is ----
@@ -374,7 +278,7 @@ def attention_flops(sizes: tuple[int, ...], causal: bool) -> int:
 
 
 def _norm(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> dict[str, Any]:
-    name, x = operator_name(func), next(leaf for leaf in pytree.tree_leaves(args) if isinstance(leaf, Tensor))
+    name, x = operator_name(func), tensors_of(args)[0]
     words = ("batch_norm", "group_norm", "layer_norm", "rms_norm", "softmax")
     word = next((word for word in words if word in name), "variance")
     backward = "-backward" if "backward" in name else ""
@@ -397,19 +301,18 @@ def _norm(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any)
 
 
 def _copy(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> dict[str, Any]:
-    sources = [leaf for leaf in pytree.tree_leaves(args) if isinstance(leaf, Tensor)]
-    target = next((leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor)), None)
+    sources, targets = tensors_of(args), tensors_of(result)
     name = operator_name(func)
     if name == "roll":
         axes = args[2] if len(args) > 2 else ()
         return {"variant": "indexed", "passes": max(len(axes), 1)}
     if name in ("constant_pad_nd", "pad"):
         return {"variant": "indexed", "passes": 2}
-    if not sources or target is None:
+    if not sources or not targets:
         return {"variant": "fill"}
     if name in ("where", "masked_fill", "masked_fill_"):
         return {"variant": "broadcast"}
-    return {"variant": "strided" if any(_is_reordered(source, target) for source in sources) else "plain"}
+    return {"variant": "strided" if any(_is_reordered(source, targets[0]) for source in sources) else "plain"}
 
 
 def _is_reordered(source: Tensor, target: Tensor) -> bool:
@@ -429,8 +332,7 @@ def _inner_axis(tensor: Tensor) -> int:
 
 
 def _reduction(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> dict[str, Any]:
-    x = next((leaf for leaf in pytree.tree_leaves(args) if isinstance(leaf, Tensor)), None)
-    made = next((leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor)), None)
+    x, made = next(iter(tensors_of(args)), None), next(iter(tensors_of(result)), None)
     if x is None or made is None:
         return {"variant": "all"}
     if operator_name(func).startswith(("cum", "logcum")):
@@ -446,7 +348,7 @@ def _reduction(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result:
 
 def _elementwise(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> dict[str, Any]:
     """Whether all operands lie in the same order, so that one can go straight through them."""
-    tensors = [leaf for leaf in pytree.tree_leaves((args, result)) if isinstance(leaf, Tensor) and leaf.numel() > 1]
+    tensors = [tensor for tensor in tensors_of((args, result)) if tensor.numel() > 1]
     if operator_name(func).startswith(("_foreach", "_fused_adam", "_fused_sgd")):
         return {"variant": "foreach"}
     if any(t.shape != tensors[0].shape or t.stride() != tensors[0].stride() for t in tensors[1:]):

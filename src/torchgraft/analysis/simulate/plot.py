@@ -42,7 +42,7 @@ def panels_svg(title: str, x_title: str, panels: Sequence[Panel]) -> str:
         x = _LEFT + (number % columns) * (_WIDTH + _LEFT + 20)
         y = legend + _TOP + (number // columns) * (_HEIGHT + _GAP + _TOP)
         parts.append(f'<g transform="translate({x} {y})">{_panel(panel, names, x_title)}</g>')
-    return _picture(title, width, height, parts)
+    return picture_svg(title, width, height, parts)
 
 
 def scatter_svg(
@@ -64,7 +64,7 @@ def scatter_svg(
     parts, legend = _legend(list(series), width, dots=True)
     top = legend + 16
     if not points:
-        return _picture(title, width, top + 40, [*parts, f'<text x="14" y="{top + 20}">nothing to show</text>'])
+        return picture_svg(title, width, top + 40, [*parts, f'<text x="14" y="{top + 20}">nothing to show</text>'])
     low, high = _ends([value for point in points for value in point])
 
     def place(value: float) -> float:
@@ -92,7 +92,7 @@ def scatter_svg(
                     f'fill-opacity="0.7"><title>{tip}</title></circle>'
                 )
     parts.append(f'<g transform="translate({left} {top})">{"".join(inner)}</g>')
-    return _picture(title, width, top + side + 48, parts)
+    return picture_svg(title, width, top + side + 48, parts)
 
 
 def _legend(names: Sequence[str], width: int, dots: bool = False) -> tuple[list[str], int]:
@@ -109,7 +109,7 @@ def _legend(names: Sequence[str], width: int, dots: bool = False) -> tuple[list[
     return parts, _TOP + 14 + 18 * math.ceil(len(names) / beside)
 
 
-def _picture(title: str, width: int, height: int, parts: Sequence[str]) -> str:
+def picture_svg(title: str, width: int, height: int, parts: Sequence[str]) -> str:
     """The whole file around its parts, with the title on top."""
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" '

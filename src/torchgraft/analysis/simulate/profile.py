@@ -80,7 +80,6 @@ class ProfileComparison(Tabular):
         return tuple(sorted(self.nodes, key=lambda node: -abs(node.difference)))
 
     def headline(self) -> str:
-        """The sums of both, and how much was matched."""
         where = "on the device" if self.on_device else "in operators"
         both = f"measured {seconds_text(self.measured)} {where}, simulated {seconds_text(self.simulated)} on {self.machine}"
         return f"{self.name}: {both}; {self.matched} of {count(self.simulated_operators, 'operator')} matched"
@@ -90,7 +89,6 @@ class ProfileComparison(Tabular):
         return [{**asdict(node), "difference": node.difference} for node in self.nodes]
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as plain values."""
         sums = {"simulated": self.simulated, "measured": self.measured}
         matched = {"matched": self.matched, "simulated_operators": self.simulated_operators}
         return {"name": self.name, "machine": self.machine, **sums, **matched, "rows": self.rows()}

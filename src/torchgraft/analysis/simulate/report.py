@@ -17,8 +17,8 @@ from torchgraft.analysis.simulate.clocks import Ran
 from torchgraft.analysis.simulate.machine import Machine
 from torchgraft.analysis.simulate.profile import ProfileComparison, compared_with_profile
 from torchgraft.analysis.simulate.timeline import chrome_trace
-from torchgraft.results.files import write_text
-from torchgraft.results.shown import Shown
+from torchgraft.results.files import written
+from torchgraft.results.shown import Shown, entry_of
 from torchgraft.results.tables import Table, amount, count, seconds_text
 
 BOUNDS = ("compute", "memory", "launch", "host")
@@ -126,11 +126,7 @@ class Simulation(Shown):
 
     def __getitem__(self, node: Any) -> SimulatedNode:
         """The times of a node, given itself or by its name."""
-        wanted = getattr(node, "name", node)
-        for entry in self.nodes:
-            if entry.name == wanted:
-                return entry
-        raise KeyError(f"no node named {wanted!r} in {self.name}")
+        return entry_of(self.nodes, node, self.name)
 
     def rows(self, by: str = "node") -> list[dict[str, Any]]:
         """A row of plain values for each "node" or each "kernel"."""
@@ -139,7 +135,6 @@ class Simulation(Shown):
         return [asdict(entry) for entry in (self.nodes if by == "node" else self.kernels)]
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as plain values."""
         return {
             **{name: getattr(self, name) for name in _PLAIN},
             "machine": self.machine.name,
@@ -153,10 +148,7 @@ class Simulation(Shown):
 
     def to_chrome_trace(self, path: str | PathLike[str] | None = None) -> str:
         """The timeline as a trace that Perfetto and chrome://tracing open, in torch.profiler's form; also written to `path`."""
-        text = json.dumps(chrome_trace(self))
-        if path is not None:
-            write_text(path, text + "\n")
-        return text
+        return written(json.dumps(chrome_trace(self)), path)
 
     def compare_with_profile(self, trace: Any) -> ProfileComparison:
         """A profile of the same run beside this simulation, node by node, and where the two part.
@@ -169,7 +161,6 @@ class Simulation(Shown):
     # ---- texts ----
 
     def headline(self) -> str:
-        """The whole in one line."""
         what = "training step" if self.training else "run"
         place = f"on {self.machine.name}, {self.precision}, {self.mode}"
         return (

@@ -20,7 +20,7 @@ from torchgraft.analysis.simulate.simulate import Recorder, dtype_of, known_mode
 from torchgraft.codegen.calling import batch_of, example_inputs, of_batch
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import GraftError
-from torchgraft.results.files import write_text
+from torchgraft.results.files import written
 from torchgraft.results.progress import stage
 from torchgraft.results.shown import Tabular
 from torchgraft.results.tables import Table, amount, count, seconds_text
@@ -69,7 +69,6 @@ class WhatIf(Tabular):
     results: tuple[WhatIfRow, ...]
 
     def headline(self) -> str:
-        """The model, and how many cases there are."""
         return f"{self.name}, {'one training step' if self.training else 'one run'}: {count(len(self.results), 'case')}"
 
     @property
@@ -84,7 +83,6 @@ class WhatIf(Tabular):
         return [asdict(row) for row in self.results]
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as plain values."""
         return {"name": self.name, "training": self.training, "rows": self.rows()}
 
     def _table(self) -> Table:
@@ -117,10 +115,7 @@ class WhatIf(Tabular):
         ]
         if any(row.cost is not None for row in known):
             panels.append(Panel("cost of a million examples", series("cost"), amount))
-        text = panels_svg(self.headline(), "batch", panels)
-        if path is not None:
-            write_text(path, text)
-        return text
+        return written(panels_svg(self.headline(), "batch", panels), path)
 
     def _repr_html_(self) -> str:
         return f"{self._table().html()}{self.svg()}"

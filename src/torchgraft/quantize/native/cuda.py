@@ -69,5 +69,4 @@ class RowLinear(torch.nn.Module):
         )  # fmt: skip
 
     def extra_repr(self) -> str:
-        """What is printed of it."""
         return f"{self.outputs}, {self.inputs}, {'float8' if self.is_float8 else 'int8'}"

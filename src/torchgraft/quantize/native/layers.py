@@ -252,7 +252,6 @@ class IntegerLayer(_Packing):
         return self.convolution is not None and steps.dim() == self.weight.dim() - 1
 
     def extra_repr(self) -> str:
-        """What is printed of it."""
         parts = [f"{tuple(self.weight.shape)}", f"input_scale={self.input_scale}"]
         parts += [f"post={self.post.name}"] if self.post.name != "none" else []
         parts += [f"output={self.output}"] if self.output is not None else []

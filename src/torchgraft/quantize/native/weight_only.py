@@ -82,5 +82,4 @@ class WeightOnlyLayer(torch.nn.Module):
         return result.mul_(self.scale)
 
     def extra_repr(self) -> str:
-        """What is printed of it."""
         return f"outputs={self.outputs}, {'int8' if self.group is None else f'int4 in groups of {self.group}'}"

@@ -12,9 +12,9 @@ from typing import Any
 
 from torchgraft.analysis.simulate.parallel.links import Bucket
 from torchgraft.analysis.simulate.parallel.schedules import Done
-from torchgraft.analysis.simulate.plot import rate_text
+from torchgraft.analysis.simulate.plot import picture_svg, rate_text
 from torchgraft.analysis.simulate.timeline import named_event, span_event
-from torchgraft.results.files import write_text
+from torchgraft.results.files import written
 from torchgraft.results.shown import Shown
 from torchgraft.results.tables import Table, amount, count, seconds_text
 
@@ -114,7 +114,6 @@ class ParallelSimulation(Shown):
         return [{**asdict(device), "fits": device.fits} for device in self.devices]
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as plain values."""
         names = [*_PLAIN, "throughput", "peak_bytes", "fits"]
         return {**{name: getattr(self, name) for name in names}, "devices": self.rows(), "tasks": self._task_rows()}
 
@@ -126,7 +125,6 @@ class ParallelSimulation(Shown):
     # ---- texts ----
 
     def headline(self) -> str:
-        """The whole in one line."""
         what = "training step" if self.training else "run"
         place = count(len(self.devices) * self.replicas, "device")
         if self.replicas > 1:
@@ -207,17 +205,13 @@ class ParallelSimulation(Shown):
                 events.append(
                     span_event("update", "optimizer", device.number, 1, start, start + device.optimizer_seconds, {})
                 )
-        text = json.dumps(
-            {"schemaVersion": 1, "displayTimeUnit": "ms", "traceName": self.headline(), "traceEvents": events}
-        )
-        if path is not None:
-            write_text(path, text + "\n")
-        return text
+        trace = {"schemaVersion": 1, "displayTimeUnit": "ms", "traceName": self.headline(), "traceEvents": events}
+        return written(json.dumps(trace), path)
 
     def svg(self, path: str | PathLike[str] | None = None) -> str:
         """The step of one copy as bars, a line for each device, also written to `path` where one is given."""
         scale = (_WIDTH - _LEFT - 12) / (self.seconds or 1.0)
-        parts = [f'<text x="12" y="24" font-size="15">{html.escape(self.headline())}</text>']
+        parts: list[str] = []
 
         def bar(device: int, start: float, end: float, colour: str, title: str, inset: int = 0) -> None:
             x, width, y = _LEFT + start * scale, max((end - start) * scale - 0.5, 0.5), 40 + device * _LINE + inset
@@ -240,14 +234,7 @@ class ParallelSimulation(Shown):
                 bar(number, bucket.start, bucket.end, "#d9a441", f"all-reduce of {amount(bucket.size, 'B')}", inset=6)
         height = 40 + len(self.devices) * _LINE + 30
         parts.append(_legend(height - 12))
-        head = (
-            f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{height}" viewBox="0 0 {_WIDTH} {height}" '
-            'font-family="sans-serif" font-size="12" fill="#1e293b">'
-        )
-        text = "\n".join([head, '<rect width="100%" height="100%" fill="white"/>', *parts, "</svg>"]) + "\n"
-        if path is not None:
-            write_text(path, text)
-        return text
+        return written(picture_svg(self.headline(), _WIDTH, height, parts), path)
 
 
 _PLAIN = (
