@@ -77,7 +77,7 @@ def test_every_backend_has_a_default(backend):
         (lambda: Config.from_text("scheme = 3 ="), "the configuration is no TOML"),
         (
             lambda: Config.from_text('scheem = "float"'),
-            "the configuration has no entry 'scheem'\ndid you mean 'scheme'?",
+            "the configuration has no entry 'scheem'\ndid you mean 'scheme' or 'schemes'?",
         ),
         (lambda: default_config("openvno"), "no backend is called 'openvno'\ndid you mean 'openvino'?"),
         (lambda: as_config(3, "native"), "expected a Config for config, got int"),
