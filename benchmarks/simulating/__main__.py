@@ -14,8 +14,8 @@ from pathlib import Path
 
 from benchmarks.simulating.comparing import measured_rows, pairs_of
 from benchmarks.simulating.errors import WHATS, Pair, tables
+from benchmarks.simulating.scatter import scatter_svg
 from torchgraft.analysis.simulate import Machine
-from torchgraft.analysis.simulate.plot import scatter_svg
 from torchgraft.results.tables import seconds_text
 
 HERE, PAGE = Path(__file__).parent, Path("docs/simulate.md")

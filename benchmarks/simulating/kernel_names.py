@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from benchmarks.simulating.gpu_times import tf32_allowed
 from benchmarks.simulating.log import Log
 from benchmarks.simulating.measured_models import build, free
 from benchmarks.simulating.models import CASES, call_of
-from torchgraft.analysis.simulate.calibration.measuring import tf32_allowed
 from torchgraft.analysis.simulate.calibration.probes import Probe
 from torchgraft.analysis.simulate.kernels import DTYPES
 

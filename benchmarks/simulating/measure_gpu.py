@@ -22,13 +22,14 @@ from typing import Any
 
 import torch
 
+from benchmarks.simulating.gpu_times import host_seconds, measure_on_gpu
 from benchmarks.simulating.host_calls import host_calls
 from benchmarks.simulating.kernel_names import profile_models, profile_probes
 from benchmarks.simulating.log import Log, rows_of
 from benchmarks.simulating.measured_models import TRAINED, measure_runs, measure_training, synchronize
 from benchmarks.simulating.models import BATCHES, CASES, PRECISIONS, Case
 from benchmarks.simulating.more_probes import more_probes
-from torchgraft.analysis.simulate.calibration.measuring import host_seconds, measure_on_cpu, measure_on_gpu
+from torchgraft.analysis.simulate.calibration.measuring import measure_on_cpu
 from torchgraft.analysis.simulate.calibration.probes import Probe, probes
 
 COUNTS = {

@@ -15,9 +15,9 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from benchmarks.allocations import taken_on_cpu
+from benchmarks.simulating.gpu_times import replay_seconds, tf32_allowed
 from benchmarks.simulating.log import Log
 from benchmarks.simulating.models import Case, call_of
-from torchgraft.analysis.simulate.calibration.measuring import replay_seconds, tf32_allowed
 from torchgraft.analysis.simulate.kernels import DTYPES
 
 TRAINED = ("resnet50", "bert", "vit_b_16", "convnext_tiny", "gpt2", "unet", "mobilenet_v2", "vgg16")

@@ -1,4 +1,4 @@
-"""Plots as SVG in our own style: panels of lines over sizes, or of bars where there is one, and points; no scripts, no fonts.
+"""Plots as SVG in our own style: panels of lines over sizes, or of bars where there is one; no scripts, no fonts.
 What is plotted is decided by the result that asks.
 """
 
@@ -13,7 +13,7 @@ from torchgraft.results.tables import amount
 
 COLOURS = ("#3d6fb4", "#c0563f", "#4f8f6b", "#7d5ba6", "#d9a441", "#4aa3a2", "#b0557f", "#86713f", "#9aa0a6")
 _WIDTH, _HEIGHT, _LEFT, _TOP, _GAP = 360, 220, 70, 34, 44
-_INK, _QUIET, _LINE = "#1e293b", "#64748b", "#e2e8f0"
+_INK, QUIET, LINE = "#1e293b", "#64748b", "#e2e8f0"
 
 
 @dataclass(frozen=True)
@@ -36,75 +36,23 @@ def panels_svg(title: str, x_title: str, panels: Sequence[Panel]) -> str:
     columns = min(2, len(panels)) or 1
     rows = math.ceil(len(panels) / columns)
     width = columns * (_WIDTH + _LEFT + 20)
-    parts, legend = _legend(names, width)
-    height = legend + rows * (_HEIGHT + _GAP + _TOP) + 8
+    parts, below = legend(names, width)
+    height = below + rows * (_HEIGHT + _GAP + _TOP) + 8
     for number, panel in enumerate(panels):
         x = _LEFT + (number % columns) * (_WIDTH + _LEFT + 20)
-        y = legend + _TOP + (number // columns) * (_HEIGHT + _GAP + _TOP)
+        y = below + _TOP + (number // columns) * (_HEIGHT + _GAP + _TOP)
         parts.append(f'<g transform="translate({x} {y})">{_panel(panel, names, x_title)}</g>')
     return picture_svg(title, width, height, parts)
 
 
-def scatter_svg(
-    title: str,
-    x_title: str,
-    y_title: str,
-    series: Mapping[str, Sequence[tuple[float, float]]],
-    text: Callable[[float], str],
-) -> str:
-    """Points in a square with equal axes in powers, the line on which both are the same, and those of half and twice.
-
-    >>> picture = scatter_svg("models", "simulated", "measured", {"eager": [(1.0, 1.1), (2.0, 1.5)]}, str)
-    >>> picture.count("<circle")  # one more is in the legend
-    3
-    """
-    points = [point for these in series.values() for point in these if min(point) > 0]
-    side, left = 480, _LEFT
-    width = left + side + 24
-    parts, legend = _legend(list(series), width, dots=True)
-    top = legend + 16
-    if not points:
-        return picture_svg(title, width, top + 40, [*parts, f'<text x="14" y="{top + 20}">nothing to show</text>'])
-    low, high = _ends([value for point in points for value in point])
-
-    def place(value: float) -> float:
-        return side * (math.log10(value) - low) / (high - low)
-
-    inner = []
-    for value in _ticks(low, high):
-        at, name = place(value), html.escape(text(value))
-        inner.append(f'<path d="M0 {side - at:.1f}H{side}M{at:.1f} 0V{side}" stroke="{_LINE}" fill="none"/>')
-        inner.append(f'<text x="-6" y="{side - at + 4:.1f}" text-anchor="end" fill="{_QUIET}">{name}</text>')
-        inner.append(f'<text x="{at:.1f}" y="{side + 16}" text-anchor="middle" fill="{_QUIET}">{name}</text>')
-    inner.append(f'<path d="M0 {side}L{side} 0" stroke="{_QUIET}"/>')
-    half = min(side * math.log10(2) / (high - low), side)
-    for path in (f"M0 {side - half:.1f}L{side - half:.1f} 0", f"M{half:.1f} {side}L{side} {half:.1f}"):
-        inner.append(f'<path d="{path}" stroke="{_QUIET}" stroke-dasharray="3 4"/>')
-    inner.append(f'<path d="M0 0V{side}H{side}" fill="none" stroke="{_QUIET}"/>')
-    inner.append(f'<text x="{side}" y="{side + 36}" text-anchor="end" fill="{_QUIET}">{html.escape(x_title)}</text>')
-    inner.append(f'<text x="0" y="-8" fill="{_QUIET}">{html.escape(y_title)}</text>')
-    for number, (name, these) in enumerate(series.items()):
-        for x, y in these:
-            if min(x, y) > 0:
-                tip = html.escape(f"{name}: {x_title} {text(x)}, {y_title} {text(y)}")
-                inner.append(
-                    f'<circle cx="{place(x):.1f}" cy="{side - place(y):.1f}" r="3" fill="{_colour(number)}" '
-                    f'fill-opacity="0.7"><title>{tip}</title></circle>'
-                )
-    parts.append(f'<g transform="translate({left} {top})">{"".join(inner)}</g>')
-    return picture_svg(title, width, top + side + 48, parts)
-
-
-def _legend(names: Sequence[str], width: int, dots: bool = False) -> tuple[list[str], int]:
+def legend(names: Sequence[str], width: int) -> tuple[list[str], int]:
     """The names of all series below the title, in as many lines as it takes, and where they end."""
     longest = max(map(len, names), default=1)
     beside = max(int((width - 20) / (longest * 6.6 + 44)), 1)  # how many names stand in a line
     parts = []
     for number, name in enumerate(names):
         x, y = 14 + (number % beside) * (longest * 6.6 + 44), _TOP + 16 + 18 * (number // beside)
-        mark = f'<path d="M{x:.0f} {y}h22" stroke="{_colour(number)}" stroke-width="3"{_dashes(number)}/>'
-        if dots:
-            mark = f'<circle cx="{x + 16:.0f}" cy="{y}" r="4" fill="{_colour(number)}" fill-opacity="0.7"/>'
+        mark = f'<path d="M{x:.0f} {y}h22" stroke="{colour_of(number)}" stroke-width="3"{_dashes(number)}/>'
         parts.append(f'{mark}<text x="{x + 28:.0f}" y="{y + 4}">{html.escape(name)}</text>')
     return parts, _TOP + 14 + 18 * math.ceil(len(names) / beside)
 
@@ -128,7 +76,8 @@ def rate_text(value: float) -> str:
     return amount(value) if value >= 1000 else f"{value:.3g}"
 
 
-def _colour(number: int) -> str:
+def colour_of(number: int) -> str:
+    """The colour of a series; they begin anew after the last one."""
     return COLOURS[number % len(COLOURS)]
 
 
@@ -144,8 +93,8 @@ def _panel(panel: Panel, names: list[str], x_title: str) -> str:
     places = sorted({x for x, _ in points})
     parts = [f'<text x="0" y="-12" font-weight="bold">{html.escape(panel.title)}</text>']
     if not values:
-        return parts[0] + f'<text x="0" y="20" fill="{_QUIET}">nothing to show</text>'
-    low, high = _ends(values)
+        return parts[0] + f'<text x="0" y="20" fill="{QUIET}">nothing to show</text>'
+    low, high = axis_ends(values)
 
     def height(value: float) -> float:
         return _HEIGHT * (1 - (math.log10(value) - low) / (high - low))
@@ -154,21 +103,21 @@ def _panel(panel: Panel, names: list[str], x_title: str) -> str:
         first, last = math.log2(places[0]), math.log2(places[-1])
         return 10 + (_WIDTH - 20) * (math.log2(value) - first) / ((last - first) or 1.0)
 
-    for power in _ticks(low, high):
+    for power in round_ticks(low, high):
         y = height(power)
-        parts.append(f'<path d="M0 {y:.1f}H{_WIDTH}" stroke="{_LINE}"/>')
+        parts.append(f'<path d="M0 {y:.1f}H{_WIDTH}" stroke="{LINE}"/>')
         parts.append(
-            f'<text x="-6" y="{y + 4:.1f}" text-anchor="end" fill="{_QUIET}">{html.escape(panel.text(power))}</text>'
+            f'<text x="-6" y="{y + 4:.1f}" text-anchor="end" fill="{QUIET}">{html.escape(panel.text(power))}</text>'
         )
-    parts.append(f'<path d="M0 0V{_HEIGHT}H{_WIDTH}" fill="none" stroke="{_QUIET}"/>')
+    parts.append(f'<path d="M0 0V{_HEIGHT}H{_WIDTH}" fill="none" stroke="{QUIET}"/>')
     parts.append(
-        f'<text x="{_WIDTH}" y="{_HEIGHT + 34}" text-anchor="end" fill="{_QUIET}">{html.escape(x_title)}</text>'
+        f'<text x="{_WIDTH}" y="{_HEIGHT + 34}" text-anchor="end" fill="{QUIET}">{html.escape(x_title)}</text>'
     )
     if len(places) == 1:
         return "".join([*parts, _label(_WIDTH / 2, places[0]), *_bars(panel, names, height)])
     parts += [_label(across(place), place) for place in places]
     for name, series in panel.series.items():
-        colour, dashes = _colour(names.index(name)), _dashes(names.index(name))
+        colour, dashes = colour_of(names.index(name)), _dashes(names.index(name))
         dots = [(across(x), height(y), y) for x, y in series if y > 0]
         path = "L".join(f"{x:.1f} {y:.1f}" for x, y, _ in dots)
         parts.append(f'<path d="M{path}" fill="none" stroke="{colour}" stroke-width="2"{dashes}/>' if dots else "")
@@ -186,7 +135,7 @@ def _bars(panel: Panel, names: list[str], height: Callable[[float], float]) -> l
             if value > 0:
                 x, y = 10 + number * (width + 4), height(value)
                 tip = f"<title>{html.escape(f'{name}: {panel.text(value)}')}</title>"
-                colour = _colour(names.index(name))
+                colour = colour_of(names.index(name))
                 found.append(
                     f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{_HEIGHT - y:.1f}" fill="{colour}">{tip}</rect>'
                 )
@@ -194,17 +143,17 @@ def _bars(panel: Panel, names: list[str], height: Callable[[float], float]) -> l
 
 
 def _label(x: float, place: float) -> str:
-    return f'<text x="{x:.1f}" y="{_HEIGHT + 16}" text-anchor="middle" fill="{_QUIET}">{place:g}</text>'
+    return f'<text x="{x:.1f}" y="{_HEIGHT + 16}" text-anchor="middle" fill="{QUIET}">{place:g}</text>'
 
 
-def _ends(values: list[float]) -> tuple[float, float]:
+def axis_ends(values: list[float]) -> tuple[float, float]:
     """The ends of an axis in powers of ten, with some room around the values."""
     low, high = math.log10(min(values)), math.log10(max(values))
     room = max((high - low) * 0.1, 0.15)
     return low - room, high + room
 
 
-def _ticks(low: float, high: float) -> list[float]:
+def round_ticks(low: float, high: float) -> list[float]:
     """Round numbers between two powers of ten: 1, 2, 5 where there is room, powers alone where there is not."""
     steps = (1, 2, 5) if high - low < 3 else (1,)
     every = max(round((high - low) / 8), 1)
