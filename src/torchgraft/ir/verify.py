@@ -15,7 +15,6 @@ from torchgraft.ir.node import OPCODES, Node
 if TYPE_CHECKING:
     from torchgraft.ir.graph import Graph
 
-_STRING_TARGETS = frozenset({"placeholder", "get_attr", "call_method", "call_module", "output"})
 _MISSING = object()
 
 

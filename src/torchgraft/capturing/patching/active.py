@@ -53,10 +53,24 @@ class _PausedCollection:
 paused_collection = _PausedCollection()
 
 
-class Patch:
+class _Counted:
+    """Something that is in place while at least one tracer needs it; `users` counts them."""
+
+    __slots__ = ("users",)
+
+    def acquire(self) -> None:
+        """Put it in place if it is not."""
+        acquire_all([self])
+
+    def release(self) -> None:
+        """Take it away once nobody needs it."""
+        release_all([self])
+
+
+class Patch(_Counted):
     """One replaced attribute or dictionary entry, in place while at least one tracer needs it."""
 
-    __slots__ = ("_entries", "holder", "name", "original", "replacement", "users")
+    __slots__ = ("_entries", "holder", "name", "original", "replacement")
 
     def __init__(self, holder: Any, name: str, replacement: Callable[..., Any]) -> None:
         self.holder = holder
@@ -66,14 +80,6 @@ class Patch:
         self.users = 0
         # What can be read and written like a dictionary; a class cannot be written so.
         self._entries: Any = holder if isinstance(holder, dict) else vars(holder)
-
-    def acquire(self) -> None:
-        """Put the replacement in place if it is not."""
-        acquire_all([self])
-
-    def release(self) -> None:
-        """Put the original back once nobody needs the replacement."""
-        release_all([self])
 
     def put_in_place(self) -> None:
         """Put the replacement there, whoever needs it; the lock is held."""
@@ -99,7 +105,7 @@ class Patch:
             entries[self.name] = original
 
 
-class CodePatch:
+class CodePatch(_Counted):
     """A Python function made to do something else while at least one tracer needs it.
 
     Replacing a method on `torch.nn.Module` makes Python visit every subclass (0.4 ms for `__getattr__`, a third of the time
@@ -107,7 +113,7 @@ class CodePatch:
     what the patched one did before.
     """
 
-    __slots__ = ("_code", "function", "lent", "original", "users")
+    __slots__ = ("_code", "function", "lent", "original")
 
     def __init__(self, function: FunctionType) -> None:
         self.function = function
@@ -133,14 +139,6 @@ class CodePatch:
             if name.startswith("_torchgraft_"):
                 self.function.__globals__[name] = replacement.__globals__[name]
 
-    def acquire(self) -> None:
-        """Put the lent code in place if it is not."""
-        acquire_all([self])
-
-    def release(self) -> None:
-        """Put the old code back once nobody needs the lent one."""
-        release_all([self])
-
     def put_in_place(self) -> None:
         """Put the lent code there; the lock is held."""
         self.function.__code__ = self.lent
@@ -154,10 +152,10 @@ class CodePatch:
 _in_place: dict[int, list[NamespacePatch]] = {}
 
 
-class NamespacePatch:
+class NamespacePatch(_Counted):
     """Many replaced entries of one dictionary, put in place and back together."""
 
-    __slots__ = ("_expected", "holder", "originals", "previous", "replacements", "users")
+    __slots__ = ("_expected", "holder", "originals", "previous", "replacements")
 
     def __init__(self, holder: dict[str, Any], replacements: dict[str, Callable[..., Any]]) -> None:
         self.holder = holder
@@ -167,14 +165,6 @@ class NamespacePatch:
         self.users = 0
         # What was there when the replacements were last told what to fall back to.
         self._expected: tuple[Any, ...] | None = None
-
-    def acquire(self) -> None:
-        """Put the replacements in place if they are not."""
-        acquire_all([self])
-
-    def release(self) -> None:
-        """Put the originals back once nobody needs the replacements."""
-        release_all([self])
 
     def put_in_place(self) -> None:
         """Put the replacements there; the lock is held."""

@@ -174,22 +174,19 @@ class ModelState:
 
     # ---- putting back ----
 
-    def left(
-        self, is_memo: Callable[[Any], bool] = lambda value: False, attributes: Any = None, contents: Any = None
-    ) -> list[Left]:
-        """What is not as it was, except for dicts to which only memos were added."""
+    def left(self, attributes: Any = None, contents: Any = None) -> list[Left]:
+        """What is not as it was."""
         found: list[Left] = []
         for module, before in self._changed_attributes() if attributes is None else attributes:
             found += left_in(module, None, module.__dict__, before)
         for module, name, container, content in self._changed_contents() if contents is None else contents:
-            if name in _TABLE_NAMES or not _only_memos_added(container, content, is_memo):
-                found += left_in(module, name, container, content)
+            found += left_in(module, name, container, content)
         return found + [Left(module, name) for module, name, kept in self._states if kept.is_changed()]
 
-    def restore(self, is_memo: Callable[[Any], bool] = lambda value: False) -> list[tuple[torch.nn.Module, str]]:
+    def restore(self) -> list[tuple[torch.nn.Module, str]]:
         """Put the attributes back and return what had been changed: modules, and the names of attributes."""
         attributes, contents = list(self._changed_attributes()), list(self._changed_contents())
-        left = self.left(is_memo, attributes, contents)
+        left = self.left(attributes, contents)
         for module, before in attributes:
             module.__dict__.clear()
             module.__dict__.update(before)
@@ -310,13 +307,6 @@ def _same_content(container: Any, content: Any) -> bool:
     if not isinstance(container, dict):
         return container == content if isinstance(container, set) else all(map(is_, container, content))
     return all(map(is_, container.values(), content.values())) and all(map(is_, container, content))
-
-
-def _only_memos_added(container: Any, content: Any, is_memo: Callable[[Any], bool]) -> bool:
-    """Whether a dict holds what its copy holds and some memos: values that every run may compute anew."""
-    if not isinstance(container, dict) or any(container.get(key) is not value for key, value in content.items()):
-        return False
-    return all(is_memo(value) for key, value in container.items() if key not in content)
 
 
 def _put_content_back(container: Any, content: Any) -> None:

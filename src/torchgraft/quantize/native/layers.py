@@ -116,7 +116,6 @@ class _Call(NamedTuple):
         return self.kernel(pixels, *self.weights, *other, *self.rest).permute(self.back)
 
 
-_NO_CALLS: dict[Any, _Call] = {}
 # Looked up once, because it is asked in every call.
 _is_compiling = torch.compiler.is_compiling
 

@@ -47,9 +47,7 @@ class Frame:
 class Layout:
     """The frames of all groups of a scene."""
 
-    def __init__(
-        self, scene: Scene, levels: list[Level], captions: Mapping[int, Caption], across: bool, wrap: bool = True
-    ) -> None:
+    def __init__(self, scene: Scene, levels: list[Level], captions: Mapping[int, Caption], across: bool) -> None:
         self.scene = scene
         self.levels = levels
         self.captions = captions
@@ -61,8 +59,7 @@ class Layout:
         inside_out = sorted({ROOT, *children}, key=lambda group: -len(scene.path_to_root(group)))
         for group in inside_out:
             self._arrange(group)
-        if wrap:
-            self._wrap(inside_out)
+        self._wrap(inside_out)
 
     def _wrap(self, inside_out: list[int]) -> None:
         """Arrange again in columns what is too high, so that the whole comes out about as wide as high."""
