@@ -14,7 +14,6 @@ SUMMARY = "time a model on backends beside eager, torch.compile and each runtime
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of the command."""
     add_model_arguments(parser)
     parser.add_argument(
         "--backends",

@@ -14,7 +14,6 @@ SUMMARY = "measure the CPU at hand, and write it as a machine that models can be
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of the command."""
     add_output(parser, "the .toml file of the machine: there whole when all is done, or not at all", required=True)
     parser.add_argument(
         "--seconds",

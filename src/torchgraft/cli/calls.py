@@ -14,7 +14,6 @@ SUMMARY = "log every torch call of one run"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of the command."""
     add_model_arguments(parser)
     parser.add_argument(
         "--level",

@@ -22,7 +22,6 @@ SUMMARY = "capture a program, say what is in it, and keep it"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of the command."""
     add_model_arguments(parser)
     add_level(parser)
     add_output(parser, "where to keep the program: a .pt file for torch.load, or else a folder that Python can import")

@@ -13,7 +13,6 @@ SUMMARY = "run two programs on the same inputs and name the first node that diff
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of the command."""
     add_pair_arguments(parser)
     parser.add_argument(
         "--rtol", type=float, metavar="NUMBER", help="how far apart values may be, as a part of themselves"

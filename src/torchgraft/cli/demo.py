@@ -23,7 +23,6 @@ WIDTH = 118
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of the command."""
     parser.add_argument("--model", default="resnet50", metavar="NAME", help="a model of the zoo (default: resnet50)")
     parser.add_argument(
         "--rows", type=positive, default=8, metavar="N", help="how many nodes and lines of code to show (default: 8)"

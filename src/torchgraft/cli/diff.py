@@ -13,7 +13,6 @@ SUMMARY = "show what is different between two programs, node by node"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of the command."""
     add_pair_arguments(parser)
     add_output(parser, "a file for the differences (default: print them)")
     add_json(parser)

@@ -14,7 +14,6 @@ SUMMARY = "capture a model, verify the program, and list what was fixed, kept wh
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of the command."""
     add_model_arguments(parser)
     add_output(parser, "a file for the diagnosis (default: print it)")
     add_json(parser)

@@ -14,7 +14,6 @@ SUMMARY = "draw a program as SVG (as PNG or PDF where cairosvg is installed)"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of the command."""
     add_model_arguments(parser)
     add_level(parser)
     parser.add_argument(

@@ -14,7 +14,6 @@ SUMMARY = "write a program as a graph: pickle, GraphML, node-link JSON, DOT or M
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of the command."""
     add_model_arguments(parser)
     add_level(parser)
     parser.add_argument(

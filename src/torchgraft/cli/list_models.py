@@ -14,7 +14,6 @@ SUMMARY = "list the models that can be named: of the zoo, torchvision, timm and 
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of the command."""
     parser.add_argument(
         "filter",
         nargs="?",

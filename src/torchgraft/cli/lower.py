@@ -14,7 +14,6 @@ SUMMARY = "lower a model to the quickest runtime of this machine, or to one that
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of the command."""
     add_model_arguments(parser)
     parser.add_argument(
         "--backend",

@@ -16,7 +16,6 @@ SCHEDULES = ("gpipe", "1f1b", "interleaved")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of the command."""
     add_model_arguments(parser)
     parser.add_argument("--stages", type=_count, default=2, metavar="N", help="how many (default: 2)")
     parser.add_argument(

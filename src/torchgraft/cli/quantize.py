@@ -18,7 +18,6 @@ BACKENDS = ("native", "reference", "onnxruntime", "openvino", "cuda")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of the command."""
     add_model_arguments(parser)
     parser.add_argument(
         "--data",

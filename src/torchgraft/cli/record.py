@@ -14,7 +14,6 @@ SUMMARY = "run a program once and show statistics of every value, or write the v
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of the command."""
     add_model_arguments(parser)
     add_level(parser)
     parser.add_argument(

@@ -16,7 +16,6 @@ SUMMARY = "write a folder with a page about a model: programs at every level, dr
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of the command."""
     add_model_arguments(parser)
     parser.add_argument("-o", "--output", metavar="DIR", default="report", help="the folder (default: report)")
     add_json(parser)

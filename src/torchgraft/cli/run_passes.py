@@ -16,7 +16,6 @@ SUMMARY = "capture a model, run passes over the program and report what each did
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of the command."""
     add_model_arguments(parser)
     parser.add_argument(
         "passes",

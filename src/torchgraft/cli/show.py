@@ -28,7 +28,6 @@ FORMS = ("readable", "table", "code", "graph")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of the command."""
     add_model_arguments(parser)
     add_level(parser)
     parser.add_argument("--as", dest="form", choices=FORMS, default="readable", help="which text (default: readable)")

@@ -19,7 +19,6 @@ MODES = ("eager", "graph", "lowered")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of the command."""
     add_model_arguments(parser)
     parser.add_argument(
         "--machine",

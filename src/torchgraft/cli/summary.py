@@ -15,7 +15,6 @@ SUMMARY = "show the tree of modules with their outputs, parameters and FLOPs"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of the command."""
     add_model_arguments(parser)
     parser.add_argument("--depth", type=positive_or_zero, metavar="N", help="how far down to go (default: everything)")
     parser.add_argument(

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 from typing import Any
 
+from torchgraft.ir.arguments import leaves
 from torchgraft.ir.node import Node
 from torchgraft.rewriting.pattern import Literal, Mapping, Operation, Pattern, Program, Sequence, Wildcard
 
@@ -364,18 +365,9 @@ def _join_key(binding: Binding, shared: list[int]) -> Any:
     return tuple([value if isinstance(value := binding[index], Node) else None for index in shared])
 
 
-def nodes_in(value: Any) -> Iterator[Node]:
+def nodes_in(value: Any) -> list[Node]:
     """Every node in an argument tree, as often as it occurs."""
-    if isinstance(value, Node):
-        yield value
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from nodes_in(item)
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from nodes_in(item)
-    elif isinstance(value, slice):
-        yield from nodes_in((value.start, value.stop, value.step))
+    return [leaf for leaf in leaves(value) if isinstance(leaf, Node)]
 
 
 def same_spelling(first: Any, second: Any) -> bool:

@@ -15,6 +15,7 @@ import torch
 
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import GraphError
+from torchgraft.ir.arguments import leaves
 from torchgraft.ir.graph import Graph
 from torchgraft.ir.node import Node, map_arg
 from torchgraft.rewriting.attributes import Adoption
@@ -174,7 +175,7 @@ class Replacement:
 
     def _pair_outputs(self, pattern: Pattern, returned: Any) -> list[tuple[Node, Any]]:
         """Pairs of a node that the pattern returns and the value of the replacement that takes its place."""
-        expected, found = _leaves(pattern.output.args[0]), _leaves(returned)
+        expected, found = leaves(pattern.output.args[0]), leaves(returned)
         if len(expected) != len(found):  # torch.fx counts each node that the pattern returns once, and only nodes
             expected = pattern.returned
         if len(expected) != len(found):
@@ -348,14 +349,6 @@ def _inherit_provenance(new: Node, source: Node) -> None:
     if new._meta is not None or source._meta is not None:
         known = source.meta
         new.meta.update({key: known[key] for key in PROVENANCE if key in known})
-
-
-def _leaves(value: Any) -> list[Any]:
-    if isinstance(value, list | tuple):
-        return [leaf for item in value for leaf in _leaves(item)]
-    if isinstance(value, dict):
-        return [leaf for item in value.values() for leaf in _leaves(item)]
-    return [value]
 
 
 def _count(placeholders: list[Node]) -> str:

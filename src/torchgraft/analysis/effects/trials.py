@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torchgraft.analysis.effects.examples import Inputs, argument_trials
 from torchgraft.analysis.effects.findings import NO_PLACES, Effects, Findings, Places, joined
 from torchgraft.analysis.effects.operators import operator_of_overload
+from torchgraft.ir.arguments import leaves
 from torchgraft.ir.modules import has_hooks, hooks_for_all, is_from_torch
 
 # Where functions that compute on tensors live; those of torch.random, torch.serialization and others must not be tried.
@@ -175,7 +176,7 @@ def _made_up(func: Any, args: Any, kwargs: Any) -> Any:
         bound = {**{argument.name: value for argument, value in zip(schema.arguments, args, strict=False)}, **kwargs}
         written = [bound.get(a.name) for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write]
         return NotImplemented if len(written) != len(schema.returns) else written[0] if len(written) == 1 else written
-    tensors = list(_tensors((args, kwargs)))
+    tensors = _tensors((args, kwargs))
     is_view = "unsafe_" in schema.name or any(result.alias_info is not None for result in schema.returns)
     if not tensors or is_view or any(str(result.type) != "Tensor" for result in schema.returns):
         return NotImplemented
@@ -216,25 +217,13 @@ def _run(function: Any, state: dict[int, str], call: _Call) -> _Seen:
     return findings.effects(), watch.was_asked
 
 
-def _tensors(tree: Any) -> Iterator[torch.Tensor]:
-    if isinstance(tree, torch.Tensor):
-        yield tree
-    elif isinstance(tree, (tuple, list)):
-        for item in tree:
-            yield from _tensors(item)
-    elif isinstance(tree, dict):
-        yield from _tensors(list(tree.values()))
-    elif isinstance(tree, torch.nn.utils.rnn.PackedSequence):
-        yield from _tensors(tuple(tree))
+def _tensors(tree: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in leaves(tree) if isinstance(leaf, torch.Tensor)]
 
 
 def _has_opaque(tree: Any) -> bool:
     """Whether there is anything that may hold memory besides tensors in containers."""
-    if isinstance(tree, (tuple, list)):
-        return any(map(_has_opaque, tree))
-    if isinstance(tree, dict):
-        return any(map(_has_opaque, tree.values()))
-    return not isinstance(tree, (torch.Tensor, *_PLAIN))
+    return not all(isinstance(leaf, (torch.Tensor, *_PLAIN)) for leaf in leaves(tree))
 
 
 def _storage(tensor: torch.Tensor) -> int:
