@@ -8,7 +8,8 @@ from torch import nn
 
 from torchgraft import symbolic_trace, zoo
 from torchgraft.capturing.program import capture
-from torchgraft.recording.alignment import call_key, fingerprint
+from torchgraft.ir.graph import Graph
+from torchgraft.recording.alignment import _called, fingerprint
 from torchgraft.recording.verify import verify
 
 torch.manual_seed(0)
@@ -144,15 +145,17 @@ def test_fingerprints():
 
 
 @pytest.mark.parametrize(
-    ("name", "key"),
+    ("op", "target", "key"),
     [
-        ("__add__", "add"),
-        ("__rsub__", "sub"),
-        ("iadd", "add"),
-        ("relu_", "relu"),
-        ("mm.default", "mm"),
-        ("index", "index"),
+        ("call_function", operator.add, "add"),
+        ("call_function", operator.iadd, "add"),
+        ("call_method", "__add__", "add"),
+        ("call_method", "relu_", "relu"),
+        ("call_function", torch.ops.aten.mm.default, "mm"),
+        ("call_method", "index", "index"),
+        ("call_function", symbolic, "symbolic"),
     ],
 )
-def test_names_of_calls(name, key):
-    assert call_key(name) == key
+def test_names_of_calls(op, target, key):
+    graph = Graph()
+    assert _called(graph.create_node(op, target, (graph.placeholder("x"),))) == key

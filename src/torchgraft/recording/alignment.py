@@ -16,6 +16,7 @@ import torch
 
 from torchgraft.analysis.comparison import comparable, has_values, same_tensor, tensors_in
 from torchgraft.ir.node import Node
+from torchgraft.rewriting.meaning import coarse_key
 
 # How much each agreement says. A path names one module; a number at the end of a name depends on what else is in the program.
 _SAME_VALUE, _SAME_NAME, _SAME_CALL, _SAME_PATH = 4, 3, 2, 1
@@ -252,7 +253,8 @@ def _called(node: Node) -> str:
         return f"module {node.target}"
     if not _is_call(node):
         return node.op
-    return call_key(node.target if isinstance(node.target, str) else getattr(node.target, "__name__", ""))
+    key = coarse_key(node)
+    return key if isinstance(key, str) else getattr(node.target, "__name__", "")
 
 
 def _part(node: Node) -> int | None:
@@ -282,7 +284,7 @@ def _print_of(value: Any) -> Fingerprint | None:
     return fingerprint(tensors[0]) if tensors and isinstance(tensors[0], torch.Tensor) else None
 
 
-# ---- what is told of a value and of a call ----
+# ---- what is told of a value ----
 
 
 class Fingerprint(NamedTuple):
@@ -324,25 +326,3 @@ def _weights(values: torch.Tensor) -> torch.Tensor:
         known = torch.arange(values.numel(), dtype=torch.float64, device=values.device).mul_(0.7).cos_()
         _longest_weights[values.device] = known
     return known[: values.numel()]
-
-
-# ---- names of calls ----
-
-_ALIASES = {"truediv": "div", "true_divide": "div", "multiply": "mul", "subtract": "sub", "invert": "bitwise_not"}
-
-
-def call_key(name: str) -> str:
-    """One name for the operator, the method, the in-place form and the ATen overload of an operation.
-
-    >>> [call_key(name) for name in ("__iadd__", "add_", "add.Tensor", "__radd__", "relu")]
-    ['add', 'add', 'add', 'add', 'relu']
-    """
-    plain = name.split(".")[0].strip("_")
-    if name.startswith("__") or plain in _IN_PLACE_OPERATORS:
-        if plain[:1] in ("i", "r") and plain[1:] in _OPERATORS:
-            plain = plain[1:]
-    return _ALIASES.get(plain, plain)
-
-
-_OPERATORS = frozenset({"add", "sub", "mul", "truediv", "div", "matmul", "pow", "and", "or", "xor", "floordiv", "mod"})
-_IN_PLACE_OPERATORS = frozenset({f"i{name}" for name in _OPERATORS})
