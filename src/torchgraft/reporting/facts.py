@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from torchgraft.reporting.seen import Seen
-from torchgraft.results.tables import amount, count, seconds_text
+from torchgraft.results.tables import amount, count, seconds_text, shortened
 from torchgraft.view.module_facts import ModuleFacts
 
 SHOWN = 5
@@ -27,7 +27,7 @@ class Fact(NamedTuple):
 
 def short(reason: str) -> str:
     """The beginning of a reason; the page has all of it."""
-    return reason if len(reason) <= _LONGEST else f"{reason[: _LONGEST - 1]}…"
+    return shortened(reason, _LONGEST)
 
 
 def interesting_facts(seen: Seen, most: int = SHOWN) -> list[Fact]:

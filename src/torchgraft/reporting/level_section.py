@@ -21,7 +21,7 @@ from torchgraft.reporting.markup import (
     text_cell,
 )
 from torchgraft.reporting.seen import Seen
-from torchgraft.results.tables import seconds_text
+from torchgraft.results.tables import amount, seconds_text
 
 MOST_CALLS = 12
 JIT = "torch.jit.trace"
@@ -247,9 +247,5 @@ def file_table(written: Written, paths: list[str]) -> str:
     rows = []
     for path in paths:
         size = (written.folder / path).stat().st_size
-        rows.append([Cell(link(path)), text_cell(written.descriptions[path]), number_cell(size, _size_text(size))])
+        rows.append([Cell(link(path)), text_cell(written.descriptions[path]), number_cell(size, amount(size, "B"))])
     return table(("file", "what it is", "size"), rows)
-
-
-def _size_text(size: int) -> str:
-    return f"{size:,} B" if size < 1000 else f"{size / 1e3:,.1f} kB" if size < 1e6 else f"{size / 1e6:,.1f} MB"

@@ -24,6 +24,7 @@ from torchgraft.ir.printing import argument_text, known_value, target_text, valu
 from torchgraft.lowering.lower import lower
 from torchgraft.passes.propagate_shapes import note_shapes
 from torchgraft.results.progress import stage
+from torchgraft.results.tables import shortened
 from torchgraft.view.node_facts import module_path_of
 
 # name: (title, what it shows)
@@ -187,8 +188,8 @@ def node_rows(level: Level) -> list[NodeRow]:
                 node.name,
                 node.op,
                 target,
-                _cut(", ".join(arguments)),
-                _cut(value_text(known_value(node)) or ""),
+                shortened(", ".join(arguments), _WIDEST),
+                shortened(value_text(known_value(node)) or "", _WIDEST),
                 module_path_of(node) or "",
                 place_of(line),
                 line,
@@ -200,10 +201,6 @@ def node_rows(level: Level) -> list[NodeRow]:
 def place_of(line: str) -> str:
     """The name of the file and the number of a source line."""
     return line.partition(' "')[0].replace("\\", "/").rsplit("/", 1)[-1]
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= _WIDEST else f"{text[: _WIDEST - 1]}…"
 
 
 def _kind(node: Node) -> str:

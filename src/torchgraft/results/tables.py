@@ -119,21 +119,31 @@ def count(number: int, one: str, several: str | None = None) -> str:
     return f"{number:,} {one if number == 1 else several or one + 's'}"
 
 
-def seconds_text(value: float) -> str:
-    """A time in the unit that suits it.
+def seconds_text(value: float | None) -> str:
+    """A time in the unit that suits it; a dash for what is not known.
 
     >>> [seconds_text(item) for item in (2.5e-6, 0.0123, 1.5)]
     ['2.5 µs', '12.3 ms', '1.5 s']
     """
+    if value is None:
+        return "-"
     for unit, factor in (("s", 1.0), ("ms", 1e3)):
         if value * factor >= 1:
             return f"{value * factor:.1f} {unit}"
     return f"{value * 1e6:.1f} µs"
 
 
+def shortened(text: str, longest: int) -> str:
+    """A text that is not longer than this; one that was says so at its end.
+
+    >>> shortened("a long text", 7)
+    'a long…'
+    """
+    return text if len(text) <= longest else text[: longest - 1].rstrip() + "…"
+
+
 def _cut(text: str) -> str:
-    line = " ".join(text.split())
-    return line if len(line) <= _WIDEST_CELL else line[: _WIDEST_CELL - 1] + "…"
+    return shortened(" ".join(text.split()), _WIDEST_CELL)
 
 
 def _html_row(row: tuple[str, ...], tag: str, align: Any, is_marked: bool) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 from torchgraft.codegen.calling import example_inputs
 from torchgraft.errors import GraftError
 from torchgraft.results.shown import Shown
-from torchgraft.results.tables import aligned, amount, count, painted
+from torchgraft.results.tables import aligned, amount, count, painted, shortened
 from torchgraft.view.module_facts import ModelFacts, ModuleFacts, model_facts
 from torchgraft.view.node_facts import facts_text
 
@@ -80,7 +80,8 @@ class ModelSummary(Shown):
         rows = [row for row, _ in shown]
         heads = ["module", *[_COLUMNS[name][0] for name in self.columns]]
         cells = [
-            [self._label(index, rows, equal), *map(_cut, self._cells(row))] for index, (row, equal) in enumerate(shown)
+            [self._label(index, rows, equal), *[shortened(cell, _WIDEST) for cell in self._cells(row)]]
+            for index, (row, equal) in enumerate(shown)
         ]
         numbers = [place for place, name in enumerate(self.columns, 1) if name not in _TEXTS]
         lines = aligned([heads, *cells], numbers)
@@ -157,10 +158,6 @@ def _form(rows: list[ModuleFacts], index: int) -> list[ModuleFacts]:
     ends = (i for i in range(index + 1, len(rows)) if rows[i].depth <= rows[index].depth)
     inside = rows[index + 1 : next(ends, len(rows))]
     return [replace(rows[index], path="", name=""), *[replace(row, path="") for row in inside]]
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= _WIDEST else f"{text[: _WIDEST - 3]}..."
 
 
 def _has_sibling(index: int, depth: int, rows: list[ModuleFacts]) -> bool:

@@ -20,6 +20,7 @@ from torchgraft.errors import GraphError
 from torchgraft.ir.copying import _import_object
 from torchgraft.ir.node import Node
 from torchgraft.ir.printing import DTYPE_LETTERS, qualified_name, target_text, type_text
+from torchgraft.results.tables import shortened
 
 _TORCH_WORDS: dict[type, str] = {torch.dtype: "dtype", torch.memory_format: "memory_format", torch.layout: "layout"}
 
@@ -214,7 +215,7 @@ def argument_text(value: Any, longest: int = sys.maxsize, mark: str = "%") -> st
     """
     pieces: list[str] = []
     _write(value, pieces, [longest], mark)
-    return shorten("".join(pieces), longest)
+    return shortened("".join(pieces), longest)
 
 
 def _write(value: Any, pieces: list[str], left: list[int], mark: str) -> None:
@@ -262,10 +263,6 @@ def _plain_text(value: Any) -> str:
     except Exception:  # the user's own class; a drawing must not fail for it
         return type(value).__name__
     return type(value).__name__ if " at 0x" in text else text
-
-
-def shorten(text: str, longest: int) -> str:
-    return text if len(text) <= longest else text[: longest - 1].rstrip() + "…"
 
 
 def shape_text(value: Any) -> str:

@@ -98,7 +98,7 @@ class ProfileComparison(Tabular):
         whole = sum(abs(node.difference) for node in self.nodes) or 1.0
         rows = [
             (
-                *(node.node, ", ".join(node.operators), _time(node.simulated), _time(node.measured)),
+                *(node.node, ", ".join(node.operators), seconds_text(node.simulated), seconds_text(node.measured)),
                 f"{node.measured / node.simulated:.2f}" if node.measured and node.simulated else "-",
                 f"{abs(node.difference) / whole:.0%}",
             )
@@ -106,10 +106,6 @@ class ProfileComparison(Tabular):
         ]
         marked = frozenset(place for place, node in enumerate(self.parted) if None in (node.simulated, node.measured))
         return Table(self.headline(), columns, rows, frozenset(columns[2:]), marked)
-
-
-def _time(seconds: float | None) -> str:
-    return "-" if seconds is None else seconds_text(seconds)
 
 
 def compared_with_profile(simulation: Simulation, trace: Any) -> ProfileComparison:

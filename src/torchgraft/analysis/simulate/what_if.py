@@ -323,7 +323,7 @@ _COLUMNS: dict[str, Any] = {
     "precision": lambda row: row.precision,
     "mode": lambda row: row.mode,
     "change": lambda row: row.change,
-    "latency": lambda row: "-" if row.seconds is None else seconds_text(row.seconds),
+    "latency": lambda row: seconds_text(row.seconds),
     "times": lambda row: "-" if row.times is None else f"{row.times:.2f}",
     "examples/s": lambda row: "-" if row.throughput is None else rate_text(row.throughput),
     "memory": lambda row: amount(row.peak_bytes, "B"),

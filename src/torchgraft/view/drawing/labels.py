@@ -12,9 +12,11 @@ import torch
 
 from torchgraft.errors import GraftError
 from torchgraft.ir import guards, printing
+from torchgraft.ir.arguments import leaves
 from torchgraft.ir.origin import source_of
 from torchgraft.ir.printing import target_text
-from torchgraft.view.plain import argument_text, is_node, shorten
+from torchgraft.results.tables import shortened
+from torchgraft.view.plain import argument_text, is_node
 
 # The kinds of boxes, in the order of the legend, with what the legend says of them.
 KINDS = {
@@ -141,10 +143,10 @@ def detail_of(node: Any, kind: str, root: Any) -> str:
         return _guard_condition(node, root)[0]
     if node.op == "call_module":
         module = attribute_of(root, node.target)
-        return shorten(short_options(_extra(module)), 120) if isinstance(module, torch.nn.Module) else ""
+        return shortened(short_options(_extra(module)), 120) if isinstance(module, torch.nn.Module) else ""
     plain = [argument_text(value, 60) for value in node.args if not _holds_node(value)]
     plain += [f"{key}={argument_text(value, 60)}" for key, value in node.kwargs.items() if not _holds_node(value)]
-    return shorten(", ".join(plain), 120)
+    return shortened(", ".join(plain), 120)
 
 
 def _extra(module: torch.nn.Module) -> str:
@@ -189,15 +191,7 @@ def short_options(text: str) -> str:
 
 
 def _holds_node(value: Any) -> bool:
-    if is_node(value):
-        return True
-    if isinstance(value, (list, tuple)):
-        return any(_holds_node(item) for item in value)
-    if isinstance(value, dict):
-        return any(_holds_node(item) for item in value.values())
-    if isinstance(value, slice):
-        return any(_holds_node(item) for item in (value.start, value.stop, value.step))
-    return False
+    return any(map(is_node, leaves(value)))
 
 
 # ---- shapes ----
@@ -251,10 +245,10 @@ def tooltip_of(node: Any, kind: str, root: Any, shape: str) -> str:
     elif node.op == "output":
         lines.append(f"return {argument_text(node.args[0], _LONGEST) if node.args else ''}")
     else:
-        lines.append(f"{node.op} {shorten(target_text(node.target), 200)}")
+        lines.append(f"{node.op} {shortened(target_text(node.target), 200)}")
         module = attribute_of(root, node.target) if node.op == "call_module" else None
         if isinstance(module, torch.nn.Module):
-            lines.append(shorten(f"{type(module).__name__}({_extra(module)})", _LONGEST))
+            lines.append(shortened(f"{type(module).__name__}({_extra(module)})", _LONGEST))
         if node.op != "get_attr":
             lines.append(f"args: {argument_text(node.args, _LONGEST)}")
         if node.kwargs:
@@ -270,7 +264,7 @@ def tooltip_of(node: Any, kind: str, root: Any, shape: str) -> str:
 def source_lines(node: Any) -> list[str]:
     """The user's line that made the node: the innermost one outside of torch, as `folder/file.py:12` and its text."""
     line = source_of(node)
-    return [] if line is None else [f"{short_path(line.file)}:{line.line}  {shorten(line.text, 160)}".rstrip()]
+    return [] if line is None else [f"{short_path(line.file)}:{line.line}  {shortened(line.text, 160)}".rstrip()]
 
 
 def short_path(path: str) -> str:
@@ -287,10 +281,10 @@ def _guard_condition(node: Any, root: Any) -> tuple[str, str]:
     asked = guards.guards_of(node)
     if asked:
         wanted = [f"{guard.condition} is {argument_text(guard.expected, 60)}" for guard in asked]
-        return shorten("; ".join(wanted), 200), _PATH.sub(r"\1", asked[0].where)
+        return shortened("; ".join(wanted), 200), _PATH.sub(r"\1", asked[0].where)
     guard = attribute_of(root, node.target) if node.op == "call_module" else node.target
     conditions = getattr(guard, "conditions", None)
-    return (shorten("; ".join(map(str, conditions)), 200) if conditions else "types of inputs"), ""
+    return (shortened("; ".join(map(str, conditions)), 200) if conditions else "types of inputs"), ""
 
 
 def require_graph(program: Any) -> Any:
