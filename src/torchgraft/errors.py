@@ -146,7 +146,7 @@ class PassError(GraftError, RuntimeError):
     ...     torchgraft.passes.Pipeline("remove-dead-cod")
     ... except torchgraft.PassError as error:
     ...     print(str(error).splitlines()[0])
-    no pass is called 'remove-dead-cod'; did you mean 'remove-dead-code' or 'remove-no-ops'?
+    no pass is called 'remove-dead-cod'; did you mean 'remove-dead-code'?
     """
 
 
