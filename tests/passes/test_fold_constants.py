@@ -6,6 +6,7 @@ import pickle
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 
 import torchgraft
 from tests.passes.contract import check_edit
@@ -92,6 +93,21 @@ def test_frozen_parameters_and_buffers_are():
     expected = model(X)
     assert check_edit(FoldConstants(freeze=True), program) == 2
     assert torch.equal(program(X), expected)
+
+
+def test_views_of_frozen_parameters_are_constants_though_they_ask_for_gradients():
+    model = nn.Conv2d(2, 3, 3)
+
+    def standardized(x):
+        weight = functional.batch_norm(model.weight.reshape(1, 3, -1), None, None, training=True)
+        return functional.conv2d(x, weight.reshape_as(model.weight))
+
+    x = torch.randn(2, 2, 5, 5)
+    program = torchgraft.capture(standardized, x)
+    expected = standardized(x)
+    FoldConstants(freeze=True)(program)
+    assert not [node for node in program.graph.nodes if node.target is functional.batch_norm]
+    assert torch.equal(program(x), expected) and not program(x).requires_grad
 
 
 def test_a_returned_constant_can_be_written_by_the_caller():

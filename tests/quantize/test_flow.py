@@ -235,6 +235,28 @@ def test_a_shared_value_that_floats_use_stays_exact_for_them():
     assert torch.equal(quantized(x)[1], x * 3)
 
 
+class StandardizedConv2d(nn.Conv2d):
+    def forward(self, x):
+        weight = F.batch_norm(self.weight.reshape(1, self.out_channels, -1), None, None, training=True)
+        return F.conv2d(x, weight.reshape_as(self.weight), self.bias, self.stride, self.padding)
+
+
+@pytest.mark.parametrize("backend", ["reference", "native"])
+@pytest.mark.parametrize("level", ["function", "aten"])
+def test_weights_that_are_computed_of_parameters_alone_are_computed_once(backend, level):
+    torch.manual_seed(0)
+    normed = nn.utils.parametrizations.weight_norm(nn.Conv2d(6, 4, 3))
+    model = nn.Sequential(StandardizedConv2d(3, 6, 3), nn.ReLU(), normed).eval()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    x = torch.randn(4, 3, 8, 8)
+    quantized = quantize(torchgraft.capture(model, x, level=level), [x], backend=backend)
+    assert [layer.reason for layer in plan_of(quantized).layers.values()] == [None, None]
+    with torch.no_grad():
+        assert decibels(model(x), quantized(x)) > 30
+        assert torch.equal(pickle.loads(pickle.dumps(quantized))(x), quantized(x))
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
 @pytest.mark.parametrize("level", ["function", "symbolic", "aten"])
 def test_products_with_constant_matrices_are_layers(level):
     class Products(nn.Module):

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 import torchgraft
 from tests.quantize.test_flow import decibels
 from torchgraft import QuantizeError
-from torchgraft.quantize import quantize
+from torchgraft.quantize import quantize, report, sqnr
 
 
 class Layers(nn.Module):
@@ -121,3 +121,25 @@ def test_writes_are_never_lost(kind, level, backend):
         model.n.zero_()
         assert decibels(expected, quantized(y)) > 30
         assert torch.equal(x, y)
+
+
+class Counter(Layers):
+    def forward(self, x):
+        self.n.add_(1)
+        return self.b(F.relu(self.a(x))) + self.n
+
+
+@pytest.mark.parametrize("is_program", [False, True])
+def test_what_calibrating_and_comparing_change_of_the_model_is_put_back(is_program):
+    torch.manual_seed(0)
+    model, data = Counter().eval(), [torch.randn(4, 8) for _ in range(3)]
+    drawn = torch.get_rng_state()
+    given = torchgraft.capture(model, data[0]) if is_program else model
+    quantized = quantize(given, data)
+    assert sqnr(model, quantized, data) > 30
+    assert report(given, data).sqnr > 30
+    assert not model.n.any() and torch.equal(torch.get_rng_state(), drawn)
+    with torch.no_grad():
+        expected = model(data[0])
+        model.n.zero_()  # which the program shares
+        assert decibels(expected, quantized(data[0])) > 30

@@ -21,10 +21,11 @@ from torchgraft.backends.parts import Compiled, compile_parts, within
 from torchgraft.backends.precision import Casting, mapped, type_of_model
 from torchgraft.backends.sizes import OneForEachSize, for_one_size
 from torchgraft.backends.variants import Variant, VariantModule, program_or_error
-from torchgraft.backends.verifying import first_wrong, kept_state
+from torchgraft.backends.verifying import first_wrong
 from torchgraft.backends.watch import Grown, ModelWatch
 from torchgraft.capturing.patching.wrapping import looking_inside
 from torchgraft.capturing.program import capture
+from torchgraft.capturing.state.model_state import kept_state
 from torchgraft.codegen.calling import placeholder_values
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import BackendError, GraftError, InputError, one_line

@@ -4,9 +4,8 @@ How far results may lie apart is said in `parts.py`, where parts are checked one
 
 from __future__ import annotations
 
-import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,9 +13,8 @@ import torch
 from torchgraft.analysis.comparison import frozen_leaves
 from torchgraft.backends.backend import Options
 from torchgraft.backends.parts import differences, within
-from torchgraft.capturing.state.model_state import ModelState
+from torchgraft.capturing.state.model_state import kept_state
 from torchgraft.errors import GuardError
-from torchgraft.ir.modules import paths_of_modules
 from torchgraft.recording.situations import Situation, situations
 
 
@@ -56,15 +54,3 @@ def _leaves_after(function: Callable[..., Any], model: Any, situation: Situation
     with kept_state(model), torch.no_grad():
         result = function(*values, **keywords)
         return frozen_leaves(result, "output") | frozen_leaves((values, keywords), "inputs afterwards")
-
-
-@contextlib.contextmanager
-def kept_state(model: Any) -> Iterator[None]:
-    """What runs change of a model and of random states is put back."""
-    root = model if isinstance(model, torch.nn.Module) else torch.nn.Module()
-    state = ModelState(paths_of_modules(root))
-    state.tensors  # noqa: B018 (as they are before the first run)
-    try:
-        yield
-    finally:
-        state.restore_all()

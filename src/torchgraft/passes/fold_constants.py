@@ -5,6 +5,7 @@ Where a constant may be kept in the place of a computation is known to `analysis
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -46,10 +47,19 @@ class FoldConstants(Pass):
         return folder.fold() if folder.values else 0
 
 
-class _Folder:
-    """The constants of one program: their values, and which of them are kept."""
+def fold_values(module: GraphModule, nodes: Collection[Node]) -> int:
+    """Compute the values of some nodes once, where nothing but constants, parameters and buffers goes into them; how many
+    computations went. The program no longer follows changes of those."""
+    folder = _Folder(module, math.inf, True, nodes)
+    return folder.fold() if folder.values else 0
 
-    def __init__(self, module: GraphModule, max_bytes: int, freeze: bool) -> None:
+
+class _Folder:
+    """The constants of one program: their values, and which of them are kept. With `only`, they are those nodes."""
+
+    def __init__(
+        self, module: GraphModule, max_bytes: float, freeze: bool, only: Collection[Node] | None = None
+    ) -> None:
         self.module = module
         self.graph = module.graph
         self.max_bytes = max_bytes
@@ -58,9 +68,16 @@ class _Folder:
         # The value of every constant node, and whether it was made from attributes of the module.
         self.values: dict[Node, Any] = {}
         self._from_attributes: dict[Node, bool] = {}
+        self.only = only
+        needed = set(self.graph.nodes if only is None else only)
+        if only is not None:
+            for node in reversed(self.graph.nodes):
+                if node in needed:
+                    needed.update(node._inputs)
         with torch.no_grad():
             for node in self.graph.nodes:
-                self._evaluate(node)
+                if node in needed:
+                    self._evaluate(node)
 
     def _evaluate(self, node: Node) -> None:
         if node._op in ("placeholder", "output"):
@@ -68,7 +85,8 @@ class _Folder:
         if node._op == "get_attr":
             value = find_attribute(self.module, node._target)[0]
             if self._is_constant_attribute(node, value):
-                self.values[node] = value
+                # A view of a parameter asks for gradients even where none are recorded.
+                self.values[node] = value.detach() if self.freeze else value
                 self._from_attributes[node] = True
             return
         values = self.values
@@ -127,7 +145,8 @@ class _Folder:
             if node not in self.values or node._op == "get_attr":
                 continue
             # Constants used by constants only have lost their users by now.
-            if node._users and not self._keep_value(node, references):
+            wanted = self.only is None or node in self.only
+            if node._users and not (wanted and self._keep_value(node, references)):
                 del self.values[node]
                 continue
             self.graph.erase_node(node)

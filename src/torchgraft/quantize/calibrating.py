@@ -4,14 +4,17 @@ Batches are taken as everywhere: a tensor, a tuple of inputs, or a dict of keywo
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
 
+from torchgraft.capturing.state.tensor_state import TensorState
 from torchgraft.codegen.calling import example_inputs, placeholder_values
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import InputError, QuantizeError, StructureError
+from torchgraft.ir.modules import inner_modules
 from torchgraft.quantize.observers import Observer
 from torchgraft.quantize.plan import plan_of
 
@@ -19,7 +22,7 @@ Progress = Callable[[int, int | None], None]
 
 
 def calibrate(program: GraphModule, data: Iterable[Any], progress: Progress | None = None) -> int:
-    """Run the program on every batch of `data` and return how many there were.
+    """Run the program on every batch of `data` and return how many there were. What runs change of the model is put back.
 
     `progress` is called after each batch with the number of batches done and, where it is known, the number of all.
 
@@ -34,7 +37,11 @@ def calibrate(program: GraphModule, data: Iterable[Any], progress: Progress | No
         run = _collecting(program)
     done = 0
     total = number_of(data)
-    with torch.no_grad():
+    watching = inner_modules(module for module in program.modules() if isinstance(module, Observer))
+    state = TensorState([module for module in program.modules() if module not in watching])
+    with torch.no_grad(), contextlib.ExitStack() as stack:
+        stack.callback(state.restore_libraries)
+        stack.callback(state.restore)
         for batch in batches(data):
             args, kwargs = inputs_of(batch)
             try:

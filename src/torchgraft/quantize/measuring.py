@@ -8,15 +8,19 @@ import copy
 import math
 import operator
 from collections.abc import Iterable
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
 
+from torchgraft.analysis.aliases import Aliases
 from torchgraft.analysis.comparison import tensors_in
+from torchgraft.capturing.state.model_state import kept_state
 from torchgraft.codegen.calling import placeholder_values
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.interpreter import Interpreter
 from torchgraft.ir.node import Node, map_arg
+from torchgraft.ir.verify import find_attribute
 from torchgraft.quantize.calibrating import inputs_of
 from torchgraft.quantize.observers import Observer
 from torchgraft.quantize.operators import dequantize_tensor, quantize_tensor, scale_of_values
@@ -69,12 +73,30 @@ def sqnr(model: Any, program: Any, data: Iterable[Any]) -> float:
     >>> sqnr(model, model, [torch.randn(4, 16)])
     inf
     """
+    return error_of(model, program, data).sqnr
+
+
+def error_of(model: Any, program: Any, data: Iterable[Any]) -> Error:
+    """The error of a program's results over batches of data. Where runs change state that both share, it is put back."""
     total = Error()
+    keeps = changes_state(program)
     with torch.no_grad():
         for batch in data:
             args, kwargs = inputs_of(batch)
-            total = total.plus(Error.between(model(*args, **kwargs), program(*args, **kwargs)))
-    return total.sqnr
+            with kept_state(model) if keeps else nullcontext():
+                expected = model(*args, **kwargs)
+            with kept_state(program) if keeps else nullcontext():
+                total = total.plus(Error.between(expected, program(*args, **kwargs)))
+    return total
+
+
+def changes_state(program: Any) -> bool:
+    """Whether a program writes tensors that it may share with the model it was made from."""
+    if not isinstance(program, GraphModule):
+        return False
+    memory = Aliases(program.graph)
+    tensors = [find_attribute(program, node.target)[0] for node in program.graph.find_nodes(op="get_attr")]
+    return any(isinstance(tensor, torch.Tensor) and memory.is_known_to_be_written(tensor) for tensor in tensors)
 
 
 def float_of(prepared: GraphModule) -> GraphModule:
@@ -122,7 +144,8 @@ def _is_comparable(node: Node | None) -> bool:
 def _values(program: GraphModule, batch: Any) -> dict[str, Any]:
     args, kwargs = inputs_of(batch)
     running = Interpreter(program, garbage_collect_values=False)
-    running.run(initial_env=dict(placeholder_values(program, args, kwargs)))
+    with kept_state(program) if changes_state(program) else nullcontext():
+        running.run(initial_env=dict(placeholder_values(program, args, kwargs)))
     return {
         node.name: value
         for node, value in running.env.items()

@@ -17,8 +17,10 @@ from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import QuantizeError
 from torchgraft.ir.node import Node
 from torchgraft.ir.origin import source_of
+from torchgraft.passes.fold_constants import fold_values
 from torchgraft.passes.functionalize import Functionalize
 from torchgraft.passes.fuse_conv_norm import FuseConvNorm
+from torchgraft.passes.layer_calls import bound, is_layer, layer_arguments
 from torchgraft.passes.remove_dead_code import RemoveDeadCode
 from torchgraft.passes.remove_no_ops import RemoveNoOps
 from torchgraft.quantize.config import Config, as_config
@@ -67,6 +69,7 @@ def prepare(
     settings = as_config(config, backend)
     program = own_program(model, args, kwargs)
     _check_mode(model)
+    compute_weights(program)
     clean(program)
     if settings.equalize:
         from torchgraft.quantize.equalizing import EqualizeLayers
@@ -87,6 +90,21 @@ def own_program(model: Model, args: Any, kwargs: dict[str, Any] | None) -> Graph
     program = GraphModule(model, copy.deepcopy(model.graph), type(model).__name__)
     program.meta = {key: value for key, value in model.meta.items() if key != KEY}
     return program
+
+
+def compute_weights(program: GraphModule) -> None:
+    """Compute the weights of layers once where the program computes them of parameters (weight norm, standardized weights): it
+    is rounded as they are now."""
+    computed = [
+        part
+        for node in program.graph.nodes
+        if node.op == "call_function" and is_layer(node, program)
+        for name, part in bound(node, layer_arguments(node)).items()
+        if name in ("weight", "bias") and isinstance(part, Node) and part.op != "get_attr"
+    ]
+    if computed:
+        fold_values(program, computed)
+        RemoveDeadCode().run(program)
 
 
 def clean(program: GraphModule) -> None:

@@ -15,7 +15,7 @@ from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import QuantizeError
 from torchgraft.quantize.calibrating import batches, calibrate, inputs_of
 from torchgraft.quantize.converting import convert
-from torchgraft.quantize.measuring import Error, float_of, node_errors
+from torchgraft.quantize.measuring import error_of, float_of, node_errors
 from torchgraft.quantize.plan import KEY, Plan, plan_of
 from torchgraft.quantize.preparing import ConfigLike, Model, prepare
 from torchgraft.results.files import written
@@ -162,10 +162,7 @@ def report(
     plan = plan_of(prepared)
     chosen = [name for name, layer in plan.layers.items() if layer.reason is None]
     errors = node_errors(floats, quantized, kept[:compare], chosen)
-    total = Error()
-    for batch in kept[:compare]:
-        args, kwargs = inputs_of(batch)
-        total = total.plus(Error.between(floats(*args, **kwargs), quantized(*args, **kwargs)))
+    total = error_of(floats, quantized, kept[:compare])
     layers = tuple([_layer_report(plan, name, errors, floats) for name in plan.layers])
     name = type(prepared).__name__
     found = {node: error.sqnr for node, error in errors.total.items()}

@@ -5,6 +5,7 @@ Writes that a symbolic trace can refuse before they happen are refused here, too
 from __future__ import annotations
 
 import array
+import contextlib
 import dis
 import functools
 import random
@@ -22,7 +23,7 @@ from torchgraft.capturing.state.leftovers import Left, is_equal, left_in
 from torchgraft.capturing.state.tensor_state import TensorState
 from torchgraft.errors import TraceError
 from torchgraft.ir.graph import Graph
-from torchgraft.ir.modules import is_from_torch
+from torchgraft.ir.modules import is_from_torch, paths_of_modules
 from torchgraft.ir.origin import SourceLine, current_source_line, is_user_code
 from torchgraft.ir.origin import source_line as line_of
 from torchgraft.ir.structures import slots_of
@@ -246,6 +247,18 @@ class ModelState:
             "keep the value in a buffer and write it in place (self.buffer.copy_(value)), return it as an output, "
             "or keep the module as a leaf (Tracer.is_leaf_module). The model is left as it was"
         )
+
+
+@contextlib.contextmanager
+def kept_state(model: Any) -> Iterator[None]:
+    """What runs change of a model and of random states is put back."""
+    root = model if isinstance(model, torch.nn.Module) else torch.nn.Module()
+    state = ModelState(paths_of_modules(root))
+    state.tensors  # noqa: B018 (as they are before the first run)
+    try:
+        yield
+    finally:
+        state.restore_all()
 
 
 _PLAIN = frozenset(
