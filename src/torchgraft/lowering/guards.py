@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from torchgraft.ir.guards import guard, refuse
+from torchgraft.lowering.autocast import Casts, active_casts
 from torchgraft.lowering.tensors import TracedTensor
 
 if TYPE_CHECKING:
@@ -47,22 +48,25 @@ def check_tensors(found: Tensors, dtype: str | None, ranks: Sequence[int], where
         refuse(f"the program was lowered for {what}", where or "the model", _AGAIN)
 
 
-def _circumstances(found: Tensors, layouts: Sequence[str], autocast: bool, where: str) -> Iterator[tuple[str, Any]]:
+def _circumstances(found: Tensors, layouts: Sequence[str], casts: Casts, where: str) -> Iterator[tuple[str, Any]]:
     for layout in dict.fromkeys(layouts):
         names = [f"'{name}'" for name, other in zip(found, layouts, strict=False) if other == layout]
         yield f"layout of {', '.join(names)}", layout
-    yield "torch.is_autocast_enabled()", autocast
+    yield "torch.is_autocast_enabled()", bool(casts)
+    for device, dtype in casts:
+        yield f"torch.get_autocast_dtype('{device}')", dtype
 
 
 @guard(_circumstances)
-def check_layouts(found: Tensors, layouts: Sequence[str], autocast: bool, where: str) -> None:
-    """Raise unless inputs have these layouts, and autocast is on or off as it was."""
+def check_layouts(found: Tensors, layouts: Sequence[str], casts: Casts, where: str) -> None:
+    """Raise unless inputs have these layouts, and autocast is on, with these dtypes, or off as it was."""
     for (name, tensor), layout in zip(found.items(), layouts, strict=False):
         if isinstance(tensor, torch.Tensor) and not _has_layout(tensor, layout):
             what = f"the program was lowered for '{name}' with the layout {layout}, and now it has another"
             refuse(what, where, "give a copy in that layout, or capture the model again with inputs like these")
-    if is_autocast_enabled() != autocast:
-        what = f"the program was lowered with autocast {'on' if autocast else 'off'}, and its operators have no other casts"
+    if active_casts() != casts:
+        was = " and ".join([f"to {dtype} on {device}" for device, dtype in casts]) or "off"
+        what = f"the program was lowered with autocast {was}, and its operators have no other casts"
         refuse(what, where, "capture the model again under this autocast, or run it at level 'function' or 'aten'")
 
 
@@ -104,11 +108,6 @@ def layout_of(tensor: torch.Tensor) -> str:
     return f"strides {tuple(sorted(range(len(strides)), key=lambda place: -strides[place]))}"
 
 
-def is_autocast_enabled() -> bool:
-    """Whether torch casts the arguments of operators by itself, on any kind of device."""
-    return torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
-
-
 def guard_tensors(recorder: Recorder, inputs: dict[str, TracedTensor], where: str) -> None:
     """Have a program begin with guards on its inputs, and on the circumstances that decided its operators."""
     if inputs:
@@ -116,7 +115,7 @@ def guard_tensors(recorder: Recorder, inputs: dict[str, TracedTensor], where: st
     if recorder.decompositions is not None:
         nodes = {name: tensor.node for name, tensor in inputs.items()}
         layouts = tuple([layout_of(tensor.actual) for tensor in inputs.values()])
-        recorder.create_node("call_function", check_layouts, (nodes, layouts, is_autocast_enabled(), where), {})
+        recorder.create_node("call_function", check_layouts, (nodes, layouts, active_casts(), where), {})
 
 
 def guard_state(recorder: Recorder, names: Iterable[str], fetch: Callable[[str], Any]) -> None:

@@ -23,6 +23,7 @@ from torchgraft.ir.guards import check_inputs, check_length
 from torchgraft.ir.node import Node
 from torchgraft.ir.origin import source_of
 from torchgraft.ir.verify import find_attribute
+from torchgraft.lowering.autocast import active_casts
 from torchgraft.lowering.entries import Joint, OutputEntry, Primal, finish, held_tensors, named_parts
 from torchgraft.lowering.guards import guard_state, guard_tensors
 from torchgraft.lowering.kept_calls import record_kept, refuse_own_learning
@@ -128,7 +129,7 @@ class _JointWalk(Walk):
         inputs = {item.name: named[item.name] for item in self.primals if item.kind == "input"}
         guard_tensors(self.recorder, inputs, inputs_text(self.program))
         guard_state(self.recorder, [name for name in named if name not in inputs], named.__getitem__)
-        self.recorder.end_of_inputs()
+        self.begin_operators()
         with recording(self.recorder):
             self._current = [
                 torch.ops.aten.clone.default(item) if index in self._own else item
@@ -315,7 +316,7 @@ class _JointWalk(Walk):
 
     def _one_call(self, node: Node, args: Any, kwargs: Any) -> Any:
         function = getattr(torch.Tensor, str(node.target)) if node.op == "call_method" else node.target
-        return self._hold(record_kept(self.recorder, function, function, {}, args, kwargs))
+        return self._record_kept(function, function, {}, args, kwargs)
 
     def _module(self, path: str, module: torch.nn.Module, args: Any, kwargs: Any) -> Any:
         """A module that was kept whole is one call, with its parameters among the primals."""
@@ -324,7 +325,11 @@ class _JointWalk(Walk):
         refuse_own_learning(module, args, kwargs)
         fetched = self.recorder.create_node("get_attr", path, (), {})
         self.modules[path] = module
-        return self._hold(record_kept(self.recorder, module, fetched, named, args, kwargs))
+        return self._record_kept(module, fetched, named, args, kwargs)
+
+    def _record_kept(self, function: Any, spelled: Any, state: dict[str, Any], args: Any, kwargs: Any) -> Any:
+        with self.without_autocast.as_it_was():
+            return self._hold(record_kept(self.recorder, function, spelled, state, args, kwargs))
 
     def _hold(self, value: Any) -> Any:
         if not isinstance(value, (torch.Tensor, bool, int, float, str, type(None))):
@@ -351,6 +356,7 @@ class _JointWalk(Walk):
             if index in self._own:
                 outputs.append((OutputEntry("update", primal.name), now.node))
         outputs += self._gradients(learning)
+        self.without_autocast.close()
         recorder.note_numbers()
         finish(recorder.graph, outputs)
         module = GraphModule(self.modules, recorder.graph, f"{type(self.program).__name__}Joint")
@@ -369,7 +375,10 @@ class _JointWalk(Walk):
         # What autograd asks before its first step, it asks about the results.
         self.recorder.above = self.program.graph.output_node().all_input_nodes[0]
         try:
-            with recording(self.recorder):
+            # `loss.backward()` stands behind the user's region of autocast, not inside it.
+            with contextlib.ExitStack() as without, recording(self.recorder):
+                for device, _ in active_casts():
+                    without.enter_context(torch.autocast(device, enabled=False))
                 found: Any = torch.autograd.grad(
                     list(results.values()),
                     [self._traced_primals[index] for index in wanted],

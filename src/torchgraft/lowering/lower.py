@@ -22,6 +22,7 @@ from torchgraft.ir.guards import check_length, check_result, check_training
 from torchgraft.ir.modules import paths_of_modules
 from torchgraft.ir.node import Node, map_arg
 from torchgraft.ir.verify import find_attribute
+from torchgraft.lowering.autocast import WithoutAutocast, is_autocast
 from torchgraft.lowering.decompositions import core_decompositions
 from torchgraft.lowering.guards import guard_state, guard_tensors
 from torchgraft.lowering.kinds import SIGNS, Kind, kind_of, kind_of_kept
@@ -126,7 +127,12 @@ class Walk:
         if self.recorder.decompositions is not None:
             names = dict.fromkeys(str(node.target) for node in self.program.graph.find_nodes(op="get_attr"))
             guard_state(self.recorder, names, self._attribute)
+        self.begin_operators()
+
+    def begin_operators(self) -> None:
+        """All that the program begins with is written. Where casts are operators of their own, autocast would cast again."""
         self.recorder.end_of_inputs()
+        self.without_autocast = WithoutAutocast(self.recorder)
 
     def node(self, node: Node) -> Any:
         """Write down one node of the program; its value."""
@@ -168,6 +174,7 @@ class Walk:
         return self._placeholders[node]
 
     def _output(self, args: Any) -> Node | None:
+        self.without_autocast.close()
         output = self.recorder.create_node("output", "output", self.recorder.argument(args), {})
         output.meta["val"] = map_arg(output.args[0], lambda result: result.meta.get("val"))
         return output
@@ -233,15 +240,27 @@ class Walk:
             self._contexts.append(value)
         elif node.target is exit_context:
             self._contexts.pop()
-        new = self._copied(node, args, kwargs)
+        if self.without_autocast.has_casts and is_autocast(node):
+            return value  # the casts that it makes are operators
+        new = self._copied_kept(node, args, kwargs)
         for tensor in traced_in((args, kwargs)):
-            if self.recorder.is_above_autograd:
+            if (
+                self.recorder.is_above_autograd
+                and tensor.requires_grad != tensor.actual.requires_grad
+                and tensor.is_leaf
+            ):
                 tensor.requires_grad_(tensor.actual.requires_grad)
             if tensor.actual is value:  # it was written, or a flag of it was set
                 tensor.source = new
                 return tensor
         # It may be, or share memory with, what others hold.
         return self._known(value, new, is_outside=True)
+
+    def _copied_kept(self, node: Node, args: Any, kwargs: Any) -> Node:
+        if node.target in _WITHOUT_CASTS:
+            return self._copied(node, args, kwargs)
+        with self.without_autocast.as_it_was():
+            return self._copied(node, args, kwargs)
 
     def _recorded(self, node: Node, args: Any, kwargs: Any) -> Any:
         """The operators that a call of torch runs, in its place."""
@@ -275,6 +294,10 @@ def _arithmetic(recorder: Recorder, node: Node, args: Any) -> Any:
     return wrapped(combine(node.target, SIGNS.get(name, name), *operands))
 
 
+# What casts nothing.
+_WITHOUT_CASTS = frozenset(
+    {operator.getitem, getattr, setattr, "tolist", "numpy", "data_ptr", enter_context, exit_context}
+)
 # What may give a tensor another memory.
 _MOVING = frozenset({setattr, "set_", "resize_", "resize_as_"})
 # What only fetches something, and is needed by nobody but those who use it.

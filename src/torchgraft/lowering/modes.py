@@ -14,6 +14,7 @@ from torch._ops import _set_mode_pre_dispatch, unset_mode_pre_dispatch
 from torch._subclasses.schema_check_mode import SchemaCheckMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from torchgraft.lowering.autocast import active_casts
 from torchgraft.lowering.operators import record
 from torchgraft.lowering.recorder import Recorder
 
@@ -57,9 +58,7 @@ class BeforeAutograd(SchemaCheckMode):
 @contextlib.contextmanager
 def recording(recorder: Recorder) -> Iterator[None]:
     """While active, operators go to the recorder. Under autocast, what is taken apart has to be cast before."""
-    is_cast = recorder.decompositions is not None and (
-        torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
-    )
+    is_cast = recorder.decompositions is not None and bool(active_casts())
     if recorder.is_above_autograd and not is_cast:
         with BeforeAutograd(recorder), enable_python_dispatcher():
             yield

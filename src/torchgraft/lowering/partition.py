@@ -14,6 +14,7 @@ from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.ir.graph import Graph
 from torchgraft.ir.guards import is_guard
 from torchgraft.ir.node import Node, map_arg
+from torchgraft.lowering.autocast import regions_without
 from torchgraft.lowering.entries import OutputEntry, finish
 
 
@@ -25,6 +26,7 @@ def partition(joint: GraphModule) -> tuple[GraphModule, GraphModule]:
     gradients = [(entry, value) for entry, value in entries if entry.kind == "gradient"]
     forward = _forward_nodes(joint.graph, nodes_of_gradients(joint.graph), [value for _, value in ahead])
     backward, saved = _backward_nodes(joint.graph, forward, [value for _, value in gradients])
+    backward |= regions_without(joint.graph)
     ahead += [(OutputEntry("saved", node.name), node) for node in saved]
     name = type(joint).__name__
     tangents = [node for node in joint.graph.find_nodes(op="placeholder") if node.meta["origin_kind"] == "tangent"]
