@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-import gc
 import pickle
+import weakref
 from typing import Any
 
 import pytest
@@ -12,27 +12,32 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import torchgraft
 from tests.schedule.test_overlap_remote_calls import fetch
 from torchgraft.errors import PassError
 from torchgraft.schedule import PrefetchCopies, overlaps
 
-ALIVE: list[int] = []
-BEFORE: list[Any] = []
 WIDTH = 7
+COPIES: list[Any] = []
+ALIVE: list[int] = []
 
 
-def weights_on_the_device() -> list[Any]:
-    tensors = [one for one in gc.get_objects() if type(one) is torch.Tensor and one.device.type == "meta"]
-    return [one for one in tensors if tuple(one.shape) == (WIDTH, WIDTH)]
+class CopiesOfWeights(TorchDispatchMode):
+    """Knows, weakly, the weights that were copied to the device while it was on."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func is torch.ops.aten._to_copy.default and tuple(result.shape) == (WIDTH, WIDTH):
+            COPIES.append(weakref.ref(result))
+        return result
 
 
 @torchgraft.wrap
 def probe(x: Any) -> Any:
-    """How many weights are on the device now that were not there before the program ran."""
-    before = set(map(id, BEFORE))
-    ALIVE.append(sum(id(one) not in before for one in weights_on_the_device()))
+    """How many weights that were copied to the device are still there."""
+    ALIVE.append(sum(copy() is not None for copy in COPIES))
     return x * 1
 
 
@@ -77,13 +82,10 @@ def test_no_more_layers_are_on_the_device_than_were_asked_for(ahead: int) -> Non
             return x
 
     program = prefetched(Model(), torch.ones(2, WIDTH), device="meta", max_in_flight=ahead)
-    # What other tests left behind is held, so that it is told from what comes now.
-    BEFORE[:] = weights_on_the_device()
-    with torch.no_grad():
-        ALIVE.clear()
+    COPIES.clear(), ALIVE.clear()
+    with torch.no_grad(), CopiesOfWeights():
         program(torch.ones(2, WIDTH, device="meta"))
-    BEFORE.clear()
-    assert len(ALIVE) == 6 and max(ALIVE) <= ahead + 1, ALIVE
+    assert len(COPIES) == len(ALIVE) == 6 and max(ALIVE) <= ahead + 1, ALIVE
 
 
 def test_bytes_under_way_are_bounded() -> None:
