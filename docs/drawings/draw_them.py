@@ -5,6 +5,7 @@ Run it from anywhere: `python docs/drawings/draw_them.py`. The same code gives t
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import torch
@@ -34,29 +35,35 @@ MODELS = {"mlp": ("mlp", {}), "transformer_block": ("transformer", {"layers": 1}
 
 
 def main() -> None:
+    for name, drawing in [*levels(), *options()]:
+        path = drawing.save(FOLDER / f"{name}.svg")
+        sys.stdout.write(f"{path.name}: {drawing.width} × {drawing.height}, {drawing.boxes} boxes\n")
+
+
+def levels(titles: Iterable[str] = tuple(MODELS)) -> Iterator[tuple[str, torchgraft.Drawing]]:
+    """The first example, and models at each level."""
     torch.manual_seed(0)
-    x = torch.randn(2, 2, 4)
-    keep("first_example", torchgraft.draw(Net(), x, direction="right", theme="light"))
-    for title, (name, options) in MODELS.items():
-        model, inputs = zoo.create(name, **options).eval(), zoo.example_inputs(name)
+    yield "first_example", torchgraft.draw(Net(), torch.randn(2, 2, 4), direction="right", theme="light")
+    for title in titles:
+        name, settings = MODELS[title]
+        model, inputs = zoo.create(name, **settings).eval(), zoo.example_inputs(name)
         for level in LEVELS:
             program = torchgraft.capture(model, inputs, level=level)
             # The lower levels come with shapes; the upper two are run once to see them.
-            args = inputs if level in ("module", "function") else None
-            keep(f"{title}_{level}", torchgraft.draw(program, args=args, theme="light"))
+            args = inputs if level in ("module", "function") else ()
+            yield f"{title}_{level}", torchgraft.draw(program, args=args, theme="light")
+
+
+def options() -> Iterator[tuple[str, torchgraft.Drawing]]:
+    """Folded, to a depth, to the right, on dark."""
     model, inputs = zoo.create("resnet50").eval(), zoo.example_inputs("resnet50")
     program = torchgraft.capture(model, inputs)
-    keep("resnet50_depth_1", torchgraft.draw(program, args=inputs, depth=1, theme="light"))
-    keep("resnet50_folded", torchgraft.draw(program, args=inputs, fold=True, theme="light"))
+    yield "resnet50_depth_1", torchgraft.draw(program, args=inputs, depth=1, theme="light")
+    yield "resnet50_folded", torchgraft.draw(program, args=inputs, fold=True, theme="light")
     model, inputs = zoo.create("transformer").eval(), zoo.example_inputs("transformer")
     program = torchgraft.capture(model, inputs)
-    keep("transformer_folded_dark", torchgraft.draw(program, args=inputs, fold=True, theme="dark"))
-    keep("transformer_depth_1_right", torchgraft.draw(program, args=inputs, depth=1, direction="right", theme="light"))
-
-
-def keep(name: str, drawing: torchgraft.Drawing) -> None:
-    path = drawing.save(FOLDER / f"{name}.svg")
-    sys.stdout.write(f"{path.name}: {drawing.width} × {drawing.height}, {drawing.boxes} boxes\n")
+    yield "transformer_folded_dark", torchgraft.draw(program, args=inputs, fold=True, theme="dark")
+    yield "transformer_depth_1_right", torchgraft.draw(program, args=inputs, depth=1, direction="right", theme="light")
 
 
 if __name__ == "__main__":

@@ -33,6 +33,10 @@ _MAKERS_OF_NODES = frozenset({"check_mutable_operations", "create_arg", "create_
 _OPERATORS = (torch._ops.OpOverload, torch._ops.OpOverloadPacket, torch._ops.HigherOrderOperator)
 
 
+_new = object.__new__
+_set = object.__setattr__
+
+
 def assert_traced(condition: Any) -> None:
     """What an `assert` on a traced value becomes when a tracer has `trace_asserts` set."""
     if not condition:
@@ -153,7 +157,10 @@ class TracerBase(ScopeState):
         if self.record_stack_traces and kind != "placeholder":
             code, instruction = user_instruction(depth)
             node._origin = code, instruction, self._scope_chain
-        return Proxy(node, self)
+        proxy = _new(Proxy)  # `Proxy(node, self)` written out
+        _set(proxy, "node", node)
+        _set(proxy, "tracer", self)
+        return proxy
 
     # ---- arguments ----
 

@@ -62,11 +62,13 @@ def drop_constants(graph: Graph, constants: list[Node]) -> None:
                     graph.erase_node(source)
 
 
-def guard_identities(graph: Graph, last_of_inputs: Node, codes: Iterable[CodeType]) -> None:
-    """Have the program check that no two inputs are one tensor where a function that ran asks for that: proxies never are."""
-    inputs = [node for node in graph.nodes if node._op == "placeholder" and not str(node._target).startswith("*")]
-    if len(inputs) < 2 or not any(map(compares_variables, [*codes, *_codes_of(graph, last_of_inputs)])):
+def guard_identities(nodes: list[Node], last_of_inputs: Node, codes: Iterable[CodeType]) -> None:
+    """Have a program of these nodes check that no two inputs are one tensor where a function that ran asks for that: proxies
+    never are."""
+    inputs = [node for node in nodes if node._op == "placeholder" and not str(node._target).startswith("*")]
+    if len(inputs) < 2 or not any(map(compares_variables, [*codes, *_codes_of(nodes, last_of_inputs)])):
         return
+    graph = inputs[0].graph
     with graph.inserting_after(inputs[-1]):
         answer = graph.create_node("call_function", are_different, tuple(inputs))
     with graph.inserting_after(answer):
@@ -74,10 +76,10 @@ def guard_identities(graph: Graph, last_of_inputs: Node, codes: Iterable[CodeTyp
         graph.create_node("call_function", check_value, details)
 
 
-def _codes_of(graph: Graph, last_of_inputs: Node) -> list[CodeType]:
-    """The functions in which the nodes of a graph were made."""
+def _codes_of(nodes: list[Node], last_of_inputs: Node) -> list[CodeType]:
+    """The functions in which nodes were made."""
     # The output, and the checks of the inputs, are made by whoever asked for the trace.
-    made = [node for node in graph.nodes if node._op != "output" and node > last_of_inputs]
+    made = [node for node in nodes if node._op != "output" and not node._erased and node > last_of_inputs]
     codes = [node._origin[0] for node in made if node._origin is not None]
     # By identity, because the hash of a code object is computed from everything in it.
     return list({id(code): code for code in codes if code is not None}.values())

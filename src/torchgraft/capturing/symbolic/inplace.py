@@ -33,14 +33,15 @@ PLAIN_FORM = {
 _FRESH_OPERATORS = frozenset(PLAIN_FORM.values()) | {operator.neg, operator.invert}
 
 
-def simplify_in_place(graph: Graph, paths: dict[torch.nn.Module, str], has_regions: bool) -> None:
+def simplify_in_place(nodes: list[Node], paths: dict[torch.nn.Module, str], has_regions: bool) -> None:
     """Replace in-place operators by plain ones where the value written is new and nothing else refers to it.
 
-    `v += w` keeps the type of `v`, and `v + w` may not; so the types must be known to agree. `paths` has the model's modules,
-    and `has_regions` says whether the graph enters contexts.
+    `v += w` keeps the type of `v`, and `v + w` may not; so the types must be known to agree. `nodes` are those of a graph,
+    `paths` has the model's modules, and `has_regions` says whether the graph enters contexts.
     """
-    candidates = [node for node in graph.nodes if node._target in PLAIN_FORM and node._op == "call_function"]
-    types = _Types(dict(zip(paths.values(), paths, strict=True)), _under_autocast(graph) if has_regions else set())
+    candidates = [node for node in nodes if node._target in PLAIN_FORM and node._op == "call_function"]
+    under_autocast = _under_autocast(nodes) if has_regions else set()
+    types = _Types({path: module for module, path in paths.items()}, under_autocast)
     for node in candidates:
         if types.may_be_plain(node):
             node.target = PLAIN_FORM[node._target]
@@ -96,11 +97,11 @@ def _writes(node: Node) -> bool:
 _PLAIN_HOMES = ("torch", "_operator", "builtins")
 
 
-def _under_autocast(graph: Graph) -> set[Node]:
+def _under_autocast(nodes: list[Node]) -> set[Node]:
     """The nodes that run under autocast, which decides on types by rules of its own."""
     found: set[Node] = set()
     regions: list[Any] = []
-    for node in graph.nodes:
+    for node in nodes:
         if node._target is enter_context:
             regions.append(node._args[0])
         elif node._target is exit_context and regions:
@@ -137,13 +138,15 @@ class _Types:
     def _types_of(self, node: Node) -> _TwoTypes:
         """The types of the value of a node, as far as they are known without an input."""
         types = self._types
-        pending = [] if node in types else [(node, self._rule(node))]
+        if node in types:
+            return types[node]
+        pending = [(node, *self._rule(node))]
         while pending:  # no recursion: a chain may be longer than Python's stack
-            current, (decided, sources, keeps) = pending[-1]
+            current, decided, sources, keeps = pending[-1]
             if decided is None:
                 for source in sources:
                     if source not in types:
-                        pending.append((source, self._rule(source)))
+                        pending.append((source, *self._rule(source)))
                 if pending[-1][0] is not current:
                     continue
                 known, narrow = types[sources[0]]
@@ -159,22 +162,22 @@ class _Types:
     def _rule(self, node: Node) -> tuple[_TwoTypes | None, Sequence[Node], bool]:
         """The types of a node if a module decides them, the nodes whose common types they are otherwise, and whether that is so
         under autocast too."""
-        sources: Sequence[Node] = ()
-        keeps = False
+        target = node._target
         if node._op == "call_module":
-            module: Any = self._modules.get(node._target)
-            rules = _rules_of_autocast(type(module))  # type: ignore[arg-type]
+            module: Any = self._modules.get(target)
+            rules = _rules_of_autocast(type(module))
             if rules is not None and node not in self._under_autocast:
                 # Products with a weight need, and give, the type of the weight, or that of autocast; other modules keep the
                 # type they get.
                 is_product, keeps = rules
-                weight = _weight_of(module)
+                weight = None if keeps else _weight_of(module)
                 if weight is not None:
                     return (weight.dtype, _TYPE_OF_AUTOCAST if is_product else None), (), False
-                sources = node._inputs[:1]
-        elif node._op == "call_function" and (node._target in _FRESH_OPERATORS or node._target in PLAIN_FORM):
-            sources, keeps = node._inputs, node._target not in _OPERATORS_OF_AUTOCAST
-        return None if sources else _NOTHING_KNOWN, sources, keeps
+                if node._inputs:
+                    return None, node._inputs[:1], keeps
+        elif (target in _FRESH_OPERATORS or target in PLAIN_FORM) and node._op == "call_function" and node._inputs:
+            return None, node._inputs, target not in _OPERATORS_OF_AUTOCAST
+        return _NOTHING_KNOWN, (), False
 
     def _torch_module(self, node: Node) -> torch.nn.Module | None:
         module: Any = self._modules.get(node._target)

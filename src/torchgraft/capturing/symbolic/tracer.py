@@ -303,12 +303,13 @@ class Tracer(ModelAttributes):
             renew_constants(self.graph, self._ids_of_tensors_outside)
         drop_constants(self.graph, constants)
         # Most programs have nothing of what is looked for below, and one walk shows it.
-        targets = {node._target for node in self.graph.nodes}
+        nodes = list(self.graph.nodes)
+        targets = {node._target for node in nodes}
         if enter_context in targets:
             remove_empty_regions(self.graph)
-        guard_identities(self.graph, self._last_of_inputs, [item.__code__ for item in self._functions()])
+        guard_identities(nodes, self._last_of_inputs, [item.__code__ for item in self._functions()])
         if not targets.isdisjoint(PLAIN_FORM):
-            simplify_in_place(self.graph, self._state.paths, enter_context in targets)
+            simplify_in_place(nodes, self._state.paths, enter_context in targets)
         if not targets.isdisjoint(NUMBERS):
             refuse_compared_types(self.graph)
 

@@ -71,6 +71,11 @@ class Calls:
             watcher._switching = False
         if len(args) == spelling.operands and not kwargs and isinstance(args[0], _Tensor):
             opcode, target, wish = "call_function", spelling.operator, spelling.operator_wish
+            if spelling.is_reflected:
+                if isinstance(args[1], _Tensor):  # the operator would ask the other one first
+                    opcode, target, wish = spelling.opcode, spelling.target, spelling.wish
+                else:
+                    arguments = arguments[::-1]
         else:
             opcode, target, wish = spelling.opcode, spelling.target, spelling.wish
         node = self._make_node(opcode, target, arguments, named, wish, None)

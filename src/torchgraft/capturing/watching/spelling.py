@@ -36,13 +36,25 @@ _OPERATORS: dict[str, tuple[Callable[..., Any], int]] = {
         name: (getattr(operator, name), 2)
         for name in ("add", "sub", "mul", "matmul", "pow", "eq", "ne", "lt", "le", "gt", "ge")
     },
-    **{f"__{name}__": (getattr(operator, name), 2) for name in ("eq", "ne", "lt", "le", "gt", "ge", "getitem", "xor")},
+    **{
+        f"__{name}__": (getattr(operator, name), 2)
+        for name in ("eq", "ne", "lt", "le", "gt", "ge", "getitem", "xor", "floordiv", "lshift", "rshift")
+    },
     "div": (operator.truediv, 2),
     "neg": (operator.neg, 1),
     "bitwise_not": (operator.invert, 1),
+    "__invert__": (operator.invert, 1),
     "__and__": (operator.and_, 2),
     "__or__": (operator.or_, 2),
     "__setitem__": (operator.setitem, 3),
+}
+# Those behind `2 - x`, whose operands change places.
+_REFLECTED: dict[str, Callable[..., Any]] = {
+    **{
+        f"__r{name}__": getattr(operator, name)
+        for name in ("sub", "truediv", "floordiv", "mod", "pow", "lshift", "rshift")
+    },
+    "__rdiv__": operator.truediv,
 }
 
 
@@ -50,6 +62,7 @@ class Spelling:
     """What there is to know about a torch function before it is called."""
 
     __slots__ = (
+        "is_reflected",
         "is_usual",
         "is_written_back",
         "leaves_torch",
@@ -78,7 +91,8 @@ class Spelling:
         self.of_any_length = name in _OF_ANY_LENGTH
         self.is_written_back = name.endswith("_") and not name.endswith("__")
         self.may_write = self.is_written_back or name in _WRITING_OPERATORS or name in _WRITING_FUNCTIONS
-        known = _OPERATORS.get(name)
+        self.is_reflected = name in _REFLECTED
+        known = (_REFLECTED[name], 2) if self.is_reflected else _OPERATORS.get(name)
         self.operator: Any = None if known is None else known[0]
         self.operands = -1 if known is None else known[1]
         is_method = _is_method(function, name)
