@@ -165,7 +165,7 @@ class _Types:
         target = node._target
         if node._op == "call_module":
             module: Any = self._modules.get(target)
-            rules = _rules_of_autocast(type(module))
+            rules = _rules_of_autocast(type(module))  # type: ignore[arg-type]
             if rules is not None and node not in self._under_autocast:
                 # Products with a weight need, and give, the type of the weight, or that of autocast; other modules keep the
                 # type they get.
