@@ -18,6 +18,7 @@ from torch.utils import _pytree
 from torchgraft.codegen.calling import example_inputs, placeholder_values
 from torchgraft.distributed.pipeline import Pipeline
 from torchgraft.errors import GraphError
+from torchgraft.ir.arguments import tensors_of
 from torchgraft.results.shown import Tabular
 from torchgraft.results.tables import Table
 
@@ -33,7 +34,8 @@ class Tried:
 
 @dataclass(frozen=True, repr=False)
 class Trial(Tabular):
-    """A pipeline that was run here: the seconds of a step in one process and in several, and whether the results are the same.
+    """A pipeline that was run here: the seconds of a step in one process and in several, and whether the results are the same
+    (None where those of micro-batches cannot be joined to one).
 
     >>> Trial("Net", "gpipe", 4, 0.003, True, (Tried(0, "0", 0.001), Tried(1, "1", 0.002))).seconds
     0.002
@@ -43,7 +45,7 @@ class Trial(Tabular):
     schedule: str
     microbatches: int
     alone: float
-    same: bool
+    same: bool | None
     processes: tuple[Tried, ...]
 
     @property
@@ -57,7 +59,9 @@ class Trial(Tabular):
 
     def headline(self) -> str:
         """What came of it."""
-        result = "the same as one process computes" if self.same else "NOT what one process computes"
+        result = "results that cannot be joined and were not compared"
+        if self.same is not None:
+            result = "the same as one process computes" if self.same else "NOT what one process computes"
         return (
             f"{self.name} by {self.schedule} in {len(self.processes)} processes, {self.microbatches} micro-batches: "
             f"{self.seconds * 1e3:.1f} ms a step ({self.alone * 1e3:.1f} ms in one process), {result}"
@@ -91,7 +95,9 @@ def try_pipeline(
     """
     values, keywords = example_inputs(args, kwargs)
     inputs = placeholder_values(plan.program, values, keywords)
-    whole = {id(value) for node, value in inputs.items() if node.name in plan.constants}
+    divided = {
+        id(leaf) for node, value in inputs.items() if node.name not in plan.constants for leaf in tensors_of(value)
+    }
     # One micro-batch after the other, as the stages get them: the whole batch may be of a size that the program refuses.
     with torch.no_grad():
         expected = plan.program(*values, **keywords)
@@ -100,17 +106,18 @@ def try_pipeline(
             plan.program(*values, **keywords)
         alone = time.perf_counter() - begin
     given, keywords = _pytree.tree_map(
-        lambda leaf: leaf if id(leaf) in whole else torch.cat([leaf] * microbatches), (values, keywords)
+        lambda leaf: leaf if id(leaf) not in divided else torch.cat([leaf] * microbatches), (values, keywords)
     )
     count = len(plan.stages) if processes is None else processes
     answers = _started(count, plan, given, keywords, schedule, microbatches, steps, time_limit)
-    result = next(answer for _, answer, _ in answers if answer is not None)
-    pairs = zip(_pytree.tree_leaves(result), _pytree.tree_leaves(expected), strict=True)
-    same = all(
-        torch.allclose(ours, torch.cat([theirs] * microbatches), rtol=1e-4, atol=1e-5)
-        for ours, theirs in pairs
-        if isinstance(ours, torch.Tensor)
-    )
+    same = None
+    if plan.can_be_joined:
+        result = next(answer for _, answer, _ in answers if answer is not None)
+        pairs = zip(tensors_of(result), tensors_of(expected), strict=True)
+        same = all(
+            torch.allclose(ours, torch.cat([theirs] * microbatches), rtol=1e-4, atol=1e-5, equal_nan=True)
+            for ours, theirs in pairs
+        )
     tried = [Tried(rank, ", ".join(map(str, plan.of_rank(rank, count))), seconds) for rank, _, seconds in answers]
     return Trial(plan.name, schedule, microbatches, alone, same, tuple(tried))
 
