@@ -5,6 +5,7 @@ In earnest every process calls `Pipeline.schedule` itself, started by torchrun.
 from __future__ import annotations
 
 import os
+import queue
 import socket
 import time
 from collections.abc import Mapping
@@ -15,6 +16,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree
 
+from torchgraft.analysis.effects import effects_of
 from torchgraft.codegen.calling import example_inputs, placeholder_values
 from torchgraft.distributed.pipeline import Pipeline
 from torchgraft.errors import GraphError
@@ -35,7 +37,7 @@ class Tried:
 @dataclass(frozen=True, repr=False)
 class Trial(Tabular):
     """A pipeline that was run here: the seconds of a step in one process and in several, and whether the results are the same
-    (None where those of micro-batches cannot be joined to one).
+    (None where they were not compared, for the reason in `not_compared`).
 
     >>> Trial("Net", "gpipe", 4, 0.003, True, (Tried(0, "0", 0.001), Tried(1, "1", 0.002))).seconds
     0.002
@@ -47,6 +49,7 @@ class Trial(Tabular):
     alone: float
     same: bool | None
     processes: tuple[Tried, ...]
+    not_compared: str = ""
 
     @property
     def seconds(self) -> float:
@@ -57,9 +60,14 @@ class Trial(Tabular):
         """One row for each process."""
         return [asdict(process) for process in self.processes]
 
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as plain values."""
+        about = {key: value for key, value in asdict(self).items() if key != "processes"}
+        return {**about, "seconds": self.seconds, **super().to_dict()}
+
     def headline(self) -> str:
         """What came of it."""
-        result = "results that cannot be joined and were not compared"
+        result = f"results were not compared: {self.not_compared}"
         if self.same is not None:
             result = "the same as one process computes" if self.same else "NOT what one process computes"
         return (
@@ -110,8 +118,12 @@ def try_pipeline(
     )
     count = len(plan.stages) if processes is None else processes
     answers = _started(count, plan, given, keywords, schedule, microbatches, steps, time_limit)
-    same = None
-    if plan.can_be_joined:
+    same, not_compared = None, ""
+    if not plan.can_be_joined:
+        not_compared = "those of micro-batches cannot be joined to one"
+    elif drawn := next((node.name for node in plan.program.graph.nodes if effects_of(node).random), None):
+        not_compared = f"'{drawn}' draws random numbers"
+    else:
         result = next(answer for _, answer, _ in answers if answer is not None)
         pairs = zip(tensors_of(result), tensors_of(expected), strict=True)
         same = all(
@@ -119,7 +131,7 @@ def try_pipeline(
             for ours, theirs in pairs
         )
     tried = [Tried(rank, ", ".join(map(str, plan.of_rank(rank, count))), seconds) for rank, _, seconds in answers]
-    return Trial(plan.name, schedule, microbatches, alone, same, tuple(tried))
+    return Trial(plan.name, schedule, microbatches, alone, same, tuple(tried), not_compared)
 
 
 def _started(count: int, *rest: Any) -> list[tuple[int, Any, float]]:
@@ -139,10 +151,18 @@ def _started(count: int, *rest: Any) -> list[tuple[int, Any, float]]:
     try:
         for process in processes:
             process.start()
-        for _ in range(count):
-            rank, result, seconds = answers.get(timeout=limit)
+        until = time.monotonic() + limit
+        while len(found) < count:
+            try:
+                rank, result, seconds = answers.get(timeout=0.5)
+            except queue.Empty:
+                _check_that_all_go_on(processes, {rank for rank, *_ in found}, until, limit)
+                continue
             if isinstance(seconds, str):
-                raise GraphError(f"process {rank} of the pipeline failed: {seconds}")
+                gone = [
+                    f"; process {n} ended with exit code {p.exitcode}" for n, p in enumerate(processes) if p.exitcode
+                ]
+                raise GraphError(f"process {rank} of the pipeline failed: {seconds}{''.join(gone)}")
             found.append((rank, _pytree.tree_map(_as_tensor, result), seconds))
     finally:
         for process in [process for process in processes if process.pid is not None]:  # those that were started
@@ -151,6 +171,17 @@ def _started(count: int, *rest: Any) -> list[tuple[int, Any, float]]:
                 process.kill()
                 process.join()
     return sorted(found, key=lambda answer: answer[0])
+
+
+def _check_that_all_go_on(processes: list[Any], done: set[int], until: float, limit: float) -> None:
+    for rank, process in enumerate(processes):
+        if rank not in done and process.exitcode is not None:
+            raise GraphError(
+                f"process {rank} of the pipeline ended with exit code {process.exitcode} and no answer\n"
+                "  look above for what it printed; a script that calls this needs an `if __name__ == '__main__':` around its work"
+            )
+    if time.monotonic() > until:
+        raise GraphError(f"the processes of the pipeline did not answer in {limit:g} seconds; give a longer time_limit")
 
 
 def _run(rank: int, count: int, port: int, answers: Any, limit: float, plan: Pipeline, *work: Any) -> None:

@@ -133,6 +133,10 @@ class Pipeline(Tabular):
                 f"{kind} has one stage in each process, and here are {len(self.stages)} stages for {ranks}; use 'interleaved'"
             )
         count = len(self.stages)
+        if kind == "1f1b" and microbatches < count:
+            raise GraphError(
+                f"1f1b keeps {count} stages busy with at least {count} micro-batches, and there are {microbatches}; use 'gpipe'"
+            )
         for number in numbers:
             self.stages[number].to(device)
             self.stages[number].sends = self.examples[number + 1] if number + 1 < count else ()
