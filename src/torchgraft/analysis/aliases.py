@@ -324,7 +324,7 @@ def _used_as_tensors(graph: Graph, operators: dict[Any, Operator | None]) -> set
     for node in graph.nodes:
         if node._target is check_inputs:
             found, expected = node._args[:2]
-            result.update(value for name, value in found.items() if type(value) is Node and expected[name] == "tensor")  # type: ignore[union-attr,index,call-overload]
+            result.update(value for name, value in found.items() if type(value) is Node and expected[name] == "tensor")
             continue
         first = node._args[0] if node._args else None
         if type(first) is Node and first not in result and node._op in ("call_function", "call_method"):

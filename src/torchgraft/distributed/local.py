@@ -147,7 +147,7 @@ def _started(count: int, *rest: Any) -> list[tuple[int, Any, float]]:
         context.Process(target=_run, args=(rank, count, port, answers, limit, *work), daemon=True)
         for rank in range(count)
     ]
-    found = []
+    found: list[tuple[int, Any, float]] = []
     try:
         for process in processes:
             process.start()
