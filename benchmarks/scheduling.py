@@ -77,31 +77,30 @@ def seconds(run: Callable[[], Any]) -> float:
 
 
 def arrivals(ids: torch.Tensor, servers: int, delay: float) -> tuple[float, list[float]]:
-    """How long it takes to start all fetches at once, and when each has arrived, while nothing else is done here."""
-    begin = time.perf_counter()
+    """What all fetches at once take of the core, in all threads of this process, and when each arrives with nothing else done."""
+    begin, used = time.perf_counter(), time.process_time()
     started = [
         rpc.rpc_async(f"server{1 + table % servers}", lookup, args=(table, ids + table, delay))
         for table in range(TABLES)
     ]
-    issued = time.perf_counter() - begin
     arrived = []
     for future in started:
         future.wait()
         arrived.append(time.perf_counter() - begin)
-    return issued, arrived
+    return time.process_time() - used, arrived
 
 
 _CALLS = ("rpc_sync", "rpc_async", "wait_for_future", "add")  # and the ids, which `arrivals` adds as well
 
 
-def critical_path(times: dict[str, float], issued: float, arrived: list[float]) -> float:
-    """The least time on one thread: its own work, and whatever has to follow the arrival of each fetch.
+def critical_path(times: dict[str, float], calling: float, arrived: list[float]) -> float:
+    """The least time on one core: its own work and that of calling, or the arrival of a fetch and whatever has to follow it.
 
     All mixers that come after an arrival, and the top, run after it; everything else may have been done before.
     """
     mixers = [times[f"mixers_{table}"] + times["relu" + (f"_{table}" if table else "")] for table in range(TABLES)]
     top = sum(value for name, value in times.items() if name.startswith(("cat", "top")))
-    here = sum(value for name, value in times.items() if not name.startswith(_CALLS)) + issued
+    here = sum(value for name, value in times.items() if not name.startswith(_CALLS)) + calling
     return max(here, *[arrived[table] + sum(mixers[table:]) + top for table in range(TABLES)])
 
 
@@ -134,11 +133,11 @@ def measured(servers: int, batch: int, delay: float, rounds: int, report: bool) 
             for name, run in ways.items():
                 found = [run() for _ in range(5)]
                 runs[name] += found if number else []
-    issued = statistics.median(issued for issued, _ in runs["calls"])
+    calling = statistics.median(calling for calling, _ in runs["calls"])
     arrived = [statistics.median(column) for column in zip(*[found for _, found in runs["calls"]], strict=True)]
     possible, at_its_speed = [
         critical_path(
-            {key: statistics.median(one[key] for one in runs[name]) for key in runs[name][0]}, issued, arrived
+            {key: statistics.median(one[key] for one in runs[name]) for key in runs[name][0]}, calling, arrived
         )
         for name in ("alone", "beside")
     ]
@@ -169,9 +168,17 @@ def client(servers: int, delays: list[float], rounds: int) -> None:
             measured(servers, batch, delay, rounds, "--report" in sys.argv)
 
 
+def _keep_to_its_core(rank: int) -> None:
+    """The client has a core of its own, as on a machine of its own, and the servers share the others."""
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    if len(cores) > 1:
+        os.sched_setaffinity(0, cores[:1] if rank == 0 else cores[1:])
+
+
 def _serve(rank: int, count: int, port: int, delays: list[float], rounds: int) -> None:
     os.environ.update(GLOO_SOCKET_IFNAME="lo", TP_SOCKET_IFNAME="lo")
     torch.set_num_threads(1)
+    _keep_to_its_core(rank)
     # TCP, as between machines. What torch takes on one machine by itself, shared memory, is polled by a thread of every process.
     options = rpc.TensorPipeRpcBackendOptions(
         init_method=f"tcp://127.0.0.1:{port}", num_worker_threads=16, _transports=["uv"], _channels=["basic"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 from typing import Any
 
@@ -11,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+import torchgraft
 from torchgraft import zoo
 from torchgraft.distributed import pipeline
 from torchgraft.errors import GraphError, GuardError
@@ -114,6 +116,146 @@ def test_guards_hold_in_their_stage() -> None:
         model.one.bias.fill_(1e12)
     with pytest.raises(GuardError):
         run_stages(plan, x)
+
+
+class Steered(nn.Module):
+    """What inputs and modes steer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Any, doubled: bool = True) -> Any:
+        y = self.one(x).relu()
+        if doubled:
+            y = y * 2
+        if self.training:
+            y = y + 1
+        return self.two(y)
+
+
+def test_guards_of_inputs_and_modes_hold_in_the_stages() -> None:
+    model, x = Steered().eval(), torch.randn(3, 4)
+    plan = pipeline(model, (x, True), stages=2)
+    assert plan.constants == {"doubled"}
+    assert torch.equal(run_stages(plan, x, doubled=True), model(x, True))
+    with pytest.raises(GuardError, match="expected True for 'doubled', got False"):
+        run_stages(plan, x, doubled=False)
+    for stage in plan.stages:
+        stage.train()
+    with pytest.raises(GuardError, match="captured in evaluation mode and the module is now in training mode"):
+        run_stages(plan, x, doubled=True)
+
+
+@pytest.mark.parametrize("level", ["module", "function"])
+def test_every_module_keeps_its_own_mode(level: str) -> None:
+    class Frozen(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4).eval(), nn.Linear(4, 4), nn.BatchNorm1d(4))
+            self.last = Steered().eval()
+
+        def forward(self, x: Any) -> Any:
+            return self.last(nn.functional.dropout(self.inner(x), 0.5, self.last.training))
+
+    torch.manual_seed(0)
+    model, x = Frozen(), torch.randn(3, 4)
+    expected_model = copy.deepcopy(model)
+    modes = [module.training for module in model.modules()]
+    plan = pipeline(torchgraft.capture(model, x, level=level), x, stages=3)
+    assert [module.training for module in model.modules()] == modes
+    assert torch.equal(run_stages(plan, x), expected_model(x))
+    for name, buffer in expected_model.named_buffers():
+        assert torch.equal(buffer, dict(model.named_buffers())[name]), name
+    for stage in plan.stages:
+        stage.eval()
+    assert torch.equal(run_stages(plan, x), expected_model.eval()(x))
+    for stage in plan.stages:
+        stage.train()
+    with pytest.raises(GuardError, match="now in training mode"):
+        run_stages(plan, x)
+
+
+@pytest.mark.parametrize("cost", ["flops", "simulated", "measured"])
+@pytest.mark.parametrize("gradients", [True, False])
+def test_every_cost_leaves_everything_as_it_was(cost: str, gradients: bool) -> None:
+    class Asking(nn.Module):
+        """Asks whether gradients are on, writes its input and its buffers, and draws random numbers."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.norm, self.two = nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 4)
+
+        def forward(self, x: Any, *, factor: Any) -> Any:
+            x.add_(1)
+            y = nn.functional.dropout(self.norm(self.one(x)), 0.5)
+            return self.two(y * 3 if torch.is_grad_enabled() else y) * factor
+
+    model, x, factor = Asking(), torch.zeros(6, 4), torch.ones(6, 4)
+    before, state = copy.deepcopy(model.state_dict()), torch.get_rng_state()
+    with torch.set_grad_enabled(gradients):
+        plan = pipeline(model, x, {"factor": factor}, stages=2, cost=cost)
+        assert torch.equal(torch.get_rng_state(), state)
+        assert torch.equal(x, torch.zeros(6, 4))
+        for name, value in model.state_dict().items():
+            assert torch.equal(value, before[name]), name
+        reference = copy.deepcopy(model)
+        torch.manual_seed(1)
+        found = run_stages(plan, x.clone(), factor)
+        torch.manual_seed(1)
+        assert torch.equal(found, reference(x.clone(), factor=factor))
+    with torch.set_grad_enabled(not gradients), pytest.raises(GuardError, match="is_grad_enabled"):
+        run_stages(plan, x, factor)
+
+
+def test_inputs_in_structures_are_divided_and_numbers_are_not() -> None:
+    class Structured(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.two = nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, inputs: Any, scale: Any, **more: Any) -> Any:
+            return self.two(self.one(inputs["x"]) * inputs["times"] * scale) + more["mask"]
+
+    model, x, mask, scale = Structured(), torch.randn(3, 4), torch.randn(3, 4), torch.tensor(2.0)
+    plan = pipeline(model, ({"x": x, "times": 3}, scale), {"mask": mask}, stages=2)
+    assert plan.constants == {"scale"}
+    assert [tuple(example.shape) for example in plan.examples[0]] == [(3, 4), (1,), (3, 4)]
+    found = run_stages(plan, x, torch.tensor([3]), mask, scale=scale)
+    assert torch.equal(found, model({"x": x, "times": 3}, scale, mask=mask))
+    with pytest.raises(GraphError, match="'inputs' has tensors of one number beside batches"):
+        pipeline(model, ({"x": x, "times": torch.tensor(3)}, scale), {"mask": mask}, stages=2)
+
+
+def test_sizes_that_depend_on_values_within_a_stage() -> None:
+    class Experts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gate = nn.Linear(4, 3)
+            self.experts = nn.ModuleList([nn.Linear(4, 4) for _ in range(3)])
+
+        def forward(self, x: Any) -> Any:
+            chosen, result = self.gate(x).argmax(-1), torch.zeros_like(x)
+            for number, expert in enumerate(self.experts):
+                rows = torch.where(chosen == number)[0]
+                result = result.index_add(0, rows, expert(x[rows]))
+            return result
+
+    torch.manual_seed(0)
+    model = nn.Sequential(Experts(), nn.Linear(4, 4), Experts())
+    plan = pipeline(model, torch.randn(9, 4), stages=2)
+    x = torch.randn(9, 4)
+    assert torch.equal(run_stages(plan, x), model(x))
+
+
+def test_a_stage_sends_nothing_but_what_was_planned() -> None:
+    plan = pipeline(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), torch.randn(2, 4), stages=2)
+    plan.stages[0].sends = plan.examples[1]
+    with torch.autocast("cpu", dtype=torch.bfloat16), pytest.raises(GraphError) as caught:
+        plan.stages[0](torch.randn(2, 4))
+    assert str(caught.value).splitlines()[0] == (
+        "'_0' goes to another stage as bfloat16 of (2, 4), and the pipeline was planned for float32 of (2, 4)"
+    )
 
 
 def test_wrong_requests() -> None:
@@ -247,5 +389,5 @@ def test_what_is_sent_to_another_process_is_in_one_piece() -> None:
     model, x = Turned(4, 6), torch.randn(3, 4)
     (stage,) = pipeline(model, x, stages=1).stages
     assert not stage(x)[0].is_contiguous()
-    stage.sends = True
+    stage.sends = ()
     assert stage(x)[0].is_contiguous() and torch.equal(stage(x)[0], model(x))

@@ -12,6 +12,7 @@ from torch import nn
 
 from tests.schedule.processes import run_processes
 from torchgraft.distributed import pipeline
+from torchgraft.errors import GraphError
 
 pytestmark = [pytest.mark.distributed, pytest.mark.slow]
 
@@ -110,3 +111,69 @@ def test_training_is_that_of_one_process(count: int, ways: list[tuple[str, int]]
                 assert torch.equal(result, logits)
                 assert all(map(torch.equal, found_losses, losses))
         assert seen == set(parameters)
+
+
+class Asking(nn.Module):
+    """Inputs in a structure, with a number in it, and a branch on a value in the second half."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(8, 8) for _ in range(4)])
+
+    def forward(self, inputs: Any, scale: Any, **more: Any) -> Any:
+        x = inputs["x"] * inputs["times"]
+        for layer in self.layers:
+            x = layer(x) * scale
+        if x.abs().sum() > 1e6:
+            return {"result": x}
+        return {"result": x + more["shift"]}
+
+
+def _asked(rank: int, count: int) -> Any:
+    distributed.init_process_group("gloo", rank=rank, world_size=count, timeout=timedelta(seconds=60))
+    torch.manual_seed(0)
+    model, x, shift, scale = Asking(), torch.randn(8, 8), torch.randn(8, 8), torch.tensor(2.0)
+    answers: list[Any] = []
+    example: Any = (({"x": x[:2], "times": 3}, scale), {"shift": shift[:2]})
+    with pytest.raises(GraphError, match="process 1 has cut another program than process 0"):
+        pipeline(
+            model,
+            *example,
+            stages=count,
+            cost=lambda node: float(node.name in (f"layers_{2 * rank}", f"layers_{2 * rank + 1}")),
+        ).schedule("gpipe", microbatches=4)
+    plan = pipeline(model, *example, stages=count, cost="measured")
+    result, _ = plan.schedule("1f1b", microbatches=4).step({"x": x, "times": 3}, scale, shift=shift)
+    answers.append(plan.costs)
+    answers.append(
+        None
+        if result is None
+        else torch.equal(result["result"], model({"x": x, "times": 3}, scale, shift=shift)["result"])
+    )
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        plan = pipeline(model, *example, stages=count)
+        result, _ = plan.schedule("gpipe", microbatches=4).step({"x": x, "times": 3}, scale, shift=shift)
+        expected = torch.cat(
+            [
+                model({"x": part, "times": 3}, scale, shift=more)["result"]
+                for part, more in zip(x.chunk(4), shift.chunk(4), strict=True)
+            ]
+        )
+    answers.append(None if result is None else torch.equal(result["result"], expected))
+    plan = pipeline(model, *example, stages=count)
+    try:
+        plan.schedule("gpipe", microbatches=4).step({"x": x * 1e9, "times": 3}, scale, shift=shift)
+    except Exception as error:
+        answers += [type(error).__name__, "\n".join([str(error), *getattr(error, "__notes__", [])])]
+    return answers
+
+
+def test_structures_autocast_measured_costs_and_a_guard_in_a_later_stage() -> None:
+    first, last = run_processes(_asked, 2)
+    assert not isinstance(first, str) and not isinstance(last, str), f"{first}\n{last}"
+    assert first[0] == last[0]
+    assert last[1:3] == [True, True]
+    assert last[3] == "GuardError"
+    assert "test_pipeline_processes.py" in last[4] and "if x.abs().sum() > 1e6:" in last[4]
+    assert "this was a step of stage 1 of 2" in last[4]
+    assert "this was a step of stage 0 of 2" in first[4]

@@ -48,6 +48,19 @@ def test_memory() -> None:
     assert stops(program) == [("sin, which uses the same memory", "cos, which needs it")]
 
 
+def test_what_is_computed_of_an_input_is_no_memory_of_the_input() -> None:
+    """A list times two would hold what the list holds; that the input is a tensor is checked."""
+
+    def model(x: Any) -> Any:
+        buffer = x * 2
+        fill(buffer, 2.0)
+        return buffer, x[::2] + 1, x @ x
+
+    program = scheduled(model, torch.ones(2))
+    assert stops(program) == [("mul, whose value it needs", "output, which needs it")]
+    assert overlaps(program).calls[0].sunk == 3
+
+
 def test_the_order_of_calls_in_order() -> None:
     def model(x: Any) -> Any:
         second, first = x.clone(), x.sin().cos().clone()

@@ -22,7 +22,7 @@ from torchgraft.analysis.effects.operators import ARITHMETIC, Operator, operator
 from torchgraft.analysis.effects.state import INPUTS, Places, storage_of
 from torchgraft.ir.contexts import enter_context, exit_context
 from torchgraft.ir.graph import Graph
-from torchgraft.ir.guards import is_guard
+from torchgraft.ir.guards import check_inputs, is_guard
 from torchgraft.ir.modules import is_from_torch
 from torchgraft.ir.node import Node
 
@@ -319,9 +319,13 @@ def has_operand_of(tensors: set[Node], node: Node) -> bool:
 
 
 def _used_as_tensors(graph: Graph, operators: dict[Any, Operator | None]) -> set[Node]:
-    """The values that operators take for tensors; a program in which they are none raises, whatever a pass does."""
+    """The values that operators take, or guards check, for tensors; where they are none, a program raises, pass or no pass."""
     result: set[Node] = set()
     for node in graph.nodes:
+        if node._target is check_inputs:
+            found, expected = node._args[:2]
+            result.update(value for name, value in found.items() if type(value) is Node and expected[name] == "tensor")
+            continue
         first = node._args[0] if node._args else None
         if type(first) is Node and first not in result and node._op in ("call_function", "call_method"):
             found = _operator(node, operators)

@@ -47,7 +47,10 @@ class Place:
 
 
 class _WithoutValues(FakeInterpreter):
-    """Takes guards that would need values to hold, and leaves out what nothing but these looks at."""
+    """Takes guards that would need values, or look at torch's modes, to hold, and leaves out what nothing but these looks at.
+
+    In which mode it runs is chosen by whoever estimates: without gradients where none are asked for.
+    """
 
     computes = False
 
@@ -58,6 +61,8 @@ class _WithoutValues(FakeInterpreter):
     def run_node(self, n: Node) -> Any:
         if any(self.env.get(source) is _SKIPPED for source in n._inputs):
             return None if is_guard(n._target) else _SKIPPED
+        if not self.computes and _checks_modes(n):
+            return None
         try:
             return super().run_node(n)
         except NeedsValues:
@@ -251,6 +256,25 @@ def _only_for_guards(graph: Graph) -> set[Node]:
         if is_guard(node._target) or (node._users and all(user in found for user in node._users)):
             found.add(node)
     return found
+
+
+def computing_if_needed(run: Callable[[bool], Any]) -> Any:
+    """What `run(False)` gives; where sizes depend on values, so that nothing can be said without computing, `run(True)`.
+
+    >>> computing_if_needed(lambda compute: compute)
+    False
+    """
+    try:
+        return run(False)
+    except GraftError as error:
+        if not isinstance(error.__cause__, NeedsValues):
+            raise
+    return run(True)
+
+
+def _checks_modes(node: Node) -> bool:
+    """Whether a guard looks only at what torch answers to a question without arguments, such as whether gradients are on."""
+    return is_guard(node._target) and all(one._op == "call_function" and not one._inputs for one in node._inputs)
 
 
 # ---- programs and their inputs ----

@@ -277,8 +277,15 @@ def copied_module(module: torch.nn.Module) -> torch.nn.Module:
 
 
 def copied_inputs(tree: Any) -> Any:
-    """Inputs as copies without a history."""
-    return pytree.tree_map_only(torch.Tensor, lambda t: t.detach().clone().requires_grad_(t.requires_grad), tree)
+    """Inputs as copies without a history; what is one tensor has one copy."""
+    copies: dict[int, torch.Tensor] = {}
+
+    def copied(tensor: torch.Tensor) -> torch.Tensor:
+        if id(tensor) not in copies:
+            copies[id(tensor)] = tensor.detach().clone().requires_grad_(tensor.requires_grad)
+        return copies[id(tensor)]
+
+    return pytree.tree_map_only(torch.Tensor, copied, tree)
 
 
 def _copy_with(module: torch.nn.Module, memo: dict[int, Any]) -> torch.nn.Module:

@@ -45,7 +45,7 @@ def _count(text: str) -> int:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the stages, the simulation or the trial."""
+    """Print the stages, the simulation or the trial; 1 if a trial does not compute what one process does."""
     if arguments.simulate and arguments.try_it:
         wrong_usage(arguments, "--simulate and --run are two questions\ngive one of them")
     if (arguments.output or "").lower().endswith(".svg") and not arguments.simulate:
@@ -61,7 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
     result: Any = plan
     options = {"schedule": arguments.schedule, "microbatches": arguments.microbatches}
     if arguments.try_it:
-        result = try_pipeline(plan, args, kwargs, **options)
+        result = try_pipeline(plan, args, kwargs, processes=arguments.stages // _chunks(arguments), **options)
     elif arguments.simulate:
         result = _simulated(arguments, plan, args, kwargs, options)
     if result is not plan and not arguments.json:
@@ -72,7 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
         put_out(arguments, result.svg())
     else:
         put_out_result(arguments, result)
-    return 0
+    return 1 if arguments.try_it and result.same is False else 0
 
 
 def _simulated(arguments: argparse.Namespace, plan: Any, args: Any, kwargs: Any, options: dict[str, Any]) -> Any:
@@ -80,6 +80,11 @@ def _simulated(arguments: argparse.Namespace, plan: Any, args: Any, kwargs: Any,
     from torchgraft.codegen.calling import batch_of, of_batch
 
     args, kwargs = of_batch(args, kwargs, (batch_of(args, kwargs) or 1) * arguments.microbatches)
-    chunks = 2 if arguments.schedule == "interleaved" and arguments.stages % 2 == 0 else 1
+    chunks = _chunks(arguments)
     machines = [arguments.machine] * (arguments.stages // chunks)
     return simulate(plan.split, args, kwargs, machines=machines, training=arguments.training, chunks=chunks, **options)
+
+
+def _chunks(arguments: argparse.Namespace) -> int:
+    """How many stages each process has."""
+    return 2 if arguments.schedule == "interleaved" and arguments.stages % 2 == 0 else 1

@@ -5,6 +5,7 @@ In earnest every process calls `Pipeline.schedule` itself, started by torchrun.
 from __future__ import annotations
 
 import os
+import queue
 import socket
 import time
 from collections.abc import Mapping
@@ -15,9 +16,11 @@ from typing import Any
 import torch
 from torch.utils import _pytree
 
+from torchgraft.analysis.effects import effects_of
 from torchgraft.codegen.calling import example_inputs, placeholder_values
 from torchgraft.distributed.pipeline import Pipeline
 from torchgraft.errors import GraphError
+from torchgraft.ir.arguments import tensors_of
 from torchgraft.results.shown import Tabular
 from torchgraft.results.tables import Table
 
@@ -33,7 +36,8 @@ class Tried:
 
 @dataclass(frozen=True, repr=False)
 class Trial(Tabular):
-    """A pipeline that was run here: the seconds of a step in one process and in several, and whether the results are the same.
+    """A pipeline that was run here: the seconds of a step in one process and in several, and whether the results are the same
+    (None where they were not compared, for the reason in `not_compared`).
 
     >>> Trial("Net", "gpipe", 4, 0.003, True, (Tried(0, "0", 0.001), Tried(1, "1", 0.002))).seconds
     0.002
@@ -43,8 +47,9 @@ class Trial(Tabular):
     schedule: str
     microbatches: int
     alone: float
-    same: bool
+    same: bool | None
     processes: tuple[Tried, ...]
+    not_compared: str = ""
 
     @property
     def seconds(self) -> float:
@@ -55,9 +60,16 @@ class Trial(Tabular):
         """One row for each process."""
         return [asdict(process) for process in self.processes]
 
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as plain values."""
+        about = {key: value for key, value in asdict(self).items() if key != "processes"}
+        return {**about, "seconds": self.seconds, **super().to_dict()}
+
     def headline(self) -> str:
         """What came of it."""
-        result = "the same as one process computes" if self.same else "NOT what one process computes"
+        result = f"results were not compared: {self.not_compared}"
+        if self.same is not None:
+            result = "the same as one process computes" if self.same else "NOT what one process computes"
         return (
             f"{self.name} by {self.schedule} in {len(self.processes)} processes, {self.microbatches} micro-batches: "
             f"{self.seconds * 1e3:.1f} ms a step ({self.alone * 1e3:.1f} ms in one process), {result}"
@@ -91,7 +103,9 @@ def try_pipeline(
     """
     values, keywords = example_inputs(args, kwargs)
     inputs = placeholder_values(plan.program, values, keywords)
-    whole = {id(value) for node, value in inputs.items() if node.name in plan.constants}
+    divided = {
+        id(leaf) for node, value in inputs.items() if node.name not in plan.constants for leaf in tensors_of(value)
+    }
     # One micro-batch after the other, as the stages get them: the whole batch may be of a size that the program refuses.
     with torch.no_grad():
         expected = plan.program(*values, **keywords)
@@ -100,19 +114,24 @@ def try_pipeline(
             plan.program(*values, **keywords)
         alone = time.perf_counter() - begin
     given, keywords = _pytree.tree_map(
-        lambda leaf: leaf if id(leaf) in whole else torch.cat([leaf] * microbatches), (values, keywords)
+        lambda leaf: leaf if id(leaf) not in divided else torch.cat([leaf] * microbatches), (values, keywords)
     )
     count = len(plan.stages) if processes is None else processes
     answers = _started(count, plan, given, keywords, schedule, microbatches, steps, time_limit)
-    result = next(answer for _, answer, _ in answers if answer is not None)
-    pairs = zip(_pytree.tree_leaves(result), _pytree.tree_leaves(expected), strict=True)
-    same = all(
-        torch.allclose(ours, torch.cat([theirs] * microbatches), rtol=1e-4, atol=1e-5)
-        for ours, theirs in pairs
-        if isinstance(ours, torch.Tensor)
-    )
+    same, not_compared = None, ""
+    if not plan.can_be_joined:
+        not_compared = "those of micro-batches cannot be joined to one"
+    elif drawn := next((node.name for node in plan.program.graph.nodes if effects_of(node).random), None):
+        not_compared = f"'{drawn}' draws random numbers"
+    else:
+        result = next(answer for _, answer, _ in answers if answer is not None)
+        pairs = zip(tensors_of(result), tensors_of(expected), strict=True)
+        same = all(
+            torch.allclose(ours, torch.cat([theirs] * microbatches), rtol=1e-4, atol=1e-5, equal_nan=True)
+            for ours, theirs in pairs
+        )
     tried = [Tried(rank, ", ".join(map(str, plan.of_rank(rank, count))), seconds) for rank, _, seconds in answers]
-    return Trial(plan.name, schedule, microbatches, alone, same, tuple(tried))
+    return Trial(plan.name, schedule, microbatches, alone, same, tuple(tried), not_compared)
 
 
 def _started(count: int, *rest: Any) -> list[tuple[int, Any, float]]:
@@ -128,14 +147,22 @@ def _started(count: int, *rest: Any) -> list[tuple[int, Any, float]]:
         context.Process(target=_run, args=(rank, count, port, answers, limit, *work), daemon=True)
         for rank in range(count)
     ]
-    found = []
+    found: list[tuple[int, Any, float]] = []
     try:
         for process in processes:
             process.start()
-        for _ in range(count):
-            rank, result, seconds = answers.get(timeout=limit)
+        until = time.monotonic() + limit
+        while len(found) < count:
+            try:
+                rank, result, seconds = answers.get(timeout=0.5)
+            except queue.Empty:
+                _check_that_all_go_on(processes, {rank for rank, *_ in found}, until, limit)
+                continue
             if isinstance(seconds, str):
-                raise GraphError(f"process {rank} of the pipeline failed: {seconds}")
+                gone = [
+                    f"; process {n} ended with exit code {p.exitcode}" for n, p in enumerate(processes) if p.exitcode
+                ]
+                raise GraphError(f"process {rank} of the pipeline failed: {seconds}{''.join(gone)}")
             found.append((rank, _pytree.tree_map(_as_tensor, result), seconds))
     finally:
         for process in [process for process in processes if process.pid is not None]:  # those that were started
@@ -144,6 +171,17 @@ def _started(count: int, *rest: Any) -> list[tuple[int, Any, float]]:
                 process.kill()
                 process.join()
     return sorted(found, key=lambda answer: answer[0])
+
+
+def _check_that_all_go_on(processes: list[Any], done: set[int], until: float, limit: float) -> None:
+    for rank, process in enumerate(processes):
+        if rank not in done and process.exitcode is not None:
+            raise GraphError(
+                f"process {rank} of the pipeline ended with exit code {process.exitcode} and no answer\n"
+                "  look above for what it printed; a script that calls this needs an `if __name__ == '__main__':` around its work"
+            )
+    if time.monotonic() > until:
+        raise GraphError(f"the processes of the pipeline did not answer in {limit:g} seconds; give a longer time_limit")
 
 
 def _run(rank: int, count: int, port: int, answers: Any, limit: float, plan: Pipeline, *work: Any) -> None:

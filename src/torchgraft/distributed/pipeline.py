@@ -10,15 +10,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils import _pytree
 
-from torchgraft.analysis.dry_run import DryRun
+from torchgraft.analysis.dry_run import DryRun, computing_if_needed
 from torchgraft.capturing.program import capture
 from torchgraft.codegen.calling import example_inputs
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.distributed.running import Run, load_weights
 from torchgraft.distributed.stage import Form, Stage, form_of
 from torchgraft.errors import GraphError
+from torchgraft.ir.arguments import tensors_of
 from torchgraft.ir.node import Node, map_arg
 from torchgraft.ir.verify import find_attribute
 from torchgraft.results.shown import Tabular
@@ -123,16 +123,23 @@ class Pipeline(Tabular):
                 "torch.distributed is not initialized\n"
                 "  call torch.distributed.init_process_group() in every process, or run the script by torchrun"
             )
+        if microbatches < 1:
+            raise GraphError(f"expected 1 micro-batch or more, got {microbatches}")
         rank, ranks = get_rank(group), get_world_size(group)
+        self._check_that_all_have_the_same(ranks, group)
         numbers = self.of_rank(rank, ranks)
         if kind != "interleaved" and len(numbers) != 1:
             raise GraphError(
                 f"{kind} has one stage in each process, and here are {len(self.stages)} stages for {ranks}; use 'interleaved'"
             )
+        count = len(self.stages)
+        if kind == "1f1b" and microbatches < count:
+            raise GraphError(
+                f"1f1b keeps {count} stages busy with at least {count} micro-batches, and there are {microbatches}; use 'gpipe'"
+            )
         for number in numbers:
             self.stages[number].to(device)
-            self.stages[number].sends = True
-        count = len(self.stages)
+            self.stages[number].sends = self.examples[number + 1] if number + 1 < count else ()
         # What travels is said beforehand: torch would find it out by a run on uninitialized memory, which batch norms remember.
         stages = [
             pipelining.PipelineStage(
@@ -149,6 +156,18 @@ class Pipeline(Tabular):
         given = stages if kind == "interleaved" else stages[0]
         runner = made(given, microbatches, loss_fn=wrapped, scale_grads=scale_gradients)
         return Run(self, runner, microbatches, numbers, group, loss is not None)
+
+    def _check_that_all_have_the_same(self, ranks: int, group: Any) -> None:
+        from torch.distributed import all_gather_object
+
+        mine = [(part.nodes, str(examples)) for part, examples in zip(self.split.parts, self.examples, strict=False)]
+        all_of_them: list[Any] = [None] * ranks
+        all_gather_object(all_of_them, mine, group=group)
+        if others := [number for number, cuts in enumerate(all_of_them) if cuts != all_of_them[0]]:
+            raise GraphError(
+                f"process {others[0]} has cut another program than process 0, or has cut it elsewhere\n"
+                "  call pipeline() in every process with the same model, options, and inputs of the same shapes"
+            )
 
     def load_weights(
         self, files: Any, stages: Iterable[int] | None = None, others: Mapping[str, torch.Tensor] | None = None
@@ -183,9 +202,10 @@ def pipeline(
 ) -> Pipeline:
     """Cut a model, or a program that was captured of it, into stages of about the same work, for torch.distributed.pipelining.
 
-    `args` are those of one micro-batch. `cost` is "flops", "simulated" (on an H200), "measured" (here), or a function of a node.
+    `args` are those of one micro-batch. `cost` is "flops", "simulated" (on an H200), "measured" (here; where torch.distributed is
+    initialized, by the first process for all, so all must call this), or a function of a node.
     `memory_limit` is what the weights of a stage may take, in bytes; the work is balanced within it. `constants` names inputs
-    that are no batches, such as masks, and are given whole to every micro-batch; inputs that are no tensors always are. Nothing
+    that are no batches, such as masks, and are given whole to every micro-batch; numbers always are. Nothing
     in the model has to be changed: connections that skip stages, weights that several stages use, several inputs and results, and
     guards are taken care of.
 
@@ -198,8 +218,22 @@ def pipeline(
     """
     values, keywords = example_inputs(args, kwargs)
     program = model if isinstance(model, GraphModule) else capture(model, values, keywords)
-    parts = split(program, Stages(stages, work_of(program, cost, values, keywords), memory_limit))
+    work = work_of(program, cost, values, keywords)
+    if cost == "measured":
+        work = _measured_by_the_first(program, work)
+    parts = split(program, Stages(stages, work, memory_limit))
     return _Planner(program, parts, values, keywords, frozenset(constants)).plan()
+
+
+def _measured_by_the_first(program: GraphModule, work: Callable[[Node], float]) -> Callable[[Node], float]:
+    """The work that the first process measured, for all of them to cut at the same places."""
+    from torch import distributed
+
+    if not distributed.is_available() or not distributed.is_initialized() or distributed.get_world_size() == 1:
+        return work
+    times = [{node.name: work(node) for node in program.graph.nodes}]
+    distributed.broadcast_object_list(times)
+    return lambda node: times[0].get(node.name, 0.0)
 
 
 def _in_one_piece(tensors: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
@@ -226,13 +260,25 @@ class _Planner:
         self._nodes = {node.name: node for node in program.graph.nodes}
         self._examples: dict[str, Any] = {}
         self._own: dict[int, dict[str, str]] = {}
-        DryRun(program, args, kwargs, node_done=self._note).forward()
+        computing_if_needed(
+            lambda compute: DryRun(program, args, kwargs, node_done=self._note, compute=compute).forward()
+        )
         inputs = [name for name, node in self._nodes.items() if node.op == "placeholder"]
         if unknown := constants.difference(inputs):
             raise GraphError(
                 f"the program has no input {', '.join(map(repr, sorted(unknown)))}; it has {', '.join(inputs)}"
             )
-        self._constants = constants | {name for name in inputs if not isinstance(self._examples[name], torch.Tensor)}
+        self._constants = constants | {name for name in inputs if not self._is_divided(name)}
+
+    def _is_divided(self, name: str) -> bool:
+        """Whether an input has batches in it; raises where that cannot be divided into micro-batches."""
+        dimensions = [tensor.dim() for tensor in tensors_of(self._examples[name])]
+        if any(dimensions) and not all(dimensions):
+            raise GraphError(
+                f"'{name}' has tensors of one number beside batches, and cannot be divided into micro-batches\n"
+                "  give these numbers as inputs of their own, or as plain numbers"
+            )
+        return any(dimensions)
 
     def _note(self, node: Node, value: Any) -> None:
         self._examples[node.name] = value
@@ -249,13 +295,14 @@ class _Planner:
             if number == 0:
                 takes = {name: form for name, form in takes.items() if name not in self._constants}
             stage = Stage(part.module, part.inputs, part.outputs, takes, gives, len(part.outputs) == 1)
-            stage.train(self._program.training)
+            stage.training = self._program.training
             for name in needed:
                 if self._nodes[name].op == "get_attr":
                     stage.own[name] = self._adopted(stage, self._nodes[name].target)
             modules.append(stage)
         weights = tuple(_bytes(stage.parameters()) for stage in modules)
-        sent = tuple(sum(_bytes(_tensors(self._examples[name])) for name in stage.gives) for stage in modules)
+        sent = tuple(sum(_bytes(tensors_of(self._examples[name])) for name in stage.gives) for stage in modules)
+        results_as_sent = self._sent(modules[-1].gives)
         return Pipeline(
             name=self._program._get_name(),
             stages=tuple(modules),
@@ -266,8 +313,13 @@ class _Planner:
             program=self._program,
             constants=self._constants,
             split=self._split,
-            examples=(*[self._sent(stage.takes) for stage in modules], self._sent(modules[-1].gives)),
-            can_be_joined=all(tensor.dim() > 0 for name in results for tensor in _tensors(self._examples[name])),
+            examples=(
+                # Numbers beside batches, in one input, come once for each micro-batch.
+                tuple([tensor if tensor.dim() else tensor.reshape(1) for tensor in self._sent(modules[0].takes)]),
+                *[self._sent(stage.takes) for stage in modules[1:]],
+                results_as_sent,
+            ),
+            can_be_joined=all(tensor.dim() for tensor in results_as_sent),
         )
 
     def _crossing(self, results: list[str]) -> list[list[str]]:
@@ -302,9 +354,16 @@ class _Planner:
         value, problem = find_attribute(self._program, path)
         if problem is not None:
             raise GraphError(f"cannot make stages: the program refers to '{path}', but {problem}")
-        if path == "training" or path.endswith(".training"):
-            return "training"
+        if path == "training":
+            return path
         name = path.replace(".", "_")
+        container, _, last = path.rpartition(".")
+        if last == "training" and isinstance(owner := find_attribute(self._program, container)[0], torch.nn.Module):
+            # What switches the stage switches this too, as it would the submodule of the program.
+            mode = torch.nn.Module()
+            mode.training = owner.training
+            stage.add_module(name, mode)
+            return f"{name}.training"
         if isinstance(value, torch.nn.Parameter):
             stage.register_parameter(name, value)
         elif isinstance(value, torch.Tensor):
@@ -333,10 +392,6 @@ class _Planner:
             *self._program.named_buffers(remove_duplicate=False),
         ]
         return {name: first.setdefault(id(tensor), name) for name, tensor in named}
-
-
-def _tensors(value: Any) -> list[torch.Tensor]:
-    return [leaf for leaf in _pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
 
 
 def _bytes(tensors: Iterable[torch.Tensor]) -> int:

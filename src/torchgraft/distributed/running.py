@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from torchgraft.codegen.calling import placeholder_values
-from torchgraft.distributed.stage import Stage
+from torchgraft.distributed.stage import Stage, looks
 from torchgraft.errors import GraphError
 
 if TYPE_CHECKING:
@@ -57,15 +57,20 @@ class Run:
         losses: list[torch.Tensor] = []
         given = self._inputs(args, kwargs) if self.is_first else []
         options: dict[str, Any] = {"target": target, "losses": losses} if self.is_last and self._has_loss else {}
+        if options and target is None:
+            raise GraphError("the last stage needs the target of the loss: call step(..., target=...) in its process")
         try:
             result = self.runner.step(*given, **options, return_outputs=self.pipeline.can_be_joined)
-        except Exception as error:
+        except Exception as raised:
+            # What a stage raises comes wrapped by torch.
+            is_wrapped = type(raised) is RuntimeError and isinstance(raised.__cause__, Exception)
+            error: Any = raised.__cause__ if is_wrapped else raised
             here = ", ".join(map(str, self.numbers))
             error.add_note(
                 f"this was a step of stage {here} of {len(self.pipeline.stages)}\n"
                 "if another process is gone, the others cannot go on: start all of them again, from a checkpoint"
             )
-            raise
+            raise error from error.__cause__
         self._sum_tied_gradients()
         if not self.is_last or result is None:
             return None, losses
@@ -76,13 +81,15 @@ class Run:
         stage, plan = self.pipeline.stages[0], self.pipeline
         given = {node.name: value for node, value in placeholder_values(plan.program, args, kwargs).items()}
         stage.constants = {name: given[name] for name in plan.constants}
-        tensors = [tensor for name, form in stage.takes.items() for tensor in form.pack(given[name], name)]
-        for name, tensor, example in zip(stage.takes, tensors, plan.examples[0], strict=True):
+        named = [(name, tensor) for name, form in stage.takes.items() for tensor in form.pack(given[name], name)]
+        tensors = [tensor if tensor.dim() else tensor.expand(self.microbatches) for _, tensor in named]
+        for (name, _), tensor, example in zip(named, tensors, plan.examples[0], strict=True):
             wanted = (example.shape[0] * self.microbatches, *example.shape[1:])
-            if tuple(tensor.shape) != wanted:
+            if tuple(tensor.shape) != wanted or tensor.dtype is not example.dtype:
                 raise GraphError(
-                    f"expected {wanted} for '{name}', {self.microbatches} micro-batches, got {tuple(tensor.shape)}\n"
-                    "  plan the pipeline with micro-batches of the size that it is given, or name the input in `constants`"
+                    f"expected {looks(example.dtype, wanted)} for '{name}', {self.microbatches} micro-batches, "
+                    f"got {looks(tensor.dtype, tensor.shape)}\n"
+                    "  plan the pipeline with micro-batches like those that it is given, or name the input in `constants`"
                 )
         return tensors
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -94,6 +95,11 @@ def _kind_of(leaf: Any, name: str) -> Any:
     )
 
 
+def looks(dtype: torch.dtype, shape: Sequence[int]) -> str:
+    """A tensor in words."""
+    return f"{str(dtype).removeprefix('torch.')} of {tuple(shape)}"
+
+
 class Stage(torch.nn.Module):
     """A stage of a pipeline: takes the tensors that the stage before gives, and gives those that the stage after takes.
 
@@ -124,8 +130,8 @@ class Stage(torch.nn.Module):
         self.own: dict[str, str] = {}
         self._is_single = is_single
         self.constants: dict[str, Any] = {}
-        # Whether another process gets what this stage gives: then no views, which torch.distributed does not send.
-        self.sends = False
+        # What another process expects, as tensors without data; None in one process, where views may be handed on.
+        self.sends: tuple[torch.Tensor, ...] | None = None
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Run the part, and hand on what later stages need."""
@@ -135,15 +141,33 @@ class Stage(torch.nn.Module):
             values[name] = form.unpack(tensors[place : place + form.width], device)
             place += form.width
         for name, attribute in self.own.items():
-            values[name] = getattr(self, attribute)
+            values[name] = attrgetter(attribute)(self)
         result = self.part(*[values[name] for name in self.part_takes])
         made = (result,) if self._is_single else result
         values |= dict(zip(self.part_gives, made, strict=True))
-        return tuple([tensor for name, form in self.gives.items() for tensor in self._sent(values[name], form, name)])
+        expected = iter(self.sends or ())
+        return tuple(
+            [
+                self._as_expected(tensor, next(expected, tensor), name)
+                for name, form in self.gives.items()
+                for tensor in self._sent(values[name], form, name)
+            ]
+        )
+
+    @staticmethod
+    def _as_expected(tensor: torch.Tensor, expected: torch.Tensor, name: str) -> torch.Tensor:
+        # Bytes are sent without a word about what they are: other ones would be taken for numbers of the wrong kind.
+        if tensor.dtype is expected.dtype and tensor.shape == expected.shape:
+            return tensor
+        raise GraphError(
+            f"'{name}' goes to another stage as {looks(tensor.dtype, tensor.shape)}, and the pipeline was planned for "
+            f"{looks(expected.dtype, expected.shape)}\n"
+            "  plan it with the dtypes of weights and inputs, the autocast and the micro-batches with which it runs"
+        )
 
     def _sent(self, value: Any, form: Form, name: str) -> list[torch.Tensor]:
         packed = form.pack(value, name)
-        if self.sends:
+        if self.sends is not None:
             packed = [tensor.contiguous() for tensor in packed]
         if name in self.takes:  # what only passes through must be another tensor for autograd than what came in
             return [tensor.view_as(tensor) for tensor in packed]

@@ -9,8 +9,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from torchgraft.analysis.cost import cost as cost_of
+from torchgraft.analysis.dry_run import computing_if_needed
+from torchgraft.analysis.fake import copied_inputs
 from torchgraft.analysis.simulate import simulate
-from torchgraft.codegen.calling import example_inputs
+from torchgraft.capturing.state.model_state import kept_state
+from torchgraft.codegen.calling import example_inputs, placeholder_values
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import GraphError
 from torchgraft.interpreter import Interpreter
@@ -31,7 +34,7 @@ def work_of(program: GraphModule, cost: Cost, args: Any, kwargs: Mapping[str, An
         return cost
     values, keywords = example_inputs(args, kwargs)
     if cost == "flops":
-        found = cost_of(program, values, keywords, backward=False)
+        found = computing_if_needed(lambda compute: cost_of(program, values, keywords, backward=False, compute=compute))
         # One for the call itself, so that what has no arithmetic is not free.
         flops = {item.name: float(item.forward.flops) for item in found.nodes}
         return lambda node: 1.0 + flops.get(node.name, 0.0)
@@ -61,10 +64,12 @@ class _Timed(Interpreter):
 
 
 def _node_times(program: GraphModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[Node, float]:
-    """The time of every node, in seconds: the least of three runs."""
+    """The time of every node, in seconds: the least of three runs, which leave everything as it was."""
+    given = placeholder_values(program, args, kwargs)
     runs = []
-    for _ in range(3):
-        timed = _Timed(program)
-        timed.run(*args, **kwargs)
-        runs.append(timed.times)
+    with kept_state(program):
+        for _ in range(3):
+            timed = _Timed(program)
+            timed.run(initial_env=copied_inputs(given), enable_io_processing=False)
+            runs.append(timed.times)
     return {node: min(times[node] for times in runs) for node in runs[0]}

@@ -11,6 +11,7 @@ A region (`with torch.no_grad():`) is no node of a part: each part opens it agai
 
 from __future__ import annotations
 
+import itertools
 import operator
 from collections.abc import Mapping
 from functools import cached_property
@@ -48,15 +49,22 @@ class Order:
     ([sin], [add_])
     """
 
-    def __init__(self, graph: Graph, open_regions: bool = True, known: Mapping[Node, Effects] | None = None) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        open_regions: bool = True,
+        known: Mapping[Node, Effects] | None = None,
+        guards_in_parts: bool = False,
+    ) -> None:
         self.graph = graph
         # What somebody knows better than `effects_of` does.
         self._known = known or {}
         self.nodes = list(graph.nodes)
         # Without opening regions again, their marks are calls like others, and nothing passes them.
         self.exits = _find_regions(self.nodes) if open_regions else {}
-        # What only checks inputs and the model's mode is in no part.
-        self.outer_guards = [node for node in self.nodes if is_guard(node) and _checks_inputs(node)]
+        # What only checks inputs and the model's mode is in no part, unless the parts run without the outer program.
+        self._checks = dict.fromkeys(node for node in self.nodes if is_guard(node) and _checks_inputs(node))
+        self.outer_guards = [] if guards_in_parts else [*self._checks]
         elsewhere = {*self.exits, *self.exits.values(), *self.outer_guards}
         self.calls = [node for node in self.nodes if is_call(node) and node not in elsewhere]
         self._all_calls = set(self.calls)
@@ -89,18 +97,27 @@ class Order:
     def units(self) -> list[list[Node]]:
         """The calls in groups that belong in one part, in an order in which they can run.
 
-        What only takes a result apart goes with what made it, and a guard goes with the value that it checks.
+        What only takes a result apart goes with what made it, and a guard goes with the value that it checks, or with the next
+        call where it checks inputs or the model's mode.
         """
         units: list[list[Node]] = []
         home: dict[Node, int] = {}
+        checks: list[Node] = []
         for node in self.calls:
+            if node in self._checks:
+                checks.append(node)
+                continue
             leader = self._leader(node)
             number = None if leader is None else home[leader]
-            if number is None or any(home[source] > number for source in self.before(node)):
+            group = [node, *checks]
+            if number is None or any(home.get(source, 0) > number for one in group for source in self.before(one)):
                 number = len(units)
                 units.append([])
-            units[number].append(node)
-            home[node] = number
+            units[number] += group
+            home.update(dict.fromkeys(group, number))
+            checks = []
+        if checks:
+            units[-1:] = [[*itertools.chain.from_iterable(units[-1:]), *checks]]
         return units
 
     def _leader(self, node: Node) -> Node | None:

@@ -122,7 +122,7 @@ def split(program: GraphModule, by: Strategy | Callable[[Node], bool | str], *, 
                 f"cannot split by {by!r}: give a function from a node to True or False, or one of Supported, Size and Stages"
             )
         strategy = Supported(strategy, min_size)
-    order = Order(program.graph)
+    order = Order(program.graph, guards_in_parts=isinstance(strategy, Stages))
     plan = strategy.plan(order)
     label_of = {node: number for number, part in enumerate(plan.parts) for node in part}
     pieces = cut(order, label_of, {number: f"submod_{number}" for number in range(len(plan.parts))})

@@ -227,7 +227,9 @@ def _contiguous(order: Order, stages: list[list[list[Node]]], reason: Callable[[
     reasons = {node: reason(number, node) for number, part in enumerate(parts) for node in part}
     for unit in order.units:
         for node in unit[1:]:
-            verb = "checks the value" if is_guard(node) else "takes the result apart"
+            verb = "takes the result apart"
+            if is_guard(node):
+                verb = "checks the value" if order.values(node) else "checks inputs or the model's mode"
             reasons[node] = f"goes with '{unit[0].name}': it {verb}"
     return Plan(parts, reasons)
 
