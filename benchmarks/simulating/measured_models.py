@@ -20,7 +20,18 @@ from benchmarks.simulating.log import Log
 from benchmarks.simulating.models import Case, call_of
 from torchgraft.analysis.simulate.kernels import DTYPES
 
-TRAINED = ("resnet50", "bert", "vit_b_16", "convnext_tiny", "gpt2", "unet", "mobilenet_v2", "vgg16")
+TRAINED = (
+    "resnet50",
+    "bert",
+    "vit_b_16",
+    "convnext_tiny",
+    "gpt2",
+    "decoder",
+    "encoder",
+    "unet",
+    "mobilenet_v2",
+    "vgg16",
+)
 MOST_SECONDS = 0.25  # for the repetitions of one time
 
 

@@ -1,6 +1,11 @@
 """What measures machines for simulations and judges them: rows that survive, measured models, errors and their tables."""
 
+import argparse
 import dataclasses
+import os
+import signal
+import subprocess
+import sys
 import time
 
 import pytest
@@ -10,10 +15,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 from benchmarks.simulating import __main__ as command
-from benchmarks.simulating import fit
+from benchmarks.simulating import fit, measure_gpu
 from benchmarks.simulating.comparing import measured_rows, pairs_of
 from benchmarks.simulating.errors import Pair, mean_error, rank_correlation, ranks, tables
-from benchmarks.simulating.log import Log, rows_of
+from benchmarks.simulating.log import Log, all_rows, keep, rows_of
 from benchmarks.simulating.measured_models import build, measure_runs, measure_training
 from benchmarks.simulating.models import CASES, Case
 from benchmarks.simulating.more_probes import more_probes
@@ -39,7 +44,6 @@ def test_what_a_process_died_on_is_left_out_by_the_next(tmp_path):
     path = tmp_path / "rows.jsonl"
     first = Log(path, *NAMES)
     first.begin({"model": "a", "batch": 1})
-    first._watch.cancel()
     again = Log(path, *NAMES)
     assert again.has({"model": "a", "batch": 1}) and "ended or hung" in again.rows[0]["error"]
     assert "error" not in (Log(path, *NAMES).rows[1:] or [{}])[0] and len(Log(path, *NAMES).rows) == 1
@@ -50,6 +54,82 @@ def test_a_full_file_takes_no_more(tmp_path):
     assert not log.has({"model": "a"})
     log.size = 2**24
     assert log.has({"model": "a"})
+
+
+def test_rows_of_earlier_runs_are_known(tmp_path):
+    log = Log(tmp_path / "rows.jsonl", *NAMES, known=[{"model": "a", "batch": 1, "eager": 2.0}])
+    assert log.has({"model": "a", "batch": 1}) and not log.has({"model": "a", "batch": 2}) and log.rows == []
+
+
+def test_rows_are_kept_in_one_file(tmp_path):
+    rows = [{"model": "a", "batch": 1}, {"model": "b", "batch": 1, "eager": 1.5}]
+    kept = tmp_path / "kept" / "all.jsonl.gz"
+    keep(rows, kept)
+    first = kept.read_bytes()
+    Log(tmp_path / "more.jsonl", *NAMES).add({"model": "c", "batch": 1})
+    assert all_rows([kept.parent, tmp_path / "more.jsonl", kept]) == [*rows, {"model": "c", "batch": 1}]
+    keep(rows, kept)
+    assert kept.read_bytes() == first and [path.name for path in kept.parent.iterdir()] == ["all.jsonl.gz"]
+
+
+def command_line(*arguments, **options):
+    return subprocess.Popen(
+        [sys.executable, "-m", "benchmarks.simulating.measure_gpu", *map(str, arguments)], **options
+    )
+
+
+@pytest.mark.slow
+def test_measuring_is_killed_and_goes_on(tmp_path):
+    """Ended while it measures, with all of its processes: what it was about is measured by the next run, and nothing twice."""
+    options = (
+        "--device",
+        "cpu",
+        "--models",
+        "mlp,pointnet",
+        "--batches",
+        "1,2",
+        "--precisions",
+        "fp32",
+        "--probes",
+        "1",
+    )
+    first = command_line(tmp_path / "out", *options, "--known", start_new_session=True)
+    file = tmp_path / "out" / "models.jsonl"
+    for _ in range(600):
+        if file.exists() and file.read_text().count("\n"):
+            break
+        time.sleep(0.1)
+    os.killpg(first.pid, signal.SIGKILL)
+    first.wait()
+    there = rows_of(file)
+    (tmp_path / "out" / "models.now").write_text('{"model": "mlp", "batch": 2, "precision": "fp32"}')
+    keep(there[:1], tmp_path / "known" / "rows.jsonl.gz")
+    assert command_line(tmp_path / "out", *options, "--known", tmp_path / "known").wait(300) == 0
+    rows = rows_of(file)
+    cases = [(row["model"], row["batch"]) for row in rows]
+    assert sorted(cases) == [("mlp", 1), ("mlp", 2), ("pointnet", 1), ("pointnet", 2)] and rows[: len(there)] == there
+    assert not any("error" in row for row in rows) and not list((tmp_path / "out").glob("*.now"))
+    assert len(rows_of(tmp_path / "out" / "probes.jsonl")) == 11
+    other = tmp_path / "other"  # on a machine where nothing is left of the first one but what was kept
+    assert command_line(other, *options, "--only", "models", "--known", tmp_path / "out").wait(300) == 0
+    assert not (other / "models.jsonl").exists()
+
+
+def test_a_process_that_hangs_is_ended(tmp_path, monkeypatch):
+    monkeypatch.setattr(measure_gpu, "MOST_SECONDS", 1.0)
+    hangs = [sys.executable, "-c", "import time; time.sleep(60)"]
+    start = time.monotonic()
+    assert measure_gpu._watched(hangs, tmp_path, start + 100) == -signal.SIGKILL and time.monotonic() - start < 30
+    assert measure_gpu._watched([sys.executable, "-c", "raise SystemExit(3)"], tmp_path, start + 100) == 3
+
+
+def test_kinds_come_first_and_models_that_take_part_in_fitting_later():
+    names = [case.name for case in CASES]
+    order = measure_gpu._chosen(argparse.Namespace(models=names))
+    kinds = len({case.kind for case in CASES})
+    assert sorted(case.name for case in order) == sorted(names) and len({case.kind for case in order[:kinds]}) == kinds
+    held = [case.kind for case in CASES if not case.fit]
+    assert all(not case.fit for case in order[: len(set(held))])
 
 
 def small():

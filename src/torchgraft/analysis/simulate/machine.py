@@ -36,7 +36,8 @@ PRECISIONS = ("fp64", "fp32", "tf32", "bf16", "fp16", "fp8", "int8")
 @dataclass(frozen=True)
 class Machine:
     """One machine. `peak` has FLOP/s by precision, `kernels` figures of each kind of kernel, `host` seconds of what Python and
-    torch do, `links` bytes a second in one direction to others. Seconds, bytes and FLOP/s throughout.
+    torch do, `links` bytes a second in one direction to others, `workspace_bytes` what torch keeps
+    for products. Seconds, bytes and FLOP/s throughout.
 
     >>> h200 = Machine.named("h200")
     >>> h200.name, h200.units, f"{h200.bandwidth:.2e}"
@@ -57,6 +58,7 @@ class Machine:
     latency: float = 0.0
     fresh_bandwidth: float = 0.0
     mapped_bytes: int = 0
+    workspace_bytes: int = 0
     links: Mapping[str, float] = field(default_factory=dict)
     watts: float | None = None
     idle_watts: float | None = None
@@ -162,6 +164,7 @@ def _parsed(text: str, file: str) -> Machine:
         latency=float(memory.get("latency", 0.0)),
         fresh_bandwidth=float(memory.get("fresh_bandwidth", 0.0)),
         mapped_bytes=int(memory.get("mapped_bytes", 0)),
+        workspace_bytes=int(memory.get("workspace_bytes", 0)),
         links=_numbers(data.get("links", {})),
         watts=device.get("watts"),
         idle_watts=device.get("idle_watts"),
