@@ -14,8 +14,8 @@ them easy to fit (`calibration/fitting.py`). A term without a figure costs nothi
   rows      rows a second and thread that are started (norms, reductions, queries of attention, steps of recurrence)
 
 A product with a vector goes through its matrix as it lies and once; it has a table of its own, [kernels.matmul.vector]. What
-torch itself runs on threads it cuts into pieces of `GRAIN` elements: a smaller kernel has one thread, however many there are. What
-calling an operator takes besides, between others and from Python, is in `clocks.py`.
+torch itself runs on threads it cuts into pieces of `GRAIN` elements: a smaller kernel has one thread, however many there are.
+What calling an operator takes besides, between others and from Python, is in `clocks.py`.
 
 Memory that is new to the program comes from the system page by page (`fresh_bandwidth` of [memory]): pieces of `mapped_bytes`
 and more always, since they are given back at once; which others, is worked out in `pages.py`.
