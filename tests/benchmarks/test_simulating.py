@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from benchmarks.simulating import __main__ as command
-from benchmarks.simulating import fit, measure_gpu
+from benchmarks.simulating import fit, measure_gpu, measured_models
 from benchmarks.simulating.comparing import measured_rows, pairs_of
 from benchmarks.simulating.errors import Pair, mean_error, rank_correlation, ranks, tables
 from benchmarks.simulating.log import Log, all_rows, keep, rows_of
@@ -280,3 +280,38 @@ def test_figures_are_found_again_from_times(tmp_path, capsys):
     text = (tmp_path / "other.toml").read_text()
     assert "# Kernels: fitted to 6 probes" in text and "which mlp asks for" in text and found.peak == h200.peak
     assert "matmul.fp16: 12 times, off by" in capsys.readouterr().out
+
+
+def test_nothing_is_measured_after_the_device_was_lost(tmp_path, monkeypatch):
+    """A device that breaks in the first case: the others stay to be measured by another process."""
+
+    def breaks(device):
+        raise RuntimeError("the device is gone")
+
+    monkeypatch.setattr(measured_models, "synchronize", breaks)
+    log = Log(tmp_path / "models.jsonl", "model", "batch", "precision")
+    wrong = Case("wrong", "mlp", small, lambda batch: (torch.randn(batch, 7),))
+    measure_runs(wrong, log, (1, 2, 3), ("fp32",), "cpu", time.perf_counter() + 60)
+    assert [row["batch"] for row in log.rows] == [1] and log.rows[0]["lost"] == "the device did not answer any more"
+    with pytest.raises(SystemExit) as end:
+        measure_gpu._stop_if_lost(log)
+    assert end.value.code == measure_gpu.LOST
+
+
+def test_tables_and_the_plot_are_written_from_what_is_kept(tmp_path, monkeypatch, capsys):
+    """The way from measured rows to the page: kept in one file, compared from it, written between the marks."""
+    page, plot, kept = tmp_path / "simulate.md", tmp_path / "simulated.svg", tmp_path / "h200.jsonl.gz"
+    page.write_text(f"before\n{command.BEGIN}\nold\n{command.END}\nafter\n")
+    monkeypatch.setattr(command, "PAGE", page)
+    monkeypatch.setattr(command, "PLOT", plot)
+    log = Log(tmp_path / "out.jsonl", "model", "batch", "precision")
+    log.add({"model": "mlp", "batch": 1, "precision": "fp32", "eager": 1e-4, "graph": 2e-5, "peak_bytes": 60_000_000})
+    command.main([str(tmp_path / "out.jsonl"), "--keep", str(kept), "--write"])
+    first = page.read_text()
+    assert first.startswith(f"before\n{command.BEGIN}\n\nMeasured on NVIDIA H200") and first.endswith(
+        f"{command.END}\nafter\n"
+    )
+    assert "old" not in first and "| fp32 | 1 | 1 |" in first and plot.read_text().count("<circle") == 2
+    command.main([str(kept), "--write"])
+    assert page.read_text() == first
+    capsys.readouterr()

@@ -159,8 +159,31 @@ PREPARE: dict[str, Callable[[list[Tensor], dict[str, Any]], list[Tensor]]] = {
 
 # What is tried with next to nothing to do.
 _SMALL = (
-    *("linear", "bmm", "convolution", "attention", "layer_norm", "batch_norm", "softmax", "mean_spatial", "adaptive_pool"),
-    *("max_pool", "embedding", "index_select", "transpose_copy", "pad", "relu", "gelu", "silu", "add", "mul", "cat", "copy"),
+    *(
+        "linear",
+        "bmm",
+        "convolution",
+        "attention",
+        "layer_norm",
+        "batch_norm",
+        "softmax",
+        "mean_spatial",
+        "adaptive_pool",
+    ),
+    *(
+        "max_pool",
+        "embedding",
+        "index_select",
+        "transpose_copy",
+        "pad",
+        "relu",
+        "gelu",
+        "silu",
+        "add",
+        "mul",
+        "cat",
+        "copy",
+    ),
     *("sum_last", "relu_"),
 )
 
