@@ -66,19 +66,26 @@ class Machine:
 
     @staticmethod
     def named(machine: str | PathLike[str] | Machine) -> Machine:
-        """A machine by the name of one that comes with torchgraft, by the path of a TOML file, or as it is."""
+        """A machine by the name of one that comes with torchgraft, by the path of a TOML file, or as it is.
+
+        The first words of a name are enough where no other begins with them.
+
+        >>> Machine.named("a100").name
+        'NVIDIA A100 SXM 80 GB'
+        """
         if isinstance(machine, Machine):
             return machine
         text = str(machine)
         path = Path(text)
         if path.suffix == ".toml" or "/" in text:
             return Machine.read(path)
-        if text not in machine_names():
+        names = [name for name in machine_names() if name == text or name.startswith(f"{text}_")]
+        if text not in names and len(names) != 1:
             raise GraftError(
                 f"there is no machine named {text!r}\n"
                 f"choose one of {', '.join(machine_names())}, or give the path of a .toml file (graft calibrate writes one)"
             )
-        return _own(text)
+        return _own(text if text in names else names[0])
 
     @staticmethod
     def read(path: str | PathLike[str]) -> Machine:
