@@ -450,3 +450,33 @@ def test_a_run_is_timed_for_any_machine(bandwidth, compute):
 
 
 _RUN: list = []
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "SGD",
+        "Adam",
+        "AdamW",
+        "RMSprop",
+        "Adagrad",
+        "Adadelta",
+        "Adamax",
+        "NAdam",
+        "RAdam",
+        "Rprop",
+        "ASGD",
+        "Adafactor",
+    ],
+)
+@pytest.mark.parametrize("machine", ["h200", "epyc"])
+def test_steps_of_all_optimizers(name, machine):
+    model = mlp()
+    step = simulate(model, inputs(), machine=machine, optimizer=getattr(torch.optim, name))
+    plain = simulate(model, inputs(), machine=machine, training=True)
+    assert step.seconds > plain.seconds and step.peak_bytes >= plain.peak_bytes and step.unknown == {}
+
+
+def test_an_optimizer_that_runs_the_model_itself_is_refused():
+    with pytest.raises(GraftError, match="LBFGS runs the model as often as it likes, by a closure"):
+        simulate(mlp(), inputs(), optimizer=torch.optim.LBFGS)
