@@ -83,16 +83,16 @@ def plot(pairs: Sequence[Pair], machine: Machine) -> str:
     return scatter_svg(f"Models on {machine.name}", "simulated", "measured", series, seconds_text)
 
 
-def with_section(page: str, text: str) -> str:
+def with_section(page: str, text: str, marks: tuple[str, str] = (BEGIN, END)) -> str:
     """A page with the text between its two marks replaced.
 
     >>> with_section(f"before {BEGIN} old {END} after", "new").replace(chr(10), " ")
     'before <!-- measured: written by python -m benchmarks.simulating --write -->  new  <!-- measured: end --> after'
     """
-    before, begin, rest = page.partition(BEGIN)
-    _, end, after = rest.partition(END)
+    before, begin, rest = page.partition(marks[0])
+    _, end, after = rest.partition(marks[1])
     if not begin or not end:
-        raise SystemExit(f"{PAGE} has no place for the tables: it lacks {BEGIN} or {END}")
+        raise SystemExit(f"{PAGE} has no place for the tables: it lacks {marks[0]} or {marks[1]}")
     return f"{before}{begin}\n\n{text}\n\n{end}{after}"
 
 

@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+import json
 import os
 import signal
 import subprocess
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from benchmarks.simulating import __main__ as command
-from benchmarks.simulating import fit, measure_gpu, measured_models
+from benchmarks.simulating import cpu, fit, measure_gpu, measured_models
 from benchmarks.simulating.comparing import measured_rows, pairs_of
 from benchmarks.simulating.errors import Pair, mean_error, rank_correlation, ranks, tables
 from benchmarks.simulating.log import Log, all_rows, keep, rows_of
@@ -315,3 +316,22 @@ def test_tables_and_the_plot_are_written_from_what_is_kept(tmp_path, monkeypatch
     command.main([str(kept), "--write"])
     assert page.read_text() == first
     capsys.readouterr()
+
+
+def test_the_table_of_cpus_is_written_from_what_was_measured(tmp_path, monkeypatch, capsys):
+    page, rows = tmp_path / "simulate.md", tmp_path / "rows.json"
+    page.write_text(f"{cpu.MARKS[0]} old {cpu.MARKS[1]}")
+    rows.write_text(
+        json.dumps([{"model": "recommender", "kind": "recommender", "batch": 1, "threads": 1, "seconds": 2e-4}])
+    )
+    monkeypatch.setattr(cpu, "PAGE", page)
+    known = ["--machine", "epyc_turin_1_thread", "--models", "recommender", "--measured", str(rows), "--write"]
+    monkeypatch.setattr(sys, "argv", ["cpu", *known])
+    cpu.main()
+    text = page.read_text()
+    assert "old" not in text and "| recommender | 0.2 ms, " in text and "1 cases of 1 models" in text
+    assert capsys.readouterr().out.strip() in text
+    monkeypatch.setattr(sys, "argv", ["cpu"])
+    with pytest.raises(SystemExit):
+        cpu.main()
+    assert "give --machine or --calibrate" in capsys.readouterr().err

@@ -184,7 +184,7 @@ _SMALL = (
         "cat",
         "copy",
     ),
-    *("sum_last", "relu_"),
+    *("sum_last", "relu_", "add_bias"),
 )
 
 
@@ -242,6 +242,7 @@ class Draw:
             "index_select": ((100, width), (batch,)),
             "transpose_copy": ((batch, 4, 2, width),),
             "pad": (image,),
+            "add_bias": (image, (8,)),
         }
         two = name in ("add", "mul", "cat")
         options = {"kernel": 2, "stride": 2} if name == "max_pool" else {"padding": 1} if name == "convolution" else {}
