@@ -54,7 +54,7 @@ _TRANSCENDENTAL: frozenset[str] = (
 def seconds_on_cpu(kernel: Kernel, machine: Machine, cached: float, fresh: float = 0.0) -> tuple[float, float, float]:
     """What the floor, arithmetic and memory of a kernel take, of which `cached` bytes are in the cache and `fresh` ones new.
 
-    >>> kernel = Kernel("aten.add.Tensor", "elementwise", "fp32", 10**8, 8 * 10**8, 4 * 10**8)
+    >>> kernel = Kernel("aten.add.Tensor", "elementwise", "fp32", 10**8, 8 * 10**8, 4 * 10**8, elements=10**8)
     >>> floor, compute, memory = seconds_on_cpu(kernel, Machine.named("epyc"), 0.0)
     >>> floor < compute < memory < 0.1
     True
