@@ -1,7 +1,8 @@
 """The command `python -m benchmarks.simulating FILES`: how far simulations are from what was measured, as tables and as a plot.
 
-FILES are what `measure_gpu.py` wrote, or folders of it (default: `benchmarks/simulating/measured`). With --write the tables and
-the plot go into docs/simulate.md, in the place of those that are there.
+FILES are what `measure_gpu.py` wrote, or folders of it (default: `benchmarks/simulating/measured`). With --keep all their rows go
+into one compressed file, with those that it has. With --write the tables and the plot go into docs/simulate.md, in the place of
+those that are there.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from pathlib import Path
 
 from benchmarks.simulating.comparing import measured_rows, pairs_of
 from benchmarks.simulating.errors import WHATS, Pair, tables
+from benchmarks.simulating.log import all_rows, keep
 from benchmarks.simulating.scatter import scatter_svg
 from torchgraft.analysis.simulate import Machine
 from torchgraft.results.tables import seconds_text
@@ -36,9 +38,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--worst", type=int, default=15, help="how many of the worst cases to print (default: 15)")
     parser.add_argument("--pairs", type=Path, help="also write every pair of figures, as JSON lines")
     parser.add_argument("--plot", type=Path, help="also write the plot of measured over simulated, as SVG")
+    parser.add_argument("--keep", type=Path, help="also keep all rows in one file, such as measured/h200.jsonl.gz")
     parser.add_argument("--write", action="store_true", help=f"write the tables and the plot into {PAGE}")
     options = parser.parse_args(arguments)
     machine = Machine.named(options.machine)
+    if options.keep is not None:
+        kept = [options.keep] if options.keep.exists() else []
+        keep(all_rows([*kept, *options.files]), options.keep)
+        options.files = [*options.files, options.keep]
     rows = measured_rows(options.files)
     if not rows:
         parser.error(
@@ -76,16 +83,16 @@ def plot(pairs: Sequence[Pair], machine: Machine) -> str:
     return scatter_svg(f"Models on {machine.name}", "simulated", "measured", series, seconds_text)
 
 
-def with_section(page: str, text: str) -> str:
+def with_section(page: str, text: str, marks: tuple[str, str] = (BEGIN, END)) -> str:
     """A page with the text between its two marks replaced.
 
     >>> with_section(f"before {BEGIN} old {END} after", "new").replace(chr(10), " ")
     'before <!-- measured: written by python -m benchmarks.simulating --write -->  new  <!-- measured: end --> after'
     """
-    before, begin, rest = page.partition(BEGIN)
-    _, end, after = rest.partition(END)
+    before, begin, rest = page.partition(marks[0])
+    _, end, after = rest.partition(marks[1])
     if not begin or not end:
-        raise SystemExit(f"{PAGE} has no place for the tables: it lacks {BEGIN} or {END}")
+        raise SystemExit(f"{PAGE} has no place for the tables: it lacks {marks[0]} or {marks[1]}")
     return f"{before}{begin}\n\n{text}\n\n{end}{after}"
 
 

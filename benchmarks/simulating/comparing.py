@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from benchmarks.simulating.errors import Pair
-from benchmarks.simulating.log import rows_of
+from benchmarks.simulating.log import all_rows
 from benchmarks.simulating.measured_models import build
 from benchmarks.simulating.models import CASES, Case, call_of
 from torchgraft.analysis.simulate import Machine, simulate, what_if
@@ -21,11 +21,7 @@ from torchgraft.errors import GraftError
 
 def measured_rows(files: Iterable[Path]) -> list[dict[str, Any]]:
     """The rows of some files, and of all files of some folders, about models."""
-    paths: list[Path] = []
-    for path in files:
-        paths += sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
-    rows = [row for path in paths for row in rows_of(path)]
-    return [row for row in rows if ("model" in row or "training" in row) and "kernels" not in row]
+    return [row for row in all_rows(files) if ("model" in row or "training" in row) and "kernels" not in row]
 
 
 def pairs_of(rows: Sequence[dict[str, Any]], machine: Machine, names: Sequence[str] | None = None) -> Iterator[Pair]:

@@ -1,9 +1,10 @@
 """How far simulations are off on the CPU at hand, after `graft calibrate`: models held out of the fit, measured and simulated.
 
+python -m benchmarks.simulating.cpu --calibrate build/machines --write
 python -m benchmarks.simulating.cpu --machine one.toml --machine two.toml
 
-Each machine's file says with how many threads it was made. Every model runs in a process of its own, in turns; the least time
-counts.
+The first calibrates with one and with two threads, and writes the table into docs/simulate.md. Each machine's file says with how
+many threads it was made. Every model runs in a process of its own, in turns; the least time counts.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -21,6 +23,7 @@ from typing import Any
 import torch
 
 from benchmarks.coverage.torchvision_models import import_torchvision
+from benchmarks.simulating.__main__ import PAGE, with_section
 from benchmarks.simulating.models import CASES, Case, call_of
 from torchgraft.analysis.simulate import Machine, simulate
 
@@ -40,6 +43,10 @@ MODELS = [
     *("speech_gru", "pointnet", "recommender"),
 ]
 BATCHES = (1, 16)
+MARKS = (
+    "<!-- cpu: written by python -m benchmarks.simulating.cpu --calibrate build/machines --write -->",
+    "<!-- cpu: end -->",
+)
 Row = dict[str, Any]
 
 
@@ -144,8 +151,11 @@ def table(rows: list[Row]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--machine", action="append", required=True, help="a file of graft calibrate; once for each number of threads"
+        "--machine", action="append", default=[], help="a file of graft calibrate; once for each number of threads"
     )
+    parser.add_argument("--calibrate", type=Path, metavar="FOLDER", help="make such files there first")
+    parser.add_argument("--threads", type=lambda text: tuple(map(int, text.split(","))), default=(1, 2))
+    parser.add_argument("--write", action="store_true", help=f"write the table into {PAGE}")
     parser.add_argument("--models", type=lambda text: text.split(","), default=MODELS)
     parser.add_argument("--batch", type=lambda text: tuple(map(int, text.split(","))), default=BATCHES)
     parser.add_argument("--rounds", type=int, default=2)
@@ -153,6 +163,10 @@ def main() -> None:
     parser.add_argument("--save", type=Path, help="add what was measured to a file of JSON; the least counts")
     parser.add_argument("--measured", type=Path, help="take what was measured from such a file")
     options = parser.parse_args()
+    if options.calibrate is not None:
+        options.machine += [str(calibrated(options.calibrate, threads)) for threads in options.threads]
+    if not options.machine:
+        parser.error("give --machine or --calibrate")
     machines = [Machine.named(name) for name in options.machine]
     cases = [case for case in CASES if case.name in options.models]
     rows = json.loads(options.measured.read_text()) if options.measured else measure_all(cases, machines, options)
@@ -165,7 +179,19 @@ def main() -> None:
     for row in rows:
         machine = next(one for one in machines if one.units == row["threads"])
         row["simulated"] = simulated(by_name[row["model"]], row["batch"], machine)
-    sys.stdout.write(table(rows))
+    text = table(rows)
+    sys.stdout.write(text)
+    if options.write:
+        PAGE.write_text(with_section(PAGE.read_text(), text.strip(), MARKS))
+
+
+def calibrated(folder: Path, threads: int) -> Path:
+    """The file of this machine with so many threads, made by another process, as a user makes it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{threads}.toml"
+    command = [sys.executable, "-m", "torchgraft", "calibrate", "-o", str(path), "--threads", str(threads)]
+    subprocess.run(command, check=True)
+    return path
 
 
 def measure_all(cases: list[Case], machines: list[Machine], options: argparse.Namespace) -> list[Row]:

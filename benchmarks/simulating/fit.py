@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from benchmarks.simulating.comparing import measured_rows
-from benchmarks.simulating.log import rows_of
+from benchmarks.simulating.log import all_rows
 from benchmarks.simulating.measured_models import build
 from benchmarks.simulating.models import CASES, call_of
 from torchgraft.analysis.simulate.calibration.fitting import Sample
@@ -72,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, default=2, help="how often to go over all tables (default: 2)")
     parser.add_argument("-o", "--output", type=Path, required=True, help="the .toml file to write")
     options = parser.parse_args(arguments)
-    rows = [row for path in options.measured for file in _files(path) for row in rows_of(file)]
+    rows = all_rows(options.measured)
     machine = copy.deepcopy(Machine.named(options.machine))
     samples = samples_of([row for row in rows if "hot" in row], machine)
     notes = []
@@ -94,10 +94,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.error("there are neither probes nor calls of the host among what was measured")
     options.output.write_text(machine_text(machine, "\n".join(notes)))
     print(f"written: {options.output}")
-
-
-def _files(path: Path) -> list[Path]:
-    return sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
 
 
 def _where(rows: Sequence[dict[str, Any]]) -> str:

@@ -1,16 +1,19 @@
-"""Measures a GPU for simulations, within a time: calls on the host, models, steps of training, probes, names of kernels.
+"""Measures a GPU for simulations, within a time: models, steps of training, calls on the host, probes, names of kernels.
 
-    PYTHONPATH=src python -m benchmarks.simulating.measure_gpu OUT --seconds 1100
+    PYTHONPATH=src python -m benchmarks.simulating.measure_gpu OUT --seconds 560
 
-writes files of JSON lines to OUT, each below 16 MB. Started again with the same OUT it goes on where it was. What a case does
-to the device is survived: measuring is done by another process, which is started anew when it ends or hangs. `--device cpu`
-measures the same on the CPU, without CUDA graphs. `python -m benchmarks.simulating` compares the files with simulations, on any
-machine.
+writes files of JSON lines to OUT, each below 2.1 MB, row by row: it may be killed at any moment. Started again with the same OUT
+it goes on where it was; what is in benchmarks/simulating/measured (or in what --known names) is not measured again either, so
+that a second machine goes on where the first was given back. What a case does to the device is survived: another process
+measures, and is started anew when it ends or hangs. `--device cpu` measures the same on the CPU, without CUDA graphs.
+`python -m benchmarks.simulating` compares the files with simulations, on any machine, and keeps them.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import gc
 import platform
 import subprocess
 import sys
@@ -25,7 +28,7 @@ import torch
 from benchmarks.simulating.gpu_times import host_seconds, measure_on_gpu
 from benchmarks.simulating.host_calls import host_calls
 from benchmarks.simulating.kernel_names import profile_models, profile_probes
-from benchmarks.simulating.log import Log, rows_of
+from benchmarks.simulating.log import NOW, Log, Row, all_rows, rows_of
 from benchmarks.simulating.measured_models import TRAINED, measure_runs, measure_training, synchronize
 from benchmarks.simulating.models import BATCHES, CASES, PRECISIONS, Case
 from benchmarks.simulating.more_probes import more_probes
@@ -36,37 +39,65 @@ COUNTS = {
     "linear": 110, "bmm": 30, "convolution": 230, "grouped": 70, "other_convolution": 50, "attention": 60,
     "recurrent": 14, "elementwise": 60, "norm": 80, "memory": 130, "gradient": 50,
 }  # fmt: skip
-SECTIONS = ("host", "models", "training", "probes", "profiles")
+SECTIONS = ("models", "training", "host", "probes", "profiles")  # what matters most first
+MEASURED = Path(__file__).parent / "measured"
 LOST = 4  # the exit code of a process whose device does not answer any more
+MOST_SECONDS = 90.0  # without a sign of the process that measures, after which it hangs
 
 
 def main() -> None:
     """Start processes that measure until one is through, or the time is up."""
     options = _options()
-    options.out.mkdir(parents=True, exist_ok=True)
-    end = time.monotonic() + options.seconds
     if options.worker:
         return measure(options)
+    options.out.mkdir(parents=True, exist_ok=True)
+    for path in options.out.glob(f"*{NOW}"):
+        path.unlink()  # all was ended from outside while this was measured: it is measured again
+    end = time.monotonic() + options.seconds
     while (left := end - time.monotonic()) > 3:
         before = _state(options.out)
         rest = [*sys.argv[1:], "--seconds", f"{left:.0f}", "--worker"]  # of an option given twice the last counts
-        code = subprocess.run([sys.executable, "-m", "benchmarks.simulating.measure_gpu", *rest]).returncode
+        code = _watched([sys.executable, "-m", "benchmarks.simulating.measure_gpu", *rest], options.out, end)
         if code == 0:
             break
         print(f"the process that measured ended with {code}", flush=True)
         if _state(options.out) == before:
             print("nothing was measured before it ended: giving up", flush=True)
             break
+    for path in options.out.glob(f"*{NOW}"):
+        path.unlink()
     for path in sorted(options.out.glob("*.jsonl")):
         rows = rows_of(path)
         failed = sum("error" in row for row in rows)
         print(f"{path.name}: {len(rows)} rows, {failed} of them errors, {path.stat().st_size / 1e6:.1f} MB")
 
 
+def _watched(command: Sequence[str], out: Path, end: float) -> int:
+    """Run a process that writes to a folder; one that hangs, or goes on long after its time, is ended."""
+    process = subprocess.Popen(command)
+    sign, since = _state(out), time.monotonic()
+    while True:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return process.wait(1.0)
+        now = time.monotonic()
+        if (state := _state(out)) != sign:
+            sign, since = state, now
+        if now - since > MOST_SECONDS or now > end + MOST_SECONDS / 3:
+            process.kill()
+            return process.wait()
+
+
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument("--seconds", type=float, default=1100, help="for everything (default: 1100)")
+    parser.add_argument(
+        "--known",
+        nargs="*",
+        type=Path,
+        default=[MEASURED],
+        help=f"files whose rows are there (default: {MEASURED.name})",
+    )
     parser.add_argument(
         "--only", type=_words(SECTIONS), default=SECTIONS, help=f"some of {','.join(SECTIONS)} (default: all)"
     )
@@ -93,13 +124,19 @@ def _words(known: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
 
 
 def _state(out: Path) -> Any:
-    return [(path.name, path.stat().st_size) for path in sorted(out.iterdir())]
+    found = []
+    for path in sorted(out.iterdir()):
+        with contextlib.suppress(FileNotFoundError):
+            found.append((path.name, path.stat().st_size, path.stat().st_mtime_ns))
+    return found
 
 
 def measure(options: argparse.Namespace) -> None:
     """All sections in order, until the time is up; a section that fails does not keep the next one from its turn."""
     begin = time.perf_counter()
     end = begin + options.seconds
+    options.rows = all_rows(options.known)
+    gc.freeze()  # each recording of a graph looks for garbage: not among what was imported
     about = Log(options.out / "about.jsonl", "device", "torch")
     row = _about(options.device)
     if not about.has(row):
@@ -128,7 +165,7 @@ def _about(device: str) -> dict[str, Any]:
 
 def measure_host(options: argparse.Namespace, end: float) -> None:
     """What the host takes for calls of one operator."""
-    log = Log(options.out / "host.jsonl", "host")
+    log = _log(options, "host.jsonl", "host")
     if options.device == "cpu":
         return
     with torch.no_grad():
@@ -149,7 +186,7 @@ def measure_host(options: argparse.Namespace, end: float) -> None:
 
 def measure_models(options: argparse.Namespace, end: float) -> None:
     """The models, at all batches and precisions."""
-    log = Log(options.out / "models.jsonl", "model", "batch", "precision")
+    log = _log(options, "models.jsonl", "model", "batch", "precision")
     for case in _chosen(options):
         if time.perf_counter() < end:
             started, before = time.perf_counter(), len(log.rows)
@@ -163,7 +200,7 @@ def measure_models(options: argparse.Namespace, end: float) -> None:
 
 def measure_steps(options: argparse.Namespace, end: float) -> None:
     """Steps of training of some models."""
-    log = Log(options.out / "training.jsonl", "training", "batch", "precision")
+    log = _log(options, "training.jsonl", "training", "batch", "precision")
     for case in _chosen(options):
         if case.name in TRAINED and time.perf_counter() < end:
             measure_training(case, log, options.precisions, options.device, end)
@@ -172,7 +209,7 @@ def measure_steps(options: argparse.Namespace, end: float) -> None:
 
 def measure_probes(options: argparse.Namespace, end: float) -> None:
     """Probes of all kinds in turn."""
-    log = Log(options.out / "probes.jsonl", "probe")
+    log = _log(options, "probes.jsonl", "probe")
     measured = measure_on_gpu if options.device == "cuda" else measure_on_cpu
     chosen, count = _probes(options), 0
     for probe in chosen:
@@ -197,8 +234,8 @@ def measure_probes(options: argparse.Namespace, end: float) -> None:
 def measure_names(options: argparse.Namespace, end: float) -> None:
     """The kernels of models and probes, by name."""
     if options.device == "cuda":
-        profile_models(Log(options.out / "model_kernels.jsonl", "model", "batch", "precision"), end)
-        profile_probes(Log(options.out / "probe_kernels.jsonl", "probe"), _probes(options), end)
+        profile_models(_log(options, "model_kernels.jsonl", "model", "batch", "precision"), end)
+        profile_probes(_log(options, "probe_kernels.jsonl", "probe"), _probes(options), end)
 
 
 _MEASURES = {
@@ -210,8 +247,21 @@ _MEASURES = {
 }
 
 
+def _log(options: argparse.Namespace, name: str, *names: str) -> Log:
+    """A file of rows, with those of earlier runs that are of the same sort."""
+    of_kernels = name.endswith("kernels.jsonl")
+    known: list[Row] = [row for row in options.rows if names[0] in row and ("kernels" in row) == of_kernels]
+    return Log(options.out / name, *names, known=known)
+
+
 def _chosen(options: argparse.Namespace) -> list[Case]:
-    return [case for case in CASES if case.name in options.models]
+    """One model of each kind first: whenever the end comes, many kinds were measured. Those held out come before others."""
+    cases = sorted((case for case in CASES if case.name in options.models), key=lambda case: case.fit)
+    kinds: dict[str, int] = {}
+    places = {}
+    for case in cases:
+        places[case.name] = kinds[case.kind] = kinds.get(case.kind, 0) + 1
+    return sorted(cases, key=lambda case: places[case.name])
 
 
 def _probes(options: argparse.Namespace) -> list[Probe]:

@@ -20,12 +20,19 @@ from benchmarks.simulating.log import Log
 from benchmarks.simulating.models import Case, call_of
 from torchgraft.analysis.simulate.kernels import DTYPES
 
-TRAINED = ("resnet50", "bert", "vit_b_16", "convnext_tiny", "gpt2", "unet", "mobilenet_v2", "vgg16")
+TRAINED = (
+    "resnet50",
+    "bert",
+    "vit_b_16",
+    "convnext_tiny",
+    "gpt2",
+    "decoder",
+    "encoder",
+    "unet",
+    "mobilenet_v2",
+    "vgg16",
+)
 MOST_SECONDS = 0.25  # for the repetitions of one time
-
-
-class DeviceLost(Exception):
-    """The device does not answer any more; only another process can go on."""
 
 
 def build(case: Case, device: str) -> nn.Module | None:
@@ -84,6 +91,8 @@ def measure_runs(
                 return _run_on_gpu(run) if device == "cuda" else _run_on_cpu(run, model, args, kwargs)
 
         log.add(row | _or_error(measured, device))
+        if "lost" in log.rows[-1]:
+            return  # nothing that this process measures now would be true
     free(device)
 
 
@@ -107,6 +116,8 @@ def measure_training(
                 return _steps(model, args, kwargs, device)
 
         log.add(row | _or_error(measured, device))
+        if "lost" in log.rows[-1]:
+            return  # nothing that this process measures now would be true
         model.zero_grad()
     free(device)
 
@@ -124,12 +135,17 @@ def _or_error(measured: Callable[[], dict[str, Any]], device: str) -> dict[str, 
         return measured()
     except Exception as error:
         found = {"error": f"{type(error).__name__}: {error}"[:400]}
+    return found | _lost(device)
+
+
+def _lost(device: str) -> dict[str, str]:
+    """After an error: an entry that says that the device does not answer any more, if that is so."""
     try:
         free(device)
         synchronize(device)
     except Exception:
-        found["lost"] = "the device did not answer any more"
-    return found
+        return {"lost": "the device did not answer any more"}
+    return {}
 
 
 # ---- runs ----
@@ -156,8 +172,7 @@ def _run_on_gpu(run: Callable[[], Any]) -> dict[str, Any]:
         row["graph"] = replay_seconds([run], replays=replays)
     except Exception as error:
         row["graph_error"] = f"{type(error).__name__}: {error}"[:300]
-        torch.cuda.synchronize()
-    return row
+    return row | (_lost("cuda") if "graph_error" in row else {})
 
 
 def _run_on_cpu(run: Callable[[], Any], model: nn.Module, args: Any, kwargs: Any) -> dict[str, Any]:

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from benchmarks.simulating.llama import Llama
+
 
 @dataclass(frozen=True)
 class Case:
@@ -217,6 +219,72 @@ class Translator(nn.Module):
         return self.head(self.transformer(source, target))
 
 
+class Decoder(nn.Module):
+    """A language model of GPT-2's form and size; its head is the table of words."""
+
+    def __init__(
+        self, depth: int = 12, width: int = 768, heads: int = 12, words: int = 50257, longest: int = 1024
+    ) -> None:
+        super().__init__()
+        self.table, self.places = nn.Embedding(words, width), nn.Embedding(longest, width)
+        self.blocks = nn.ModuleList([_DecoderBlock(width, heads) for _ in range(depth)])
+        self.norm = nn.LayerNorm(width)
+
+    def forward(self, words: Tensor) -> Tensor:
+        x = self.table(words) + self.places(torch.arange(words.shape[1], device=words.device))
+        for block in self.blocks:
+            x = block(x)
+        return functional.linear(self.norm(x), self.table.weight)
+
+
+class _DecoderBlock(nn.Module):
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.inner, self.outer = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.feed = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU("tanh"), nn.Linear(4 * width, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, length, width = x.shape
+        parts = self.inner(self.norm1(x)).split(width, -1)
+        query, key, value = (part.view(batch, length, self.heads, -1).transpose(1, 2) for part in parts)
+        seen = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        x = x + self.outer(seen.transpose(1, 2).reshape(batch, length, width))
+        return x + self.feed(self.norm2(x))
+
+
+class Encoder(nn.Module):
+    """torch's own encoder, at the size of BERT."""
+
+    def __init__(self, words: int = 30522, width: int = 768) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(width, 12, 4 * width, activation="gelu", batch_first=True)
+        self.table, self.layers = nn.Embedding(words, width), nn.TransformerEncoder(layer, 12)
+
+    def forward(self, words: Tensor) -> Tensor:
+        return self.layers(self.table(words))
+
+
+class Listener(nn.Module):
+    """Convolutions over a spectrogram, then an encoder over 1500 places, as in Whisper."""
+
+    def __init__(self, width: int = 384) -> None:
+        super().__init__()
+        self.front = nn.Sequential(
+            nn.Conv1d(80, width, 3, padding=1), nn.GELU(), nn.Conv1d(width, width, 3, 2, 1), nn.GELU()
+        )
+        layer = nn.TransformerEncoderLayer(width, 6, 4 * width, activation="gelu", batch_first=True, norm_first=True)
+        self.layers = nn.TransformerEncoder(layer, 4, nn.LayerNorm(width), enable_nested_tensor=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(self.front(x).transpose(1, 2))
+
+
+def _words(length: int = 128, words: int = 30000) -> Callable[[int], tuple[Any, ...]]:
+    return lambda batch: (torch.randint(0, words, (batch, length)),)
+
+
 def _mlp() -> nn.Sequential:
     return nn.Sequential(nn.Linear(784, 2048), nn.ReLU(), nn.Linear(2048, 2048), nn.ReLU(), nn.Linear(2048, 10))
 
@@ -284,6 +352,15 @@ CASES = (
         Translator,
         lambda batch: (torch.randn(batch, 64, 512), torch.randn(batch, 48, 512)),
     ),
+    Case("decoder", "decoder", Decoder, _words()),
+    Case(
+        "turned_decoder",
+        "decoder",
+        lambda: Llama(layers=12, width=1024, hidden=2816, heads=16, key_heads=8, words=32000),
+        _words(),
+    ),
+    Case("encoder", "torch.nn.TransformerEncoder", Encoder, _words()),
+    Case("listener", "audio", Listener, lambda batch: (torch.randn(batch, 80, 3000),)),
     Case("mixer", "mlp-mixer", Mixer, _image()),
     Case("speech_gru", "speech", Speech, lambda batch: (torch.randn(batch, 80, 400),)),
     Case("pointnet", "points", Points, lambda batch: (torch.randn(batch, 3, 1024),)),

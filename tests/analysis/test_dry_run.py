@@ -226,3 +226,15 @@ def test_a_check_of_a_value_inside_a_part_of_a_program_is_taken_to_hold() -> Non
     parts = torchgraft.split(program, torchgraft.Stages(2))
     whole = torchgraft.cost(program, torch.ones(4, 4)).forward.flops
     assert whole > 0 and torchgraft.cost(parts.module, torch.ones(4, 4)).forward.flops == whole
+
+
+class ReadsValues(nn.Module):
+    def forward(self, x):
+        return x.reshape(int(x.sum()), -1)
+
+
+@pytest.mark.parametrize("look", [torchgraft.simulate, torchgraft.memory, torchgraft.cost])
+def test_values_that_the_meta_device_does_not_hold_are_said(look):
+    with pytest.raises(GraftError) as error:
+        look(ReadsValues(), torch.empty(4, 4, device="meta"))
+    assert "values of a tensor" in str(error.value) and '"return x.reshape(int(x.sum()), -1)"' in str(error.value)

@@ -1,6 +1,12 @@
 """What measures machines for simulations and judges them: rows that survive, measured models, errors and their tables."""
 
+import argparse
 import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
 import time
 
 import pytest
@@ -10,10 +16,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 from benchmarks.simulating import __main__ as command
-from benchmarks.simulating import fit
+from benchmarks.simulating import cpu, fit, measure_gpu, measured_models
 from benchmarks.simulating.comparing import measured_rows, pairs_of
 from benchmarks.simulating.errors import Pair, mean_error, rank_correlation, ranks, tables
-from benchmarks.simulating.log import Log, rows_of
+from benchmarks.simulating.log import Log, all_rows, keep, rows_of
 from benchmarks.simulating.measured_models import build, measure_runs, measure_training
 from benchmarks.simulating.models import CASES, Case
 from benchmarks.simulating.more_probes import more_probes
@@ -39,7 +45,6 @@ def test_what_a_process_died_on_is_left_out_by_the_next(tmp_path):
     path = tmp_path / "rows.jsonl"
     first = Log(path, *NAMES)
     first.begin({"model": "a", "batch": 1})
-    first._watch.cancel()
     again = Log(path, *NAMES)
     assert again.has({"model": "a", "batch": 1}) and "ended or hung" in again.rows[0]["error"]
     assert "error" not in (Log(path, *NAMES).rows[1:] or [{}])[0] and len(Log(path, *NAMES).rows) == 1
@@ -50,6 +55,82 @@ def test_a_full_file_takes_no_more(tmp_path):
     assert not log.has({"model": "a"})
     log.size = 2**24
     assert log.has({"model": "a"})
+
+
+def test_rows_of_earlier_runs_are_known(tmp_path):
+    log = Log(tmp_path / "rows.jsonl", *NAMES, known=[{"model": "a", "batch": 1, "eager": 2.0}])
+    assert log.has({"model": "a", "batch": 1}) and not log.has({"model": "a", "batch": 2}) and log.rows == []
+
+
+def test_rows_are_kept_in_one_file(tmp_path):
+    rows = [{"model": "a", "batch": 1}, {"model": "b", "batch": 1, "eager": 1.5}]
+    kept = tmp_path / "kept" / "all.jsonl.gz"
+    keep(rows, kept)
+    first = kept.read_bytes()
+    Log(tmp_path / "more.jsonl", *NAMES).add({"model": "c", "batch": 1})
+    assert all_rows([kept.parent, tmp_path / "more.jsonl", kept]) == [*rows, {"model": "c", "batch": 1}]
+    keep(rows, kept)
+    assert kept.read_bytes() == first and [path.name for path in kept.parent.iterdir()] == ["all.jsonl.gz"]
+
+
+def command_line(*arguments, **options):
+    return subprocess.Popen(
+        [sys.executable, "-m", "benchmarks.simulating.measure_gpu", *map(str, arguments)], **options
+    )
+
+
+@pytest.mark.slow
+def test_measuring_is_killed_and_goes_on(tmp_path):
+    """Ended while it measures, with all of its processes: what it was about is measured by the next run, and nothing twice."""
+    options = (
+        "--device",
+        "cpu",
+        "--models",
+        "mlp,pointnet",
+        "--batches",
+        "1,2",
+        "--precisions",
+        "fp32",
+        "--probes",
+        "1",
+    )
+    first = command_line(tmp_path / "out", *options, "--known", start_new_session=True)
+    file = tmp_path / "out" / "models.jsonl"
+    for _ in range(600):
+        if file.exists() and file.read_text().count("\n"):
+            break
+        time.sleep(0.1)
+    os.killpg(first.pid, signal.SIGKILL)
+    first.wait()
+    there = rows_of(file)
+    (tmp_path / "out" / "models.now").write_text('{"model": "mlp", "batch": 2, "precision": "fp32"}')
+    keep(there[:1], tmp_path / "known" / "rows.jsonl.gz")
+    assert command_line(tmp_path / "out", *options, "--known", tmp_path / "known").wait(300) == 0
+    rows = rows_of(file)
+    cases = [(row["model"], row["batch"]) for row in rows]
+    assert sorted(cases) == [("mlp", 1), ("mlp", 2), ("pointnet", 1), ("pointnet", 2)] and rows[: len(there)] == there
+    assert not any("error" in row for row in rows) and not list((tmp_path / "out").glob("*.now"))
+    assert len(rows_of(tmp_path / "out" / "probes.jsonl")) == 11
+    other = tmp_path / "other"  # on a machine where nothing is left of the first one but what was kept
+    assert command_line(other, *options, "--only", "models", "--known", tmp_path / "out").wait(300) == 0
+    assert not (other / "models.jsonl").exists()
+
+
+def test_a_process_that_hangs_is_ended(tmp_path, monkeypatch):
+    monkeypatch.setattr(measure_gpu, "MOST_SECONDS", 1.0)
+    hangs = [sys.executable, "-c", "import time; time.sleep(60)"]
+    start = time.monotonic()
+    assert measure_gpu._watched(hangs, tmp_path, start + 100) == -signal.SIGKILL and time.monotonic() - start < 30
+    assert measure_gpu._watched([sys.executable, "-c", "raise SystemExit(3)"], tmp_path, start + 100) == 3
+
+
+def test_kinds_come_first_and_models_that_take_part_in_fitting_later():
+    names = [case.name for case in CASES]
+    order = measure_gpu._chosen(argparse.Namespace(models=names))
+    kinds = len({case.kind for case in CASES})
+    assert sorted(case.name for case in order) == sorted(names) and len({case.kind for case in order[:kinds]}) == kinds
+    held = [case.kind for case in CASES if not case.fit]
+    assert all(not case.fit for case in order[: len(set(held))])
 
 
 def small():
@@ -200,3 +281,57 @@ def test_figures_are_found_again_from_times(tmp_path, capsys):
     text = (tmp_path / "other.toml").read_text()
     assert "# Kernels: fitted to 6 probes" in text and "which mlp asks for" in text and found.peak == h200.peak
     assert "matmul.fp16: 12 times, off by" in capsys.readouterr().out
+
+
+def test_nothing_is_measured_after_the_device_was_lost(tmp_path, monkeypatch):
+    """A device that breaks in the first case: the others stay to be measured by another process."""
+
+    def breaks(device):
+        raise RuntimeError("the device is gone")
+
+    monkeypatch.setattr(measured_models, "synchronize", breaks)
+    log = Log(tmp_path / "models.jsonl", "model", "batch", "precision")
+    wrong = Case("wrong", "mlp", small, lambda batch: (torch.randn(batch, 7),))
+    measure_runs(wrong, log, (1, 2, 3), ("fp32",), "cpu", time.perf_counter() + 60)
+    assert [row["batch"] for row in log.rows] == [1] and log.rows[0]["lost"] == "the device did not answer any more"
+    with pytest.raises(SystemExit) as end:
+        measure_gpu._stop_if_lost(log)
+    assert end.value.code == measure_gpu.LOST
+
+
+def test_tables_and_the_plot_are_written_from_what_is_kept(tmp_path, monkeypatch, capsys):
+    """The way from measured rows to the page: kept in one file, compared from it, written between the marks."""
+    page, plot, kept = tmp_path / "simulate.md", tmp_path / "simulated.svg", tmp_path / "h200.jsonl.gz"
+    page.write_text(f"before\n{command.BEGIN}\nold\n{command.END}\nafter\n")
+    monkeypatch.setattr(command, "PAGE", page)
+    monkeypatch.setattr(command, "PLOT", plot)
+    log = Log(tmp_path / "out.jsonl", "model", "batch", "precision")
+    log.add({"model": "mlp", "batch": 1, "precision": "fp32", "eager": 1e-4, "graph": 2e-5, "peak_bytes": 60_000_000})
+    command.main([str(tmp_path / "out.jsonl"), "--keep", str(kept), "--write"])
+    first = page.read_text()
+    assert first.startswith(f"before\n{command.BEGIN}\n\nMeasured on NVIDIA H200") and first.endswith(
+        f"{command.END}\nafter\n"
+    )
+    assert "old" not in first and "| fp32 | 1 | 1 |" in first and plot.read_text().count("<circle") == 2
+    command.main([str(kept), "--write"])
+    assert page.read_text() == first
+    capsys.readouterr()
+
+
+def test_the_table_of_cpus_is_written_from_what_was_measured(tmp_path, monkeypatch, capsys):
+    page, rows = tmp_path / "simulate.md", tmp_path / "rows.json"
+    page.write_text(f"{cpu.MARKS[0]} old {cpu.MARKS[1]}")
+    rows.write_text(
+        json.dumps([{"model": "recommender", "kind": "recommender", "batch": 1, "threads": 1, "seconds": 2e-4}])
+    )
+    monkeypatch.setattr(cpu, "PAGE", page)
+    known = ["--machine", "epyc_turin_1_thread", "--models", "recommender", "--measured", str(rows), "--write"]
+    monkeypatch.setattr(sys, "argv", ["cpu", *known])
+    cpu.main()
+    text = page.read_text()
+    assert "old" not in text and "| recommender | 0.2 ms, " in text and "1 cases of 1 models" in text
+    assert capsys.readouterr().out.strip() in text
+    monkeypatch.setattr(sys, "argv", ["cpu"])
+    with pytest.raises(SystemExit):
+        cpu.main()
+    assert "give --machine or --calibrate" in capsys.readouterr().err

@@ -117,3 +117,17 @@ def test_a_precision_that_the_machine_lacks(tmp_path, capsys):
     assert code == 1 and error.startswith("graft simulate: old has no bf16\n  it has ")
     code, text, _ = said(capsys, "zoo:mlp", "--machine", "old.toml,h200", "--precision", "bf16")
     assert code == 0 and "old has no bf16" in text
+
+
+@pytest.mark.parametrize("ending", ["png", "PDF", "csv"])
+def test_files_that_would_not_be_what_they_are_called_are_refused(ending, tmp_path, capsys):
+    code, _, error = said(capsys, "zoo:mlp", "-o", f"found.{ending}")
+    assert code == 2 and error.startswith(f"graft simulate: a .{ending.lower()} file cannot be written; give an .svg")
+    assert not list(tmp_path.iterdir())
+
+
+def test_machines_by_their_first_words(capsys):
+    code, text, _ = said(capsys, "zoo:mlp", "--machine", "h200,a100", "--price", "h200=3.5,a100=2", "--json")
+    assert code == 0 and [row["machine"] for row in json.loads(text)["rows"]] == ["h200", "a100"]
+    code, _, error = said(capsys, "zoo:mlp", "--machine", "epyc_turin")
+    assert code == 2 and "there is no machine named 'epyc_turin'" in error

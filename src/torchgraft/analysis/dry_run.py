@@ -32,7 +32,7 @@ from torchgraft.ir.graph import Graph
 from torchgraft.ir.guards import is_guard
 from torchgraft.ir.modules import has_hooks
 from torchgraft.ir.node import Node
-from torchgraft.ir.origin import source_of
+from torchgraft.ir.origin import at, line_of_error, source_of
 
 OperatorWatch = Callable[[Any, tuple[Any, ...], dict[str, Any], Any], None]
 _SKIPPED: Any = object()
@@ -176,7 +176,8 @@ class DryRun(_WithoutValues):
         except NeedsValues as error:
             raise GraftError(
                 f"cannot run node '{n.name}' without computing: its result depends on the values of a tensor "
-                f"({type(error).__name__}: {error}); at {where(n)}; give compute=True to run on real tensors"
+                f"({type(error).__name__}: {error}); at {where(n) if source_of(n) else line_of_error(error) or where(n)}; "
+                "give compute=True to run on real tensors"
             ) from error
         except Exception as error:
             if not self.computes:
@@ -310,6 +311,12 @@ def program_of(
         # What was kept whole because it cannot be watched on fakes hides its parts; a real run may show them.
         if not program.meta.get("kept_whole") or has_bare_inputs:
             return program
+    except NeedsValues as error:
+        if has_bare_inputs:
+            raise GraftError(
+                f"the model reads values of a tensor, and its inputs hold none ({type(error).__name__}: {error})"
+                f"{at(line_of_error(error))}\ngive inputs and weights that are not on the meta device"
+            ) from error
     except Exception:
         if has_bare_inputs:
             raise

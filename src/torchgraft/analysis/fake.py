@@ -5,6 +5,7 @@ This is the one place outside `bridge/` that knows torch's FakeTensorMode, which
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import copy
 import functools
 import importlib
@@ -28,6 +29,7 @@ from torchgraft.errors import GraftError
 
 _fast_detach: Any = getattr(fake_impls, "fast_detach", None)  # nothing but speed depends on it
 
+_in_optimizers: contextvars.ContextVar[bool] = contextvars.ContextVar("_in_optimizers", default=False)
 _WITHOUT_TENSORS = frozenset({int, float, bool, str, type(None)})
 _TABLES = frozenset({dict, OrderedDict, set})
 
@@ -73,7 +75,13 @@ def _dispatch(mode: FakeTensorMode, dispatch: Any, func: Any, types: Any, args: 
     if func is _GROUPED_PRODUCT:
         with mode:
             return _grouped_product(*args, **(kwargs or {}))
-    return dispatch(func, types, args, kwargs)
+    try:
+        return dispatch(func, types, args, kwargs)
+    except DataDependentOutputException:
+        if func is not torch.ops.aten._local_scalar_dense.default or not _in_optimizers.get():
+            raise
+        # An optimizer multiplies by the number that it reads, such as a norm: what it does next is the same for any.
+        return 1.0 if args[0].is_floating_point() else 1
 
 
 _GROUPED_PRODUCT = getattr(getattr(torch.ops.aten, "_grouped_mm", None), "default", None)
@@ -246,13 +254,16 @@ def on_device(
 
 @contextlib.contextmanager
 def fakes_in_optimizers() -> Iterator[None]:
-    """Let optimizers treat fakes as what they stand for: on a GPU they work on all parameters at once, by the type of tensors."""
+    """Let optimizers treat fakes as what they stand for: on a GPU they work on all parameters at once, by the type of tensors;
+    and let them read numbers, which are one."""
     # Private; torch.optim hides the module of that name behind its class.
     types: list[type] = getattr(importlib.import_module("torch.optim.optimizer"), "_foreach_supported_types", [])
     types.append(FakeTensor)
+    token = _in_optimizers.set(True)
     try:
         yield
     finally:
+        _in_optimizers.reset(token)
         types.remove(FakeTensor)
 
 

@@ -93,7 +93,7 @@ def wrong_usage(arguments: argparse.Namespace, error: GraftError | str) -> NoRet
     """End the command with one line and the code of wrong usage."""
     if getattr(arguments, "traceback", False) and isinstance(error, GraftError):
         raise error
-    print(f"{arguments.prog}: {'; '.join(str(error).splitlines())}", file=sys.stderr)
+    print(f"{arguments.prog}: {'; '.join(line.strip() for line in str(error).splitlines())}", file=sys.stderr)
     raise SystemExit(WRONG_USAGE) from (error if isinstance(error, GraftError) else None)
 
 

@@ -5,6 +5,7 @@ The work is done by `torchgraft.simulate` and `torchgraft.what_if`; MODEL and --
 from __future__ import annotations
 
 import argparse
+import html
 from typing import Any
 
 from torchgraft.cli.models import ChosenModel, add_model_arguments, chosen_model, wrong_usage
@@ -63,6 +64,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_json(parser)
 
 
+_OTHER_FILES = ("png", "jpg", "jpeg", "gif", "webp", "pdf", "csv", "xlsx", "toml")  # in which text would not be found
+
+
 def run(arguments: argparse.Namespace) -> int:
     """Print one simulation, or a table where there are several cases."""
     _refuse_mixtures(arguments)
@@ -92,6 +96,9 @@ def _refuse_mixtures(arguments: argparse.Namespace) -> None:
         )
     if arguments.trace is not None:
         refuse_unwritable(arguments.trace)
+    suffix = (arguments.output or "").rpartition(".")[2].lower()
+    if suffix in _OTHER_FILES:
+        wrong_usage(arguments, f"a .{suffix} file cannot be written\ngive an .svg, .html or .json file, or a .txt file")
     names = [name for name, _ in arguments.what_if]
     for name in names:
         if names.count(name) > 1:
@@ -184,7 +191,7 @@ def _put_out(arguments: argparse.Namespace, result: Any) -> None:
 
 
 def _page(result: Any) -> str:
-    return f'<!DOCTYPE html>\n<meta charset="utf-8">\n<title>{result.headline()}</title>\n{result._repr_html_()}'
+    return f'<!DOCTYPE html>\n<meta charset="utf-8">\n<title>{html.escape(result.headline())}</title>\n{result._repr_html_()}'
 
 
 # ---- texts of options ----

@@ -170,3 +170,12 @@ def test_attention():
 def test_kernels_as_plain_values():
     found = convolved((2, 8, 9, 9), (16, 8, 3, 3))
     assert Kernel(**found.to_dict()) == found
+
+
+def test_dimensions_of_one_do_not_make_a_kernel_slow():
+    """The gates of one example lie together, as its result does; those of several do not."""
+    aten = torch.ops.aten
+    for batch, variant in ((1, ""), (4, "broadcast")):
+        gate = torch.ones(batch, 24)[:, 8:16]
+        kernel = kernel_of(aten.sigmoid.default, (gate,), {}, torch.ones(batch, 8))
+        assert kernel is not None and kernel.variant == variant

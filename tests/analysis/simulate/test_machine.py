@@ -1,5 +1,7 @@
 """Machines as files: each that comes with torchgraft is whole and sane, and what is wrong in one is named with its line."""
 
+import re
+
 import pytest
 import torch
 from torch import nn
@@ -7,7 +9,7 @@ from torch import nn
 from torchgraft import Machine, machine_names, simulate
 from torchgraft.analysis.simulate.calibration.writing import machine_text
 from torchgraft.analysis.simulate.kernels import Kernel
-from torchgraft.analysis.simulate.machine import _parsed
+from torchgraft.analysis.simulate.machine import NEEDED, _parsed
 from torchgraft.analysis.simulate.timing import time_of
 from torchgraft.errors import GraftError
 
@@ -74,7 +76,7 @@ def test_every_machine_is_whole(name):
     assert machine.kind in ("gpu", "cpu") and machine.units >= 1 and machine.bandwidth < machine.cache_bandwidth
     assert machine.cache_bytes < machine.memory_bytes and machine.host["module"] > 0
     for kind in KINDS:
-        figures = machine.figures(kind, "", "fp32")
+        figures = machine.figures(kind, "fp32" if kind in NEEDED and machine.kind == "gpu" else "", "fp32")
         assert figures["floor"] > 0, kind
     for precision in machine.precisions:
         if precision in ("fp32", "bf16", "fp16"):
@@ -233,3 +235,99 @@ def test_a_precision_that_a_machine_lacks_is_said(machine, precision, message):
     with pytest.raises(GraftError) as error:
         simulate(nn.Linear(4, 4), torch.empty(2, 4), machine=machine, precision=precision)
     assert str(error.value) == message
+
+
+H200_TEXT = machine_text(Machine.named("h200"))
+TURIN_TEXT = machine_text(Machine.named("epyc_turin_1_thread"))
+
+
+@pytest.mark.parametrize(
+    ("text", "before", "after", "message", "line"),
+    [
+        (
+            H200_TEXT,
+            r"bandwidth = 4.8e\+12",
+            'bandwidth = "fast"',
+            "'memory.bandwidth' is 'fast'; it must be a number",
+            "fast",
+        ),
+        (
+            H200_TEXT,
+            r"bandwidth = 4.8e\+12",
+            "bandwidth = inf",
+            "'memory.bandwidth' is inf; it must be a number",
+            "inf",
+        ),
+        (H200_TEXT, r"fp32 = 6.7e\+13", 'fp32 = "67T"', "'peak.fp32' is '67T'; it must be a number", "67T"),
+        (H200_TEXT, "units = 132", "units = 1.5", "'device.units' is 1.5; it must be a whole number", "units"),
+        (H200_TEXT, "name = .*", "name = 5", "name is 5; it must be a text", "name"),
+        (
+            H200_TEXT,
+            "kind = .*",
+            'kind = "gpu"\nlike = "h200"\nlike_rates = "x"',
+            "'like_rates' is 'x'; it must be positive",
+            "rates",
+        ),
+        (
+            H200_TEXT,
+            r"(\[kernels.matmul.fp32\]\n)floor.*",
+            r"\1",
+            "the figure 'floor' is missing in [kernels.matmul.fp32]",
+            "matmul.fp32]",
+        ),
+        (
+            H200_TEXT,
+            "rate = 1\nhalf = 75\n",
+            "half = 75\n",
+            "the figure 'rate' is missing in [kernels.matmul.fp32]",
+            "matmul.fp32]",
+        ),
+        (
+            H200_TEXT,
+            "rate = 1\nhalf = 75\n",
+            "rate = 0 # none\nhalf = 75\n",
+            "'kernels.matmul.fp32.rate' is 0; it must be positive",
+            "# none",
+        ),
+        (H200_TEXT, "each = 1.192", "", "the figure 'each' is missing in [kernels.recurrent.fp16]", "recurrent.fp16]"),
+        (
+            TURIN_TEXT,
+            r"(\[kernels.copy\]\n)floor",
+            r"\1flor",
+            "the figure 'floor' is missing in [kernels.copy]",
+            "kernels.copy]",
+        ),
+        (TURIN_TEXT, r"near = 6.223", "near = 0", "'kernels.attention.near' is 0; it must be positive", "near = 0"),
+    ],
+)
+def test_figures_that_cannot_be_used_are_named_with_their_line(text, before, after, message, line, tmp_path):
+    changed, count = re.subn(before, after, text, count=1)
+    assert count == 1
+    number = next(number for number, one in enumerate(changed.splitlines(), 1) if line in one)
+    (tmp_path / "mine.toml").write_text(changed)
+    with pytest.raises(GraftError) as error:
+        Machine.named(tmp_path / "mine.toml")
+    assert message in str(error.value) and f"mine.toml:{number}\n" in str(error.value)
+
+
+@pytest.mark.parametrize("kind", ["matmul", "attention"])
+def test_a_gpu_without_figures_of_products_says_so(kind, tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text(re.sub(rf"\[kernels.{kind}[^\]]*\]\n([a-z_]+ = .*\n)+", "", H200_TEXT))
+    heads = torch.empty(1, 2, 8, 16, device="meta")
+    model = torch.nn.Linear(16, 16) if kind == "matmul" else Attends()
+    with pytest.raises(
+        GraftError, match=rf"no figures for kernels of the kind '{kind}'\n.*write a table \[kernels.{kind}\]"
+    ):
+        simulate(model, heads, machine=path)
+
+
+class Attends(torch.nn.Module):
+    def forward(self, x):
+        return torch.nn.functional.scaled_dot_product_attention(x, x, x)
+
+
+def test_files_that_are_no_text(tmp_path):
+    (tmp_path / "mine.toml").write_bytes(b'name = "\xff"')
+    with pytest.raises(GraftError, match="is no TOML: it is not text in UTF-8"):
+        Machine.named(tmp_path / "mine.toml")

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import tempfile
 
 import pytest
 import torch
@@ -182,3 +183,42 @@ def test_texts():
     assert str(found).splitlines()[0] == found.headline() and "4 of 4 operators matched" in repr(found)
     assert json.loads(found.to_json())["matched"] == 4 and "<table" in found._repr_html_()
     assert abs(found.parted[0].difference) == max(abs(node.difference) for node in found.nodes)
+
+
+def test_a_profile_can_be_compared_with_several_machines():
+    model, x = nn.Linear(8, 8), torch.ones(2, 8)
+    with torch.profiler.profile() as profile, torch.no_grad():
+        model(x)
+    first, second = (simulate(model, x, machine=name).compare_with_profile(profile) for name in ("h200", "epyc"))
+    assert first.matched == second.matched == 1 and first.measured == second.measured
+    with torch.profiler.profile() as written, torch.no_grad():
+        model(x)
+    with tempfile.TemporaryDirectory() as folder:
+        written.export_chrome_trace(f"{folder}/trace.json")
+        with pytest.raises(GraftError, match="give the file that it was written to"):
+            simulate(model, x).compare_with_profile(written)
+        assert simulate(model, x).compare_with_profile(f"{folder}/trace.json").matched == 1
+
+
+def test_a_part_that_only_one_of_them_has_does_not_shift_what_follows():
+    """A mask that a run does not build: single operators that agree by chance on the way do not lead away from the rest."""
+    layer = [
+        "layer_norm",
+        "addmm",
+        "attention",
+        "addmm",
+        "add",
+        "layer_norm",
+        "addmm",
+        "mul",
+        "tanh",
+        "mul",
+        "addmm",
+        "add",
+    ]
+    mask = ["arange", "add", "arange", "le", "index", "eq", "bitwise_and"]
+    pairs = list(aligned_pairs(["embedding", "add", *mask, *layer * 3], ["embedding", "add", "eq", *layer * 3]))
+    matched = [(left, right) for left, right in pairs if left is not None and right is not None]
+    assert matched[-36:] == [(9 + place, 3 + place) for place in range(36)] and len(matched) >= 38
+    assert [left for left, _ in pairs if left is not None] == list(range(45))
+    assert [right for _, right in pairs if right is not None] == list(range(39))

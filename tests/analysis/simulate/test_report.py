@@ -25,7 +25,9 @@ def found():
 
 def test_text(found):
     lines = str(found).splitlines()
-    assert lines[0].startswith("Named, one run on NVIDIA H200, fp32, eager: ") and lines[0].endswith("kB at the peak")
+    assert lines[0].startswith("Named, one run on NVIDIA H200, fp32, eager: ") and lines[0].endswith(
+        "33.6 MB at the peak"
+    )
     assert lines[1].startswith("device at work ") and ", host " in lines[1] and " J; bound by host " in lines[1]
     assert lines[3].split() == ["kind", "kernels", "time", "share", "FLOP/s", "bytes/s"]
     assert lines[4].split()[:2] == ["matmul", "2"]
@@ -49,7 +51,7 @@ def test_json(found):
     content = json.loads(found.to_json())
     assert content["seconds"] == found.seconds and content["machine"] == "NVIDIA H200"
     assert [row["name"] for row in content["nodes"]] == ["first", "relu", "second"]
-    assert len(content["kernels"]) == 3 and content["memory"]["peak"] == found.peak_bytes
+    assert len(content["kernels"]) == 3 and content["memory"]["peak"] == found.peak_bytes - content["workspace_bytes"]
     assert set(content["bounds"]) == {"compute", "memory", "launch", "host"}
 
 

@@ -235,7 +235,7 @@ def test_no_kernel_is_faster_than_the_machine_at_its_best(subject):
 
 def test_precisions_are_those_of_parameters_and_inputs():
     whole, half = simulate(mlp(), inputs(), precision="fp32"), simulate(mlp(), inputs(), precision="fp16")
-    assert {kernel.type for kernel in half.kernels} == {"fp16"} and half.peak_bytes * 2 == whole.peak_bytes
+    assert {kernel.type for kernel in half.kernels} == {"fp16"} and half.memory.peak * 2 == whole.memory.peak
     as_it_is = simulate(mlp().half(), inputs().half())
     assert as_it_is.precision == "fp16" and as_it_is.seconds == half.seconds
     words = simulate(Everything().eval(), WORDS, precision="fp16")
@@ -271,7 +271,9 @@ def test_peak_memory_is_what_memory_says(subject, options):
     assert found.peak_bytes == expected.peak and found.memory.at_peak == expected.at_peak
     on_gpu = simulate(model, real, **options)
     tensors = len(list(model.parameters())) * 4 + 100  # on a GPU memory is handed out in pieces of 512 bytes
-    assert on_gpu.peak_bytes <= expected.peak * 1.05 + 512 * tensors
+    assert on_gpu.memory.peak <= expected.peak * 1.05 + 512 * tensors
+    has_products = any(kernel.kind == "matmul" for kernel in on_gpu.kernels)
+    assert on_gpu.peak_bytes - on_gpu.memory.peak == on_gpu.workspace_bytes == has_products * H200.workspace_bytes
 
 
 @pytest.mark.parametrize("name", ["mlp", "transformer"])
@@ -287,7 +289,7 @@ def test_peak_memory_on_this_cpu_is_what_is_measured(name):
 def test_memory_over_time():
     found = simulate(mlp(), inputs(), training=True)
     live = [kernel.live_bytes for kernel in found.kernels]
-    assert max(live) <= found.peak_bytes == max(moment.live for moment in found.memory.timeline)
+    assert max(live) <= found.memory.peak == max(moment.live for moment in found.memory.timeline)
     assert min(live) >= found.memory.resident
 
 
@@ -448,3 +450,33 @@ def test_a_run_is_timed_for_any_machine(bandwidth, compute):
 
 
 _RUN: list = []
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "SGD",
+        "Adam",
+        "AdamW",
+        "RMSprop",
+        "Adagrad",
+        "Adadelta",
+        "Adamax",
+        "NAdam",
+        "RAdam",
+        "Rprop",
+        "ASGD",
+        "Adafactor",
+    ],
+)
+@pytest.mark.parametrize("machine", ["h200", "epyc"])
+def test_steps_of_all_optimizers(name, machine):
+    model = mlp()
+    step = simulate(model, inputs(), machine=machine, optimizer=getattr(torch.optim, name))
+    plain = simulate(model, inputs(), machine=machine, training=True)
+    assert step.seconds > plain.seconds and step.peak_bytes >= plain.peak_bytes and step.unknown == {}
+
+
+def test_an_optimizer_that_runs_the_model_itself_is_refused():
+    with pytest.raises(GraftError, match="LBFGS runs the model as often as it likes, by a closure"):
+        simulate(mlp(), inputs(), optimizer=torch.optim.LBFGS)

@@ -111,7 +111,7 @@ def test_a_machine_that_cannot_has_a_note():
 
 
 def test_what_does_not_fit_is_marked():
-    small = dataclasses.replace(Machine.named("h200"), name="small", memory_bytes=10_000_000)
+    small = dataclasses.replace(Machine.named("h200"), name="small", memory_bytes=10_000_000, workspace_bytes=0)
     found = what_if(model(), inputs(), machine=small, batch=[1, 1024])
     assert [row.fits for row in found.results] == [True, False]
     assert found.results[1].note == "does not fit into 10 MB" and found.best.batch == 1

@@ -4,6 +4,7 @@ Lifetimes are those of a real run: the same Python and the same autograd hold an
 
 from __future__ import annotations
 
+import inspect
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
@@ -19,6 +20,7 @@ from torchgraft.analysis.memory.report import Memory, Moment
 from torchgraft.analysis.memory.workspaces import HIDES_ROOM, Call, Measure, taken_on_gpu, takes_room
 from torchgraft.codegen.calling import example_inputs
 from torchgraft.codegen.graph_module import GraphModule
+from torchgraft.errors import GraftError
 from torchgraft.ir.arguments import tensors_of
 from torchgraft.ir.node import Node
 
@@ -131,7 +133,14 @@ class Accounts:
         optimizer = None
         if make_optimizer is not None:
             # A step that comes first makes the state that all others find.
-            optimizer = make_optimizer(list(self.run.module.parameters()))
+            with self.run.mode, fakes_in_optimizers():
+                optimizer = make_optimizer(list(self.run.module.parameters()))
+            closure = inspect.signature(optimizer.step).parameters.get("closure")
+            if closure is not None and closure.default is inspect.Parameter.empty:
+                raise GraftError(
+                    f"{type(optimizer).__name__} runs the model as often as it likes, by a closure\n"
+                    "a step is one run: take another optimizer, or training=True and multiply"
+                )
             self._one_step(optimizer)
             with self.run.mode:
                 optimizer.zero_grad()

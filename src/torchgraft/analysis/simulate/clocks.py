@@ -11,13 +11,15 @@ from torchgraft.analysis.simulate.kernels import Kernel
 from torchgraft.analysis.simulate.machine import Machine
 from torchgraft.analysis.simulate.timing import Timing, is_persistent, time_of
 
+_MOST_OF_A_CALL = 0.8  # the share of a floor that Python's call can be
+
 
 @dataclass(frozen=True, slots=True)
 class Step:
     """One operator of a run: its kernel, if any, the memory that it goes through, and for which node and in which phase it ran.
 
     `calls` counts calls of modules that Python made on the way to it, `moment` its place in the timeline of memory. An operator
-    that is several kernels has its name on the first.
+    that is several kernels has its name on the first. An `inner` one was called by another operator, not by Python.
     """
 
     operator: str
@@ -27,6 +29,7 @@ class Step:
     phase: str
     calls: int = 0
     moment: int = 0
+    inner: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +92,8 @@ def run_clocks(steps: Sequence[Step], machine: Machine, mode: str, fresh: Mappin
         if step.kernel.kind == "wait":
             issued = max(issued, free) + host.get("wait", 1e-5)
         timing = time_of(step.kernel, machine, min(cached, step.kernel.bytes), new.pop(step.moment, 0))
+        if on_cpu and step.inner:
+            timing = without_call(timing, machine)
         start = issued if on_cpu else max(issued, free + gap)
         free = start + timing.seconds
         if on_cpu:
@@ -97,13 +102,23 @@ def run_clocks(steps: Sequence[Step], machine: Machine, mode: str, fresh: Mappin
     return found
 
 
+def without_call(timing: Timing, machine: Machine) -> Timing:
+    """The time of a kernel on a CPU whose operator another one called: its floor has Python's call in it."""
+    less = min(machine.host.get("call", 0.0), _MOST_OF_A_CALL * timing.floor)
+    return timing._replace(seconds=timing.seconds - less, floor=timing.floor - less)
+
+
 def host_seconds(step: Step, machine: Machine) -> float:
-    """What Python and torch take to issue a step."""
+    """What Python and torch take to issue a step; on a CPU `operator` is what one takes longer among others than alone."""
     host = machine.host
     seconds = step.calls * host.get("module", 0.0)
     if step.kernel is None:
-        return seconds + host.get("view", 0.0)
+        view = host.get("view", 0.0)
+        inner = step.inner and machine.kind == "cpu"
+        return seconds + view - (min(host.get("call", 0.0), _MOST_OF_A_CALL * view) if inner else 0.0)
     kernel = step.kernel
+    if step.inner and machine.kind == "cpu":
+        return seconds
     if kernel.kind == "recurrent" and kernel.sizes and not is_persistent(kernel, machine):
         seconds += kernel.sizes[0] * kernel.images * host.get("step", 0.0)
     if not step.operator:

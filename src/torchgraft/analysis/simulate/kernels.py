@@ -351,9 +351,14 @@ def _elementwise(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], resul
     tensors = [tensor for tensor in tensors_of((args, result)) if tensor.numel() > 1]
     if operator_name(func).startswith(("_foreach", "_fused_adam", "_fused_sgd")):
         return {"variant": "foreach"}
-    if any(t.shape != tensors[0].shape or t.stride() != tensors[0].stride() for t in tensors[1:]):
+    if any(t.shape != tensors[0].shape or _steps(t) != _steps(tensors[0]) for t in tensors[1:]):
         return {"variant": "broadcast"}
     return {"variant": ""}
+
+
+def _steps(tensor: Tensor) -> list[int]:
+    """How far the neighbours along each dimension are apart, where there are any."""
+    return [step for step, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1]
 
 
 def _pooling(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> dict[str, Any]:

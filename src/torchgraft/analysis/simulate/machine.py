@@ -4,6 +4,7 @@ How a time follows from these figures is in `timing.py`, how they are measured i
 
 from __future__ import annotations
 
+import math
 import re
 import tomllib
 from collections.abc import Mapping
@@ -28,6 +29,17 @@ REQUIRED = {
 }
 INHERITED = ("kernels", "host")
 RATES = ("flops", "elements", "rows")
+# What a table of kernels has to hold, besides `floor`, on a GPU: by the longest beginning of its name. What divides is not 0.
+NEEDED = {
+    "matmul": ("rate", "half", "step"),
+    "matmul.vector": (),
+    "convolution": ("rate", "half", "step"),
+    "convolution.depthwise": ("flops",),
+    "convolution.reorder": ("bandwidth", "elements"),
+    "attention": ("rate", "step"),
+    "recurrent": ("bandwidth", "step", "each"),
+}
+DIVISORS = (*RATES, "row_elements", "bandwidth", "rate", "near", "far", "packed")
 KINDS = ("gpu", "cpu")
 TWINS = {"bf16": "fp16", "fp16": "bf16", "fp8": "fp16", "int8": "fp16", "tf32": "fp32", "fp64": "fp32"}
 PRECISIONS = ("fp64", "fp32", "tf32", "bf16", "fp16", "fp8", "int8")
@@ -36,7 +48,8 @@ PRECISIONS = ("fp64", "fp32", "tf32", "bf16", "fp16", "fp8", "int8")
 @dataclass(frozen=True)
 class Machine:
     """One machine. `peak` has FLOP/s by precision, `kernels` figures of each kind of kernel, `host` seconds of what Python and
-    torch do, `links` bytes a second in one direction to others. Seconds, bytes and FLOP/s throughout.
+    torch do, `links` bytes a second in one direction to others, `workspace_bytes` what torch keeps
+    for products. Seconds, bytes and FLOP/s throughout.
 
     >>> h200 = Machine.named("h200")
     >>> h200.name, h200.units, f"{h200.bandwidth:.2e}"
@@ -57,6 +70,7 @@ class Machine:
     latency: float = 0.0
     fresh_bandwidth: float = 0.0
     mapped_bytes: int = 0
+    workspace_bytes: int = 0
     links: Mapping[str, float] = field(default_factory=dict)
     watts: float | None = None
     idle_watts: float | None = None
@@ -64,25 +78,34 @@ class Machine:
 
     @staticmethod
     def named(machine: str | PathLike[str] | Machine) -> Machine:
-        """A machine by the name of one that comes with torchgraft, by the path of a TOML file, or as it is."""
+        """A machine by the name of one that comes with torchgraft, by the path of a TOML file, or as it is.
+
+        The first words of a name are enough where no other begins with them.
+
+        >>> Machine.named("a100").name
+        'NVIDIA A100 SXM 80 GB'
+        """
         if isinstance(machine, Machine):
             return machine
         text = str(machine)
         path = Path(text)
         if path.suffix == ".toml" or "/" in text:
             return Machine.read(path)
-        if text not in machine_names():
+        names = [name for name in machine_names() if name == text or name.startswith(f"{text}_")]
+        if text not in names and len(names) != 1:
             raise GraftError(
                 f"there is no machine named {text!r}\n"
                 f"choose one of {', '.join(machine_names())}, or give the path of a .toml file (graft calibrate writes one)"
             )
-        return _own(text)
+        return _own(text if text in names else names[0])
 
     @staticmethod
     def read(path: str | PathLike[str]) -> Machine:
         """A machine from a TOML file; what is missing or wrong in it is named with its line."""
         try:
-            text = Path(path).read_text()
+            text = Path(path).read_text(encoding="utf-8")
+        except UnicodeDecodeError:
+            raise GraftError(f"the machine file '{path}' is no TOML: it is not text in UTF-8") from None
         except OSError as error:
             raise GraftError(f"cannot read the machine file '{path}': {error.strerror or error}") from error
         return _parsed(text, str(path))
@@ -104,11 +127,15 @@ class Machine:
         variants = [variant, TWINS[variant]] if variant in TWINS else [variant, variant.rpartition("-")[0]]
         types = [type, TWINS.get(type, "")]
         names = [f"{kind}.{one}.{two}" for one in variants for two in types] + [f"{kind}.{one}" for one in variants]
-        found = self.table(*names, kind, "elementwise")
+        others = (
+            [] if self.kind == "gpu" and kind in NEEDED else ["elementwise"]
+        )  # nothing else says what products take
+        found = self.table(*names, kind, *others)
         if found is None:
             raise GraftError(
                 f"the machine {self.name} has no figures for kernels of the kind '{kind}'\n"
-                f"  in {self.file or 'its data'}: write a table [kernels.{kind}], or at least [kernels.elementwise]"
+                f"  in {self.file or 'its data'}: write a table [kernels.{kind}]"
+                + (", or at least [kernels.elementwise]" if others else "")
             )
         return found
 
@@ -162,6 +189,7 @@ def _parsed(text: str, file: str) -> Machine:
         latency=float(memory.get("latency", 0.0)),
         fresh_bandwidth=float(memory.get("fresh_bandwidth", 0.0)),
         mapped_bytes=int(memory.get("mapped_bytes", 0)),
+        workspace_bytes=int(memory.get("workspace_bytes", 0)),
         links=_numbers(data.get("links", {})),
         watts=device.get("watts"),
         idle_watts=device.get("idle_watts"),
@@ -212,6 +240,9 @@ class _Check:
             for name in names:
                 if name not in present:
                     self._fail(table, f"the figure '{name}' is missing{f' in [{table}]' if table else ''}")
+        for name in ("name", "source"):
+            if not isinstance(data[name], str):
+                self._fail(name, f"{name} is {data[name]!r}; it must be a text")
         if data["kind"] not in KINDS:
             self._fail("kind", f'kind is {data["kind"]!r}; it must be "gpu" or "cpu"')
         if not data["peak"]:
@@ -221,9 +252,24 @@ class _Check:
                 self._fail(f"peak.{name}", f"the precision '{name}' is not known; write one of {', '.join(PRECISIONS)}")
         for table in ("device", "memory", "peak", "kernels", "host", "links"):
             self._positive(table, data.get(table, {}))
+        if data["device"]["units"] != int(data["device"]["units"]):
+            self._fail("device.units", f"'device.units' is {data['device']['units']!r}; it must be a whole number")
+        for name, figures in _flattened(data.get("kernels", {})).items():
+            self._kernels(name, figures, data["kind"])
+        rates = data.get("like_rates", 1.0)
+        if isinstance(rates, bool) or not isinstance(rates, (int, float)) or not 0 < rates < math.inf:
+            self._fail("like_rates", f"'like_rates' is {rates!r}; it must be positive")
 
-        if not data.get("like_rates", 1.0) > 0:
-            self._fail("like_rates", f"'like_rates' is {data['like_rates']!r}; it must be positive")
+    def _kernels(self, name: str, figures: Mapping[str, float], kind: str) -> None:
+        parts = name.split(".")
+        beginnings = [".".join(parts[:count]) for count in range(len(parts), 0, -1)]
+        needed = next((NEEDED[one] for one in beginnings if one in NEEDED), ()) if kind == "gpu" else ()
+        for figure in ("floor", *needed):
+            if figure not in figures:
+                self._fail(f"kernels.{name}", f"the figure '{figure}' is missing in [kernels.{name}]")
+        for figure, value in figures.items():
+            if value == 0 and figure in DIVISORS:
+                self._fail(f"kernels.{name}.{figure}", f"'kernels.{name}.{figure}' is 0; it must be positive")
 
     def other(self, data: Mapping[str, Any]) -> Machine:
         """The machine that this one is like: one that comes with torchgraft, of the same kind."""
@@ -242,9 +288,9 @@ class _Check:
             where = f"{path}.{name}"
             if isinstance(value, Mapping):
                 self._positive(where, value)
-            elif isinstance(value, str):
-                continue  # a remark, such as the source of a table
-            elif isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 0:
+            elif name == "source" and isinstance(value, str):
+                continue  # of a table
+            elif isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
                 self._fail(where, f"'{where}' is {value!r}; it must be a number that is not negative")
             elif value == 0 and path in ("device", "memory", "peak"):
                 self._fail(where, f"'{where}' is 0; it must be positive")

@@ -8,9 +8,11 @@ import gzip
 import itertools
 import json
 import tempfile
+import weakref
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from difflib import SequenceMatcher
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -24,7 +26,6 @@ if TYPE_CHECKING:
     from torchgraft.analysis.simulate.report import Simulation
 
 DEVICE_KINDS = ("kernel", "gpu_memcpy", "gpu_memset")
-_WINDOW = 40  # how far to look for where two lists of operators go on together
 _MAKERS = ("native_", "cudnn_", "mkldnn_", "miopen_", "thnn_", "safe_", "_")
 _ATTENTION = ("scaled_dot_product", "flash_attention", "efficient_attention")
 
@@ -181,10 +182,18 @@ class Measured(NamedTuple):
 def events_of(trace: Any) -> list[dict[str, Any]]:
     """The events of a profile: a torch.profiler object, the path of an exported trace (.json or .json.gz), or its content."""
     if hasattr(trace, "export_chrome_trace"):
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "trace.json"
-            trace.export_chrome_trace(str(path))
-            return events_of(path)
+        results = getattr(trace, "profiler", None) or trace  # another one for each cycle of a schedule
+        if results not in _written:  # torch writes a profile once
+            with tempfile.TemporaryDirectory() as folder:
+                path = Path(folder) / "trace.json"
+                try:
+                    trace.export_chrome_trace(str(path))
+                except RuntimeError as error:
+                    raise GraftError(
+                        f"cannot write the profile: {error}\ngive the file that it was written to"
+                    ) from error
+                _written[results] = events_of(path)
+        return _written[results]
     if isinstance(trace, (str, PathLike)):
         try:
             content = Path(trace).read_bytes()
@@ -199,6 +208,7 @@ def events_of(trace: Any) -> list[dict[str, Any]]:
     return list(events)
 
 
+_written: weakref.WeakKeyDictionary[Any, list[dict[str, Any]]] = weakref.WeakKeyDictionary()
 _ADVICE = "give a torch.profiler.profile object, or the file that its export_chrome_trace() wrote"
 
 
@@ -286,34 +296,14 @@ def canonical(name: str) -> str:
 
 
 def aligned_pairs(first: Sequence[str], second: Sequence[str]) -> Iterator[tuple[int | None, int | None]]:
-    """Places of two lists that belong together, in order; where they differ, the nearest place where they agree again.
+    """Places of two lists that belong together, in order: the longest stretch in which they agree, then those beside it.
 
     >>> list(aligned_pairs("abcd", "abd"))
     [(0, 0), (1, 1), (2, None), (3, 2)]
     """
     left = right = 0
-    while left < len(first) and right < len(second):
-        if first[left] == second[right]:
-            yield left, right
-            left, right = left + 1, right + 1
-            continue
-        skip = _nearest(first, second, left, right)
-        if skip is None:
-            yield left, None
-            yield None, right
-            left, right = left + 1, right + 1
-            continue
-        yield from ((place, None) for place in range(left, left + skip[0]))
-        yield from ((None, place) for place in range(right, right + skip[1]))
-        left, right = left + skip[0], right + skip[1]
-    yield from ((place, None) for place in range(left, len(first)))
-    yield from ((None, place) for place in range(right, len(second)))
-
-
-def _nearest(first: Sequence[str], second: Sequence[str], left: int, right: int) -> tuple[int, int] | None:
-    for distance in range(1, _WINDOW):
-        for skipped in range(distance + 1):
-            one, other = left + skipped, right + distance - skipped
-            if one < len(first) and other < len(second) and first[one] == second[other]:
-                return skipped, distance - skipped
-    return None
+    for block in SequenceMatcher(None, first, second, autojunk=False).get_matching_blocks():
+        yield from ((place, None) for place in range(left, block.a))
+        yield from ((None, place) for place in range(right, block.b))
+        left, right = block.a + block.size, block.b + block.size
+        yield from zip(range(block.a, left), range(block.b, right), strict=True)

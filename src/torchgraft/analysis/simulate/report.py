@@ -98,6 +98,7 @@ class Simulation(Shown):
     kernels: tuple[SimulatedKernel, ...]
     unknown: Mapping[str, float]
     memory: Memory = field(repr=False)
+    workspace_bytes: int = 0
 
     @property
     def fits(self) -> bool:
@@ -231,7 +232,7 @@ class Simulation(Shown):
 
 _PLAIN = (
     *("name", "precision", "mode", "training", "seconds", "device_seconds", "host_seconds"),
-    *("peak_bytes", "joules"),
+    *("peak_bytes", "workspace_bytes", "joules"),
 )
 
 

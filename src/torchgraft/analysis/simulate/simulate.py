@@ -189,6 +189,7 @@ class Recorder(Accounts):
         self.machine, self.precision, self.gpu = machine, precision, machine.kind == "gpu"
         self.steps: list[Step] = []
         self._calls = ModuleCalls()
+        self._called: Node | None = None
         grain = GPU_GRAIN if self.gpu else 1
         super().__init__(program, args, kwargs, False, None, lambda call: 0, dtype, place, grain)
 
@@ -226,11 +227,13 @@ class Recorder(Accounts):
         node = self.run.place.node
         name, phase = None if node is None else node.name, self.storages.phase
         calls = self._calls.made_for(node) if node is not None and phase == "forward" else 0
+        inner = node is not None and node is self._called and phase == "forward"  # Python calls one operator for a node
+        self._called = node
         if not kernels:
-            self.steps.append(Step(operator, None, (), name, phase, calls, self.storages.time))
+            self.steps.append(Step(operator, None, (), name, phase, calls, self.storages.time, inner))
         for kernel in kernels:
             touched = self._touched(read, made, kernel.kind)
-            self.steps.append(Step(operator, kernel, touched, name, phase, calls, self.storages.time))
+            self.steps.append(Step(operator, kernel, touched, name, phase, calls, self.storages.time, inner))
             operator, calls = "", 0
 
     def _touched(
@@ -264,6 +267,12 @@ class Recorder(Accounts):
         scratch = {moment: scratch_pieces(kernel, self.machine) for moment, kernel in kernels}
         return fresh_bytes(log, self.machine.mapped_bytes, scratch)
 
+    def workspace_bytes(self) -> int:
+        """What torch keeps for products on a GPU, from the first of them on."""
+        kernels = (step.kernel for step in self.last_steps())
+        has_products = any(kernel is not None and kernel.kind == "matmul" for kernel in kernels)
+        return self.machine.workspace_bytes if self.gpu and has_products else 0
+
     def steps_of(self, mode: str) -> list[Step]:
         """The steps of the last run in a mode: compiled, where that is asked for."""
         return lowered_steps(self.last_steps()) if mode == "lowered" else self.last_steps()
@@ -276,6 +285,7 @@ class Recorder(Accounts):
         kernels = simulated_kernels(ran, live)
         seconds = max((max(entry.end, entry.issued) for entry in ran), default=0.0)
         busy = sum(kernel.seconds for kernel in kernels)
+        workspace = self.workspace_bytes()
         watts, idle = self.machine.watts, self.machine.idle_watts or 0.0
         shares: dict[str, float] = defaultdict(float)
         for kernel in kernels:
@@ -290,12 +300,13 @@ class Recorder(Accounts):
             seconds=seconds,
             device_seconds=busy,
             host_seconds=sum(entry.host for entry in ran),
-            peak_bytes=memory.peak,
+            peak_bytes=memory.peak + workspace,
             joules=None if watts is None else busy * watts + (seconds - busy) * idle,
             nodes=self._nodes(ran),
             kernels=kernels,
             unknown=dict(shares),
             memory=memory,
+            workspace_bytes=workspace,
         )
 
     def _precision(self) -> str:

@@ -60,7 +60,8 @@ def time_of(kernel: Kernel, machine: Machine, cached: float = 0.0, fresh: float 
         return _attention_time(kernel, machine, cached)
     if kernel.kind == "recurrent" and kernel.sizes:
         return _recurrent_time(kernel, machine, cached)
-    return _memory_time(kernel, machine, machine.figures(kernel.kind, kernel.variant, kernel.type), cached)
+    kind = "elementwise" if kernel.kind == "recurrent" else kernel.kind  # of a layer whose steps are not known
+    return _memory_time(kernel, machine, machine.figures(kind, kernel.variant, kernel.type), cached)
 
 
 def _timing(floor: float, compute: float, memory: float) -> Timing:

@@ -13,6 +13,10 @@ them easy to fit (`calibration/fitting.py`). A term without a figure costs nothi
   elements  elements a second and thread, where arithmetic that is not counted in FLOPs takes the time
   rows      rows a second and thread that are started (norms, reductions, queries of attention, steps of recurrence)
 
+A product with a vector goes through its matrix as it lies and once; it has a table of its own, [kernels.matmul.vector]. What
+torch itself runs on threads it cuts into pieces of `GRAIN` elements: a smaller kernel has one thread, however many there are.
+What calling an operator takes besides, between others and from Python, is in `clocks.py`.
+
 Memory that is new to the program comes from the system page by page (`fresh_bandwidth` of [memory]): pieces of `mapped_bytes`
 and more always, since they are given back at once; which others, is worked out in `pages.py`.
 """
@@ -27,6 +31,15 @@ from torchgraft.analysis.simulate.machine import Machine
 
 LANES = 16  # channels of a convolution are worked on in blocks of so many
 FEW = 4  # so many channels of an image are taken as they come
+GRAIN = 32768  # elements below which torch gives no thread a piece of its own
+_OF_TORCH = (
+    "elementwise",
+    "copy",
+    "gather",
+    "reduction",
+    "norm",
+    "pooling",
+)  # kinds that torch cuts into pieces itself
 _IMAGES_TOGETHER = 16  # from so many images on, or on several threads, torch hands products over places to oneDNN
 # Functions that cost much more than an addition.
 _TRANSCENDENTAL: frozenset[str] = (
@@ -41,7 +54,7 @@ _TRANSCENDENTAL: frozenset[str] = (
 def seconds_on_cpu(kernel: Kernel, machine: Machine, cached: float, fresh: float = 0.0) -> tuple[float, float, float]:
     """What the floor, arithmetic and memory of a kernel take, of which `cached` bytes are in the cache and `fresh` ones new.
 
-    >>> kernel = Kernel("aten.add.Tensor", "elementwise", "fp32", 10**8, 8 * 10**8, 4 * 10**8)
+    >>> kernel = Kernel("aten.add.Tensor", "elementwise", "fp32", 10**8, 8 * 10**8, 4 * 10**8, elements=10**8)
     >>> floor, compute, memory = seconds_on_cpu(kernel, Machine.named("epyc"), 0.0)
     >>> floor < compute < memory < 0.1
     True
@@ -64,8 +77,12 @@ def figures_on_cpu(kernel: Kernel, machine: Machine) -> Mapping[str, float]:
 def units_of(kernel: Kernel, machine: Machine) -> dict[str, float]:
     """What a figure is a share of; others are so many a second and thread."""
     peak = machine.peak.get(kernel.type) or machine.peak["fp32"]
-    units = dict.fromkeys(("packed", "elements", "rows"), float(machine.units))
-    return units | {"rate": peak, "near": machine.cache_bandwidth, "far": machine.bandwidth}
+    threads = float(machine.units)
+    if kernel.kind in _OF_TORCH:
+        threads = max(min(threads, kernel.elements // GRAIN), 1.0)
+    share = threads / machine.units
+    units = dict.fromkeys(("packed", "elements", "rows"), threads)
+    return units | {"rate": peak * share, "near": machine.cache_bandwidth * share, "far": machine.bandwidth}
 
 
 @lru_cache(maxsize=4096)
@@ -77,7 +94,7 @@ def class_on_cpu(kernel: Kernel, machine: Machine) -> str:
     """The variant of a kernel: what libraries for CPUs do in different ways."""
     kind, variant, name = kernel.kind, kernel.variant, _name_of(kernel.operator)
     if kind == "matmul":
-        return kernel.type
+        return "vector" if min(kernel.sizes[1:3]) == 1 else kernel.type
     if kind == "convolution":
         base = variant.partition("-")[0]
         if base == "pointwise" and machine.units == 1 and kernel.images < _IMAGES_TOGETHER and "-" not in variant:
@@ -98,7 +115,7 @@ def amounts_on_cpu(kernel: Kernel, machine: Machine, cached: float) -> dict[str,
     amounts = {"near": cached, "far": kernel.bytes - cached, "rate": float(kernel.flops)}
     if kernel.kind == "matmul":
         count, rows, columns, depth = kernel.sizes
-        amounts["packed"] = float(count * (rows + columns) * depth)
+        amounts["packed"] = 0.0 if min(rows, columns) == 1 else float(count * (rows + columns) * depth)
     elif kernel.kind == "convolution":
         amounts |= _of_convolution(kernel, machine)
     elif kernel.kind == "attention":

@@ -144,7 +144,9 @@ def test_an_update_takes_what_it_takes_on_one_device():
 
 
 def test_memory_decides_where_to_cut():
-    small = dataclasses.replace(torchgraft.Machine.named("h200"), name="small", memory_bytes=5_000_000)
+    small = dataclasses.replace(
+        torchgraft.Machine.named("h200"), name="small", memory_bytes=5_000_000, workspace_bytes=0
+    )
     model = nn.Sequential(nn.Linear(512, 2048), nn.Linear(2048, 512), *[nn.Linear(512, 512) for _ in range(4)])
     found = simulate(model, inputs(8), machines=[small, "h200"], training=False)
     assert found.fits and found.devices[0].peak_bytes <= 5_000_000

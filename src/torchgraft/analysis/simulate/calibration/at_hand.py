@@ -98,14 +98,56 @@ def _fresh_bandwidth() -> float:
 
 
 def _host() -> dict[str, float]:
-    """What Python takes for a call of a module and for a view; what it takes for a kernel is in the kernel's floor."""
+    """What Python takes for a call of a module and for a view; what it takes for a kernel is in the kernel's floor, but for
+    what an operator takes longer among others than again and again. `call` is how much of a floor is Python's call alone.
+    """
     x = torch.ones(8, 8)
     inner = torch.nn.Identity()
     outer = torch.nn.Sequential(inner)
-    calls: dict[str, Callable[[], Any]] = {"module": lambda: outer(x), "view": lambda: x.view(64)}
+    copies = [x] * 100
+    calls: dict[str, Callable[[], Any]] = {
+        "module": lambda: outer(x),
+        "view": lambda: x.view(64),
+        "call": lambda: torch.sigmoid(x),
+        "without": lambda: torch._foreach_sigmoid(copies),  # on a CPU, the operator itself for each
+    }
     found = {name: least_seconds(call, 0.05) for name, call in calls.items()}
     found["module"] = max(found["module"] / 2, 1e-7)
-    return found
+    found["call"] = max(found["call"] - found.pop("without") / len(copies), 0.0)
+    found["operator"] = _among_others()
+    return {name: seconds for name, seconds in found.items() if seconds > 0}
+
+
+def _among_others() -> float:
+    """How much longer a small operator takes where others run before it than where it is repeated.
+
+    What a call needs of the caches of a core, code and tables, is there when it is repeated; in a model other calls were between.
+    """
+    x, image, rows = torch.ones(4, 32), torch.ones(1, 8, 6, 6), torch.zeros(4, dtype=torch.long)
+    weight, filters, ones = torch.ones(32, 32), torch.ones(8, 8, 3, 3), torch.ones(8)
+    heads = torch.ones(1, 2, 4, 16)
+    calls: list[Callable[[], Any]] = [
+        lambda: functional.linear(x, weight, weight[0]),
+        lambda: torch.relu(x),
+        lambda: functional.layer_norm(x, (32,), weight[0], weight[1]),
+        lambda: functional.gelu(x),
+        lambda: functional.embedding(rows, weight),
+        lambda: functional.conv2d(image, filters, ones, padding=1),
+        lambda: functional.batch_norm(image, ones, ones, ones, ones),
+        lambda: functional.max_pool2d(image, 2),
+        lambda: image.mean((2, 3)),
+        lambda: x + x,
+        lambda: x * 2.0,
+        lambda: torch.cat([x, x], 1),
+        lambda: functional.softmax(x, -1),
+        lambda: heads.transpose(1, 2).contiguous(),
+        lambda: torch.sigmoid(x),
+        lambda: torch.bmm(heads[0], heads[0].transpose(1, 2)),
+        lambda: functional.scaled_dot_product_attention(heads, heads, heads),
+    ]
+    alone = sum(least_seconds(call, 0.02) for call in calls)
+    together = least_seconds(lambda: [call() for call in calls], 0.2)
+    return max((together - alone) / len(calls), 0.0)
 
 
 class Deadline:

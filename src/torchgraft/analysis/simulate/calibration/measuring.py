@@ -7,6 +7,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -44,10 +45,17 @@ def measure_on_cpu(probe: Probe, budget: float = 0.04) -> Measured:
         hot = least_seconds(call_of_probe(probe, first), budget)
         if probe.bytes > _COLD_BYTES:
             return Measured(probe, hot, hot)
-        sets = min(int(_COLD_BYTES / probe.bytes) + 2, MOST_SETS)
+        enough = int(_COLD_BYTES / probe.bytes) + 2
+        sets = min(enough, MOST_SETS, max(int(budget / hot), 2))
         others = [first, *[[tensor.clone() for tensor in first] for _ in range(sets - 1)]]
-        flush = torch.empty(int(_COLD_BYTES) if sets == MOST_SETS else 0, dtype=torch.uint8)
+        flush = _more_than_caches() if sets < enough else None
         return Measured(probe, hot, _cold_seconds([call_of_probe(probe, tensors) for tensors in others], flush, budget))
+
+
+@cache
+def _more_than_caches() -> Tensor:
+    """Memory to go through so that nothing else is left in a cache; kept, since new memory would take far longer."""
+    return torch.zeros(int(_COLD_BYTES / 4))
 
 
 def least_seconds(call: Callable[[], Any], budget: float) -> float:
@@ -66,11 +74,13 @@ def least_seconds(call: Callable[[], Any], budget: float) -> float:
     return best
 
 
-def _cold_seconds(calls: Sequence[Callable[[], Any]], flush: Tensor, budget: float) -> float:
+def _cold_seconds(calls: Sequence[Callable[[], Any]], flush: Tensor | None, budget: float) -> float:
     """The typical call of some in turn, each on memory that was not used for long, by the least of its rounds."""
     best, spent, rounds = [float("inf")] * len(calls), 0.0, 0
     while spent < budget or rounds < 2:
-        flush.add_(1)
+        if flush is not None:
+            flush.add_(1.0)
+            spent += budget / 4
         for place, call in enumerate(calls):
             start = time.perf_counter()
             call()
@@ -78,5 +88,4 @@ def _cold_seconds(calls: Sequence[Callable[[], Any]], flush: Tensor, budget: flo
             spent += seconds
             best[place] = min(best[place], seconds)
         rounds += 1
-        spent += flush.numel() * 1e-10
-    return sorted(best)[len(best) // 2]
+    return sorted(best)[(len(best) - 1) // 2]

@@ -157,6 +157,36 @@ PREPARE: dict[str, Callable[[list[Tensor], dict[str, Any]], list[Tensor]]] = {
 
 # ---- drawing them ----
 
+# What is tried with next to nothing to do.
+_SMALL = (
+    *(
+        "linear",
+        "bmm",
+        "convolution",
+        "attention",
+        "layer_norm",
+        "batch_norm",
+        "softmax",
+        "mean_spatial",
+        "adaptive_pool",
+    ),
+    *(
+        "max_pool",
+        "embedding",
+        "index_select",
+        "transpose_copy",
+        "pad",
+        "relu",
+        "gelu",
+        "silu",
+        "add",
+        "mul",
+        "cat",
+        "copy",
+    ),
+    *("sum_last", "relu_", "add_bias"),
+)
+
 
 class Draw:
     """Draws probes with the sizes of layers; the same for the same seed."""
@@ -185,6 +215,38 @@ class Draw:
         columns, depth = self.one_of(*width, 30522), self.one_of(*width, 25088)
         shapes = ((rows, depth), (columns, depth), (columns,))
         return Probe("linear", shapes if self.one_of(True, True, False) else shapes[:2])
+
+    def vector(self) -> Probe:
+        """A product with a single row, and with a few."""
+        width = (64, 128, 256, 512, 768, 1024, 1280, 2048, 4096, 9216)
+        rows, columns, depth = self.one_of(1, 1, 1, 2, 4, 8), self.one_of(*width, 1000, 32000), self.one_of(*width)
+        shapes = ((rows, depth), (columns, depth), (columns,))
+        return Probe("linear", shapes if self.one_of(True, True, False) else shapes[:2])
+
+    def small(self) -> Probe:
+        """Work so little that starting it is what takes the time."""
+        name = self.one_of(*_SMALL)
+        batch, width = self.one_of(1, 2, 4), self.one_of(8, 16, 32)
+        rows, image = (batch, width), (batch, 8, 6, 6)
+        shapes: dict[str, tuple[tuple[int, ...], ...]] = {
+            "linear": (rows, (width, width), (width,)),
+            "bmm": ((batch, 4, width), (batch, width, 4)),
+            "convolution": (image, (8, 8, 3, 3)),
+            "attention": ((batch, 2, 4, width),) * 3,
+            "layer_norm": (rows, (width,), (width,)),
+            "batch_norm": (image, *[(8,)] * 4),
+            "mean_spatial": (image,),
+            "adaptive_pool": (image,),
+            "max_pool": (image,),
+            "embedding": ((100, width), (batch,)),
+            "index_select": ((100, width), (batch,)),
+            "transpose_copy": ((batch, 4, 2, width),),
+            "pad": (image,),
+            "add_bias": (image, (8,)),
+        }
+        two = name in ("add", "mul", "cat")
+        options = {"kernel": 2, "stride": 2} if name == "max_pool" else {"padding": 1} if name == "convolution" else {}
+        return Probe(name, shapes.get(name, (rows,) * (2 if two else 1)), options=options)
 
     def bmm(self) -> Probe:
         count, side = self.batch() * self.one_of(1, 3, 8, 12, 16), self.one_of(16, 49, 64, 128, 197, 256, 512)

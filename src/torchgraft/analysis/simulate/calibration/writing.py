@@ -26,7 +26,7 @@ def machine_text(machine: Machine, note: str = "") -> str:
         "cache_bytes": machine.cache_bytes,
         "cache_bandwidth": machine.cache_bandwidth,
     }
-    optional = ("latency", "fresh_bandwidth", "mapped_bytes")
+    optional = ("latency", "fresh_bandwidth", "mapped_bytes", "workspace_bytes")
     memory |= {name: getattr(machine, name) for name in optional if getattr(machine, name)}
     lines = [
         f"{name} = {json.dumps(getattr(machine, name), ensure_ascii=False)}" for name in ("name", "kind", "source")

@@ -236,7 +236,7 @@ def _searched_starts(chain: Chain, plan: Plan, times: Sequence[Times], orders: A
     limits = [
         StageLimit(
             times=times[stage],
-            memory=plan.machine_of(stage).memory_bytes / plan.chunks,
+            memory=(plan.machine_of(stage).memory_bytes - chain.run.workspace_bytes()) / plan.chunks,
             in_flight=in_flight[stage],
             bytes_per_weight=(1.0 + _state_share(chain, plan)) if plan.training else 0.0,
             recompute=plan.recompute,
@@ -357,4 +357,4 @@ def _peak(chain: Chain, plan: Plan, stages: Sequence[Stage], mine: Sequence[int]
     recompute = plan.recompute and plan.training
     held = [stage.sent + (0 if recompute else stage.saved) for stage in stages]
     working = max(stages[stage].working + (stages[stage].saved if recompute else 0) for stage in mine)
-    return int(lasting + state + most_bytes(own, held) + working)
+    return int(lasting + state + most_bytes(own, held) + working) + chain.run.workspace_bytes()
