@@ -35,7 +35,13 @@ def test_a_simulation_and_its_timeline(capsys, tmp_path):
     assert code == 0 and "written: timeline.svg" in text
     assert (tmp_path / "timeline.svg").read_text().startswith("<svg")
     code, text, _ = said(capsys, "zoo:mlp", "--simulate", "--schedule", "gpipe")
-    assert code == 0 and "bubble" in text and "on 2 devices" in text
+    assert code == 0 and "bubble" in text and "MLP, one run of 8 examples on 2 devices" in text
+
+
+def test_files_have_the_form_that_their_ending_says(capsys, tmp_path):
+    for name, start in (("plan.json", "{"), ("plan.html", "<!DOCTYPE html>"), ("plan.txt", "MLP in 2 stages")):
+        assert said(capsys, "zoo:mlp", "-o", name)[0] == 0
+        assert (tmp_path / name).read_text().startswith(start)
 
 
 @pytest.mark.slow
@@ -52,6 +58,7 @@ def test_a_trial_in_two_processes(capsys):
         (["--stages", "99"], "cannot split into 99 stages"),
         (["--run", "--simulate"], "--simulate and --run are two questions"),
         (["-o", "timeline.svg"], "a timeline is of a simulation"),
+        (["--simulate", "-o", "timeline.png"], "a .png file cannot be written"),
         (["--simulate", "--machine", "nowhere"], "nowhere"),
         (["--cost", "magic"], "magic"),
     ],

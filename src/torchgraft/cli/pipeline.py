@@ -8,7 +8,7 @@ import argparse
 from typing import Any
 
 from torchgraft.cli.models import add_model_arguments, chosen_model, wrong_usage
-from torchgraft.cli.programs import add_json, add_output, needs_inputs, put_out, put_out_result, whole_number
+from torchgraft.cli.programs import add_json, add_output, needs_inputs, put_out_result, refuse_other_files, whole_number
 
 NAME = "pipeline"
 SUMMARY = "cut a model into the stages of a pipeline, simulate them on other machines, or run them here for a try"
@@ -36,7 +36,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--run", dest="try_it", action="store_true", help="start the processes here, and compare with one process"
     )
-    add_output(parser, "an .svg of the timeline (with --simulate) or a .json file (default: print the text)")
+    add_output(
+        parser,
+        "an .svg of the timeline (with --simulate), an .html or .json file, or one for the text (default: print it)",
+    )
     add_json(parser)
 
 
@@ -50,6 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
         wrong_usage(arguments, "--simulate and --run are two questions\ngive one of them")
     if (arguments.output or "").lower().endswith(".svg") and not arguments.simulate:
         wrong_usage(arguments, "a timeline is of a simulation\nadd --simulate")
+    refuse_other_files(arguments, "an .svg, .html or .json file")
     if arguments.training:
         arguments.train = True
     chosen = chosen_model(arguments, computes=arguments.try_it or arguments.cost == "measured")
@@ -69,9 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
         print()
     if (arguments.output or "").lower().endswith(".svg"):
         result.show()
-        put_out(arguments, result.svg())
-    else:
-        put_out_result(arguments, result)
+    put_out_result(arguments, result)
     return 1 if arguments.try_it and result.same is False else 0
 
 

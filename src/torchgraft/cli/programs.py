@@ -7,6 +7,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import copy
+import html
 import json
 import os
 import sys
@@ -134,9 +135,25 @@ def put_out(arguments: argparse.Namespace, text: str) -> None:
     print(f"written: {arguments.output}")
 
 
+_OTHER_FILES = ("png", "jpg", "jpeg", "gif", "webp", "pdf", "csv", "xlsx", "toml")  # in which text would not be found
+
+
+def refuse_other_files(arguments: argparse.Namespace, kinds: str) -> None:
+    """Raise if the file that -o names is of a kind that is not written; `kinds` are those that are."""
+    suffix = (arguments.output or "").rpartition(".")[2].lower()
+    if suffix in _OTHER_FILES:
+        wrong_usage(arguments, f"a .{suffix} file cannot be written\ngive {kinds}, or a .txt file")
+
+
 def put_out_result(arguments: argparse.Namespace, result: Any) -> None:
-    """Show a result as a table, as JSON, or in a file."""
-    if arguments.json:
+    """Show a result as a table or as JSON, or write it to the file that -o names, in the form that its ending says."""
+    suffix = (arguments.output or "").rpartition(".")[2].lower()
+    if suffix == "svg" and hasattr(result, "svg"):
+        put_out(arguments, result.svg())
+    elif suffix == "html":
+        title = html.escape(result.headline())
+        put_out(arguments, f'<!DOCTYPE html>\n<meta charset="utf-8">\n<title>{title}</title>\n{result._repr_html_()}')
+    elif arguments.json or suffix == "json":
         put_out(arguments, result.to_json())
     elif arguments.output is not None:
         put_out(arguments, str(result))

@@ -5,11 +5,10 @@ The work is done by `torchgraft.simulate` and `torchgraft.what_if`; MODEL and --
 from __future__ import annotations
 
 import argparse
-import html
 from typing import Any
 
 from torchgraft.cli.models import ChosenModel, add_model_arguments, chosen_model, wrong_usage
-from torchgraft.cli.programs import add_json, add_output, needs_inputs, put_out, whole_number
+from torchgraft.cli.programs import add_json, add_output, needs_inputs, put_out_result, refuse_other_files, whole_number
 from torchgraft.errors import GraftError
 from torchgraft.results.files import refuse_unwritable
 
@@ -64,9 +63,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_json(parser)
 
 
-_OTHER_FILES = ("png", "jpg", "jpeg", "gif", "webp", "pdf", "csv", "xlsx", "toml")  # in which text would not be found
-
-
 def run(arguments: argparse.Namespace) -> int:
     """Print one simulation, or a table where there are several cases."""
     _refuse_mixtures(arguments)
@@ -78,7 +74,7 @@ def run(arguments: argparse.Namespace) -> int:
     args, kwargs = needs_inputs(arguments, chosen, "a model is simulated on example inputs")
     show = _table if _is_table(arguments) else _one
     result = show(arguments, chosen, args, kwargs, optimizer)
-    _put_out(arguments, result)
+    put_out_result(arguments, result)
     return 0
 
 
@@ -96,9 +92,7 @@ def _refuse_mixtures(arguments: argparse.Namespace) -> None:
         )
     if arguments.trace is not None:
         refuse_unwritable(arguments.trace)
-    suffix = (arguments.output or "").rpartition(".")[2].lower()
-    if suffix in _OTHER_FILES:
-        wrong_usage(arguments, f"a .{suffix} file cannot be written\ngive an .svg, .html or .json file, or a .txt file")
+    refuse_other_files(arguments, "an .svg, .html or .json file")
     names = [name for name, _ in arguments.what_if]
     for name in names:
         if names.count(name) > 1:
@@ -174,24 +168,6 @@ def _check(arguments: argparse.Namespace) -> None:
     for name in arguments.price if isinstance(arguments.price, dict) else ():
         if name not in arguments.machine:
             wrong_usage(arguments, f"there is a price for {name!r}, which is not simulated\nname it with --machine")
-
-
-def _put_out(arguments: argparse.Namespace, result: Any) -> None:
-    suffix = (arguments.output or "").rpartition(".")[2].lower()
-    if suffix == "svg":
-        put_out(arguments, result.svg())
-    elif suffix == "html":
-        put_out(arguments, _page(result))
-    elif arguments.json or suffix == "json":
-        put_out(arguments, result.to_json())
-    elif arguments.output is not None:
-        put_out(arguments, str(result))
-    else:
-        result.show()
-
-
-def _page(result: Any) -> str:
-    return f'<!DOCTYPE html>\n<meta charset="utf-8">\n<title>{html.escape(result.headline())}</title>\n{result._repr_html_()}'
 
 
 # ---- texts of options ----

@@ -54,6 +54,7 @@ class Style:
     inner_tensors: bool = False
     fetch_late: bool = False
     graph_module_class: type[GraphModule] = GraphModule
+    named_after_program: bool = False
 
 
 def cut(order: Order, label_of: Mapping[Node, Hashable], name_of: Mapping[Hashable, str]) -> dict[Hashable, Piece]:
@@ -188,7 +189,8 @@ class _Assembly:
             result = map_arg(output.args[0], self._value)
             _like(output, self._graph.create_node("output", "output", (result,), type_expr=output.type))
         self._graph._code_generator = copy.copy(self._program.graph._code_generator)
-        joined = self._style.graph_module_class(self._root, self._graph)
+        name = [type(self._program).__name__] if self._style.named_after_program else []
+        joined = self._style.graph_module_class(self._root, self._graph, *name)
         if type(self._graph._codegen) not in (CodeGen, PyTreeCodeGen):
             self._keep_modes(joined)
         joined.meta.update(self._program.meta)

@@ -127,7 +127,7 @@ def split(program: GraphModule, by: Strategy | Callable[[Node], bool | str], *, 
     label_of = {node: number for number, part in enumerate(plan.parts) for node in part}
     pieces = cut(order, label_of, {number: f"submod_{number}" for number in range(len(plan.parts))})
     ordered = [pieces[number] for number in range(len(plan.parts))]
-    module = assemble(program, order, ordered, Style(keep_node_names=False, inner_tensors=True))
+    module = assemble(program, order, ordered, Style(inner_tensors=True, named_after_program=True))
     parts = []
     for number, piece in enumerate(ordered):
         supported = plan.supported[number] if plan.supported else None
