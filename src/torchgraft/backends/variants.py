@@ -21,7 +21,7 @@ from torch.overrides import _len_torch_function_stack
 from torch.utils._device import DeviceContext
 
 from torchgraft.backends.calls import call_key, call_text
-from torchgraft.backends.watch import ModelWatch
+from torchgraft.backends.watch import Held, ModelWatch
 from torchgraft.capturing.state.tensor_state import TorchRandomStates
 from torchgraft.capturing.whole import SHARED_WITH_MODEL
 from torchgraft.codegen.graph_module import GraphModule
@@ -52,8 +52,10 @@ class Variant:
     links: list[Link] = field(default_factory=list)
     # What a backend has made of the program, with `found`: one for each size.
     compiled: Any = None
-    # Whether what the model's attributes held is in the program as constants.
-    is_frozen: bool = False
+    # Tensors of the model whose values are in what was compiled: their names, by identity.
+    constants: dict[int, str] = field(default_factory=dict)
+    # What other paths of the model change, as it was when this program was captured.
+    held: list[Held] = field(default_factory=list)
     # Whether a check comes after random numbers were drawn.
     puts_back_draws: bool = False
 
@@ -128,6 +130,9 @@ class Variants(Tabular):
 class VariantModule(torch.nn.Module):
     """A module in the place of a model, which runs the variant that fits a call, and makes one where none does."""
 
+    # Whether programs have copies of the model's weights.
+    watches_weights = False
+
     def __init__(self, model: Any, on_guard: str, max_variants: int) -> None:
         if on_guard not in ON_GUARD:
             raise ValueError(f'on_guard must be "recapture", "raise" or "eager", not {on_guard!r}')
@@ -143,6 +148,8 @@ class VariantModule(torch.nn.Module):
         self._made = 0
         self._said: set[str] = set()
         self._watch: ModelWatch | None = None
+        # What paths of the model change themselves.
+        self._moving: list[Held] = []
         if isinstance(model, torch.nn.Module):
             self.__dict__.update({name: model.__dict__[name] for name in SHARED_WITH_MODEL if name in model.__dict__})
         function = model.forward if isinstance(model, torch.nn.Module) else model
@@ -197,21 +204,38 @@ class VariantModule(torch.nn.Module):
     def _changed(self, change: str) -> None:
         """The model is no longer what it was captured from: forget what was made of it."""
         with self._lock:
-            self._variants, self._hints, self._watch = (), {}, None
+            self._variants, self._hints, self._watch, self._moving = (), {}, None, []
         log.info("%s: all variants go, because %s", self._name, change)
 
     def _run(self, variant: Variant, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if variant.links:
             variant.follow_model()
+        if variant.held and (held := next((item for item in variant.held if item.differs()), None)) is not None:
+            raise GuardError(
+                f"the program was captured with another value of {held.what}, which a path of the model changes"
+            )
         if variant.puts_back_draws:
             result = _with_draws_put_back(variant.run, args, kwargs)
         else:
             result = variant.run(*args, **kwargs)
-        if not (variant.calls or variant.is_frozen) and self._watch is not None:
-            self._watch.settle()
+        if variant.program is None or not variant.calls:
+            self._settle(variant)
         variant.calls += 1
         variant.last_used = time.monotonic()
         return result
+
+    def _settle(self, variant: Variant) -> None:
+        """Do not mind what a run of the model has just changed itself."""
+        changed = self._watch.settle() if self._watch is not None and not variant.calls else None
+        if not changed:
+            return
+        with self._lock:
+            self._moving += changed
+            texts = {held.what for held in changed}
+            variant.held = [held for held in variant.held if held.what not in texts]
+            for other in self._variants:
+                if other is not variant and other.program is not None:
+                    other.held = [*other.held, *changed]
 
     def _search(
         self, key: Any, tried: list[Variant], error: GuardError | None, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -257,8 +281,10 @@ class VariantModule(torch.nn.Module):
         """Make a variant for a call; where there are too many, the one that was used least recently goes."""
         begin = time.perf_counter()
         if self._watch is None:
-            self._watch = ModelWatch(self._model)
+            self._watch = ModelWatch(self._model, self.watches_weights)
+        held = [item.now() for item in self._moving]
         variant = self._make(why, args, kwargs)
+        variant.held = held
         variant.seconds = time.perf_counter() - begin
         variant.last_used = time.monotonic()
         kept = self._variants
