@@ -30,6 +30,7 @@ from torchgraft.capturing.state.model_state import kept_state
 from torchgraft.codegen.calling import placeholder_values
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import BackendError, GraftError, InputError, one_line
+from torchgraft.ir.input_kinds import misfit_of_tensor
 from torchgraft.ir.verify import find_attribute
 from torchgraft.recording.program_comparison import compare as compare_programs
 
@@ -138,6 +139,8 @@ class Lowered(VariantModule):
         """Capture and compile for a call."""
         watch = self._watch
         assert watch is not None
+        if (unusual := next(filter(None, map(_unusual, tensors_in((args, kwargs)))), None)) is not None:
+            return self._eager(why, args, kwargs, f"an input is {unusual}")
         given = self._cast(args), self._cast(kwargs)
         subject = self._subject_now()
         with torch.no_grad(), looking_inside():
@@ -198,13 +201,10 @@ class Lowered(VariantModule):
             raise BackendError(f"the backend '{backend.name}' fails on {self._name}: {one_line(error)}") from error
 
     def _make_way(self, watch: ModelWatch) -> None:
-        """Programs that have as constants what another path of the model writes are no longer right: the model runs there."""
+        """Programs that have as constants what another path of the model writes are no longer right: they go."""
         for variant in self._variants:
-            reason = _moves(variant.constants, frozenset(), watch)
-            if reason is not None:
-                eager = self._eager(variant.why, (), {}, reason)
-                variant.run, variant.runs_as = eager.run, eager.runs_as
-                variant.program = variant.compiled = None
+            if (reason := _moves(variant.constants, frozenset(), watch)) is not None:
+                self._drop(variant, reason)
 
     def _settle(self, variant: Variant) -> None:
         """What the model's own Python changes matters to programs that were compiled before, and to no others."""
@@ -270,6 +270,14 @@ class Lowered(VariantModule):
 
     def __reduce__(self) -> Any:
         return Lowered, (self._model, *self._arguments())
+
+
+def _unusual(tensor: torch.Tensor) -> str | None:
+    """What an input is that no backend takes; None for a plain tensor."""
+    if tensor.is_nested or tensor.layout is not torch.strided:
+        return f"a tensor of the layout {'nested' if tensor.is_nested else str(tensor.layout).removeprefix('torch.')}"
+    problem = misfit_of_tensor(tensor, "")
+    return problem and problem[2].removeprefix("got ")
 
 
 def _moves(reads: dict[int, str], own: Collection[int], watch: ModelWatch) -> str | None:

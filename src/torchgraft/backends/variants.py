@@ -17,10 +17,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 from torch.overrides import _len_torch_function_stack
 from torch.utils._device import DeviceContext
 
-from torchgraft.backends.calls import call_key, call_text
+from torchgraft.backends.calls import call_key, call_text, likeness
 from torchgraft.backends.watch import Held, ModelWatch
 from torchgraft.capturing.state.tensor_state import TorchRandomStates
 from torchgraft.capturing.whole import SHARED_WITH_MODEL
@@ -287,17 +288,18 @@ class VariantModule(torch.nn.Module):
         variant.held = held
         variant.seconds = time.perf_counter() - begin
         variant.last_used = time.monotonic()
-        kept = self._variants
-        if len(kept) >= self.max_variants:
-            oldest = min(kept, key=lambda item: item.last_used)
-            kept = tuple([item for item in kept if item is not oldest])
-            self._hints = {key: item for key, item in list(self._hints.items()) if item is not oldest}
-            log.info("%s: variant %d goes, it was used least recently", self._name, oldest.number)
-        self._variants = (*kept, variant)
+        if len(self._variants) >= self.max_variants:
+            self._drop(min(self._variants, key=lambda item: item.last_used), "it was used least recently")
+        self._variants = (*self._variants, variant)
         log.info(
             "%s: variant %d made in %s, because %s", self._name, variant.number, seconds_text(variant.seconds), why
         )
         return variant
+
+    def _drop(self, variant: Variant, reason: str) -> None:
+        self._variants = tuple([item for item in self._variants if item is not variant])
+        self._hints = {key: item for key, item in list(self._hints.items()) if item is not variant}
+        log.info("%s: variant %d goes, %s", self._name, variant.number, reason)
 
     def _number(self) -> int:
         self._made += 1
@@ -307,10 +309,16 @@ class VariantModule(torch.nn.Module):
         raise NotImplementedError
 
     def _eager(self, why: str, args: Any, kwargs: Any, reason: str) -> Variant:
-        """A variant that runs the model itself."""
+        """A variant that runs the model itself, for calls that look like this one."""
         self._say_once(f"{self._name}: runs the model's own Python, because {reason}")
-        inputs = call_text(args, kwargs)
-        return Variant(self._number(), why, inputs, self._model, runs_as=f"the model's own Python: {reason}")
+        inputs, model, expected = call_text(args, kwargs), self._model, likeness(args, kwargs)
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            if likeness(args, kwargs) != expected:
+                raise GuardError(f"the model's own Python runs for calls like {inputs}")
+            return model(*args, **kwargs)
+
+        return Variant(self._number(), why, inputs, run, runs_as=f"the model's own Python: {reason}")
 
     def _say_once(self, text: str) -> None:
         if text not in self._said:
@@ -361,8 +369,13 @@ def first_line(error: BaseException) -> str:
 
 
 def _is_watched() -> bool:
-    """Whether somebody traces this run, and should see the model itself; a default device is no tracing."""
+    """Whether somebody traces this run, transforms it (vmap) or takes derivatives forwards, and should see the model itself; a
+    default device is no tracing."""
     if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
+        return True
+    if forward_ad._current_level >= 0 or torch._C._functorch.maybe_current_level() is not None:
+        return True
+    if torch._C._len_torch_dispatch_stack():
         return True
     depth = _len_torch_function_stack()
     if not depth:
