@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 from torch.autograd import forward_ad
+from torch.utils._pytree import tree_map
 
 from torchgraft import Backend, lower
 from torchgraft.backends.arrays import arrays_of
@@ -278,3 +279,26 @@ def test_transforms_and_derivatives_forwards_are_of_the_model(backend: Any) -> N
         if callable(found):
             found, expected = found(x.expand(2, 3, 4)), expected(x.expand(2, 3, 4))
         torch.testing.assert_close(found, expected)
+
+
+class Copies(Backend):
+    """Returns copies, like the runtimes."""
+
+    name = "copies"
+
+    def compile(self, part: Any, inputs: Any, options: Any) -> Any:
+        return lambda *given: tree_map(torch.clone, part(*given))
+
+
+def test_results_that_are_views_of_inputs_stay_so() -> None:
+    def model(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x.view(-1)[1:], x.chunk(2)[1], x.relu().view(-1), x
+
+    lowered, x = lower(model, torch.randn(2, 4), backend=Copies()), torch.randn(2, 4)
+    for found, expected in zip(lowered(x), model(x), strict=True):
+        torch.testing.assert_close(found, expected)
+    found, other, _, same = lowered(x)
+    found[0], other[0, 0] = 5.0, 6.0
+    assert (x[0, 1], x[1, 0]) == (5.0, 6.0) and same is x
+    assert "view: its result shares memory with an input" in lowered.explain()
+    assert "relu" not in lowered.explain()

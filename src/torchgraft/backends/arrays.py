@@ -8,7 +8,7 @@ import torch
 
 
 def arrays_of(inputs: tuple[Any, ...]) -> list[Any]:
-    """The tensors among the inputs of a part; one that is no array as it is (it needs a gradient, it is a negative view) is copied.
+    """The tensors among the inputs of a part; one that is no array as it is (a negative view) is copied.
 
     >>> [array.shape for array in arrays_of((torch.ones(2, 3), 5, torch.ones(4, requires_grad=True)))]
     [(2, 3), (4,)]

@@ -151,13 +151,17 @@ class ModelWatch:
 
     def _watch_tensor(self, name: str, tensor: torch.Tensor) -> None:
         """What is written into a tensor is a change; torch does not count writes into tensors of inference mode."""
-        if not (tensor.is_inference() or isinstance(tensor, torch.nn.UninitializedParameter)):
-            self._names.append(name)
-            self._tensors.append(tensor)
-            self._versions.append(tensor._version)
-            self._pointers.append(tensor.data_ptr())
+        if id(tensor) in self._seen or tensor.is_inference() or isinstance(tensor, torch.nn.UninitializedParameter):
+            return
+        self._seen.add(id(tensor))
+        self._names.append(name)
+        self._tensors.append(tensor)
+        self._versions.append(tensor._version)
+        self._pointers.append(tensor.data_ptr())
 
     def _note_sizes(self) -> None:
+        self._contents = [value for _, value, _ in self._containers]  # compared all at once
+        self._copies = [before for _, _, before in self._containers]
         self._sizes, self._tags = list(map(len, self._dicts)), None
         both = [*self._tagged, *self._empty]
         # Whether dicts are still empty is much quicker to ask than for their counters.
@@ -191,13 +195,11 @@ class ModelWatch:
     def watch_program(self, program: GraphModule) -> dict[int, str]:
         """Mind changes of all tensors that a program of the model refers to: a function may use some that no module has. Their
         names, by identity."""
-        known = set(map(id, self._tensors)) | self.moving.keys()
         names: dict[int, str] = {}
         for node in program.graph.find_nodes(op="get_attr"):
             value = find_attribute(program, node.target)[0]
             if isinstance(value, torch.Tensor):
-                if id(value) not in known and id(value) not in names:
-                    self._watch_tensor(node.target, value)
+                self._watch_tensor(node.target, value)
                 names[id(value)] = node.target
         return names
 
@@ -253,7 +255,7 @@ class ModelWatch:
 
     def _what_was_written(self) -> str | None:
         """A container or tensor that is the same object and holds something else."""
-        if self._containers:
+        if self._containers and _differs(self._contents, self._copies):
             for path, value, before in self._containers:
                 if _differs(value, before):
                     return f"a container of {_named(path)} was changed"
