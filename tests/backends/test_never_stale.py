@@ -170,3 +170,47 @@ def test_attributes_that_one_path_changes_and_another_reads(paths: str, follows:
             found = module(torch.ones(3), count=count)
         torch.testing.assert_close(found, plain(torch.ones(3), count=count))
         assert (model.k, model.seen) == (plain.k, plain.seen)
+
+
+class Record(dict):
+    """Made by Python code of which nobody knows what it does."""
+
+    def __init__(self, result: Any) -> None:
+        super().__init__(result=result)
+        self.result = result
+
+
+class Recording(nn.Module):
+    """Asked for more, it installs what collects it, as models of transformers do, and says that it has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.found = nn.Linear(4, 4), []
+
+    def forward(self, x: Any, more: bool = False) -> Any:
+        if more and not hasattr(self, "installed"):
+            self.linear.register_forward_hook(lambda module, args, result: self.found.append(result))
+            self.installed = True
+        self.found.clear()
+        x = self.linear(x)
+        return Record(x if not more else torch.stack([*self.found, x]))
+
+
+def test_weights_of_programs_that_make_objects_are_watched() -> None:
+    model, x = Recording().eval(), torch.randn(2, 4)
+    lowered = lower(model, x, backend=COPYING)
+    with torch.no_grad():
+        torch.testing.assert_close(lowered(x).result, model(x).result)
+        model.linear.weight.mul_(3)
+        with pytest.raises(BackendError, match=r"the values of 'linear\.weight' have changed"):
+            lowered(x)
+
+
+def test_verifying_leaves_a_model_as_it_was() -> None:
+    model, plain, x = Recording().eval(), Recording().eval(), torch.randn(2, 4)
+    plain.load_state_dict(model.state_dict())
+    lowered = lower(model, x, backend="native")
+    with torch.no_grad():
+        for more in (False, True, True, False, True):
+            torch.testing.assert_close(lowered(x, more=more).result, plain(x, more=more).result)
+    assert len(model(x, more=True).result) == 2

@@ -73,7 +73,7 @@ class OneForEachSize:
 
 
 def _size_key(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What a call looks like, with the sizes of all tensors: those in objects, too, which `call_key` does not open. Programs check
+    """What a call looks like, with the sizes of all tensors: those in objects, too. Programs check
     the dtypes of tensors that they are given themselves."""
     if not kwargs and _TENSORS.issuperset(map(type, args)):
         return tuple([tensor.shape for tensor in args])

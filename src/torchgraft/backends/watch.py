@@ -204,16 +204,27 @@ class ModelWatch:
         return names
 
     def leave_out(self, lowered: GraphModule) -> set[int]:
-        """Do not mind changes of the tensors that a lowered program writes itself: which these are, by identity."""
+        """Do not mind changes of the tensors that a lowered program writes itself, and of those that it gives to calls of which nobody
+        knows what they do, or that their modules have: which these are, by identity. What such a call does to others is a change."""
         memory = Aliases(lowered.graph)
         if not memory.has_writes:
             return set()
-        moving = {id(tensor): tensor for tensor in self._tensors if memory.is_state_written(tensor)}
-        written = moving.keys() | {key for key, tensor in self.moving.items() if memory.is_state_written(tensor)}
-        self.moving |= moving
-        kept = [id(tensor) not in moving for tensor in self._tensors]
+        own: set[int] = set()
+        for node, effects in memory.effects.items():
+            for item in (node, *node._inputs) if effects.unknown else ():
+                value = find_attribute(lowered, item._target)[0] if item._op in ("call_module", "get_attr") else None
+                if isinstance(value, torch.nn.Module):
+                    own.update(map(id, chain(value.parameters(), value.buffers())))
+                own.add(id(value))
+        written = {
+            id(tensor)
+            for tensor in chain(self._tensors, self.moving.values())
+            if id(tensor) in own or memory.is_known_to_be_written(tensor)
+        }
+        self.moving |= {id(tensor): tensor for tensor in self._tensors if id(tensor) in written}
+        stay = [id(tensor) not in written for tensor in self._tensors]
         for name in ("_names", "_tensors", "_versions", "_pointers"):
-            setattr(self, name, list(compress(getattr(self, name), kept)))
+            setattr(self, name, list(compress(getattr(self, name), stay)))
         return written
 
     def change(self) -> str | None:
