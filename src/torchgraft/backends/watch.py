@@ -204,8 +204,8 @@ class ModelWatch:
         return names
 
     def leave_out(self, lowered: GraphModule) -> set[int]:
-        """Do not mind changes of the tensors that a lowered program writes itself, and of those that it gives to calls of which nobody
-        knows what they do, or that their modules have: which these are, by identity. What such a call does to others is a change."""
+        """Do not mind changes of the tensors that a lowered program writes itself, and of those that calls of which nobody knows
+        what they do are given or have: which these are, by identity. What such a call does to others is a change."""
         memory = Aliases(lowered.graph)
         if not memory.has_writes:
             return set()
