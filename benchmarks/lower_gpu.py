@@ -293,24 +293,31 @@ def run_table(name: str, wanted: list[str], backends: list[str], path: Path) -> 
 # ---- the whole ----
 
 
+def run_alone(command: list[str], seconds: float, extra: dict[str, str]) -> tuple[int, str]:
+    """Run a process, and end it with all that it has started after so many seconds (124); how it ended and what it said."""
+    with tempfile.TemporaryFile() as out:
+        process = subprocess.Popen(
+            command, env={**os.environ, **extra}, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
+        )
+        try:
+            code = process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            code = 124
+            os.killpg(process.pid, signal.SIGKILL)  # it may have started compilers
+            process.wait()
+        out.seek(0)
+        return code, out.read().decode(errors="replace")
+
+
 def child(name: str, wanted: list[str], arguments: Any, seconds: float, extra: dict[str, str]) -> dict[str, Any]:
     """Measure some rows of a table in a process of its own; what it found, and how it ended."""
     with tempfile.TemporaryDirectory() as folder:
-        path, said = Path(folder, "found.json"), Path(folder, "said")
+        path = Path(folder, "found.json")
         command = [sys.executable, __file__, "--table", name, "--rows", json.dumps(wanted), "--found", str(path)]
         command += ["--backends", arguments.backends, *(["--rehearse"] if arguments.rehearse else [])]
-        with said.open("wb") as out:
-            process = subprocess.Popen(
-                command, env={**os.environ, **extra}, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
-            )
-            try:
-                code = process.wait(seconds)
-            except subprocess.TimeoutExpired:
-                code = 124
-                os.killpg(process.pid, signal.SIGKILL)  # it may have started compilers
-                process.wait()
+        code, said = run_alone(command, seconds, extra)
         rows = json.loads(path.read_text()) if path.exists() else {}
-        return {"rows": rows, "code": code, "said": said.read_text(errors="replace")[-4000:]}
+        return {"rows": rows, "code": code, "said": said[-4000:]}
 
 
 def measure_row(results: dict[str, Any], name: str, first: str, label: str, arguments: Any, end: float) -> None:

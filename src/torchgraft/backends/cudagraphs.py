@@ -61,8 +61,8 @@ class GraphOfPart:
         self._warm_up(inputs)
 
     def _warm_up(self, inputs: tuple[Any, ...]) -> None:
-        """Run on copies, so that libraries have chosen their kernels before a graph is recorded. They do so for each thread, which
-        has handles and plans of its own; to make those while a graph is recorded is an error."""
+        """Run on copies, so that libraries have chosen their kernels before a graph is recorded. They do so for each
+        thread, which has handles and plans of its own; to make those while a graph is recorded is an error."""
         if getattr(self._in_thread, "is_warm", False):
             return
         copies = [
