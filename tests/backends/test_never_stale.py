@@ -133,6 +133,7 @@ def test_a_copy_in_another_precision_does_not_write_for_the_model() -> None:
     with torch.no_grad():
         for _ in range(3):
             torch.testing.assert_close(lowered(x, update=True), plain(x, update=True))
+        torch.testing.assert_close(lowered(x), plain(x), rtol=0.1, atol=0.1)  # of a copy as the model is by now
     assert torch.equal(model.total, plain.total)
     assert "it writes 'total', and computes with a copy" in lowered.explain()
 

@@ -209,7 +209,7 @@ class Lowered(VariantModule):
     def _settle(self, variant: Variant) -> None:
         """What the model's own Python changes matters to programs that were compiled before, and to no others."""
         if variant.program is None and all(item.program is None for item in self._variants):
-            self._watch = None
+            self._watch = self.__dict__["_subject"] = None
 
     # ---- precision ----
 
