@@ -2,7 +2,9 @@
 Twelve models; those of torchvision and transformers are left out where these are not installed, runtimes likewise.
 
 By default every model at batch 1, ResNet-50 also at batch 16, without torch.compile: a few minutes. `--all` takes both batches
-of all of them, in about ten, `--markdown` prints a table; `--compile` has torch.compile, too, which takes most of an hour.
+of all of them; `--compile` has torch.compile, too, which takes most of an hour. Each row is a process of its own, which is
+ended after `--limit` seconds (with torch.compile it is then taken without); what was found is in `--output` after each row, and
+the next run adds to it. `--missing` takes what is not in it yet, within `--budget` seconds; `--markdown` prints all of it.
 """
 
 from __future__ import annotations
@@ -12,11 +14,15 @@ import contextlib
 import gc
 import importlib.util
 import io
+import json
 import logging
+import sys
+import tempfile
 import time
 import timeit
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,6 +30,7 @@ from torch import nn
 
 import torchgraft
 from benchmarks.coverage.torchvision_models import import_torchvision
+from benchmarks.lower_gpu import run_alone
 from benchmarks.models import small_mlp
 from torchgraft import zoo
 from torchgraft.backends.auto import in_turns
@@ -32,9 +39,11 @@ from torchgraft.backends.bench import ALONE
 from torchgraft.bridge.exporting import exported_model
 from torchgraft.codegen.calling import of_batch
 from torchgraft.errors import BackendError
+from torchgraft.results.files import write_text
 
 Call = Callable[[], Any]
 OURS = "lower, auto"
+COMPILE = "torch.compile"
 IMAGES = {
     "ResNet-50": "resnet50", "MobileNetV3": "mobilenet_v3_large", "EfficientNet": "efficientnet_b0", "ViT": "vit_b_16",
     "Swin": "swin_t", "ConvNeXt": "convnext_tiny",
@@ -150,7 +159,7 @@ def measured(title: str, batch: int, with_compile: bool) -> dict[str, Any] | Non
         makers["fx-fused, channels last"] = lambda: fused_channels_last(model, args)
     if with_compile:
         compiled = torch.compile(model)
-        makers["torch.compile"] = lambda: lambda: compiled(*args)
+        makers[COMPILE] = lambda: lambda: compiled(*args)
     makers |= {f"{name} alone": (lambda name=name: alone(name, model, args)) for name in ALONE}  # type: ignore[misc]
     found: list[Any] = []
 
@@ -227,19 +236,45 @@ def chosen_by(module: Any) -> str:
     )
 
 
-def markdown(rows: dict[tuple[str, int], dict[str, Any]], shares: dict[tuple[str, int], float | None]) -> str:
+def take_row(title: str, batch: int, with_compile: bool, path: Path) -> None:
+    """Measure and print one row, and write it to a file."""
+    found = measured(title, batch, with_compile)
+    if found is not None:
+        share = show(title, batch, found)
+        module = found.pop("module")
+        seen = module.choice.measurements if module is not None and module.choice is not None else []
+        found |= {"share": share, "chosen": chosen_by(module), "auto": {row.backend: row.seconds for row in seen}}
+    path.write_text(json.dumps(found))
+
+
+def row_alone(title: str, batch: int, with_compile: bool, threads: int, seconds: float) -> dict[str, Any] | None:
+    """One row, measured in a process of its own; None where there is none."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "found.json")
+        command = [sys.executable, "-m", "benchmarks.lower_cpu", "--row", title, "--batch", str(batch)]
+        command += ["--threads", str(threads), "--found", str(path), *(["--compile"] if with_compile else [])]
+        code, said = run_alone(command, seconds, {})
+        print(said, flush=True)
+        if path.exists():
+            return json.loads(path.read_text())
+    print(f"{title}, batch {batch}: its process ended with {code}\n", flush=True)
+    return None
+
+
+def markdown(rows: dict[str, dict[str, Any]]) -> str:
     """The table of docs/lower.md: times eager."""
-    peers = ["fx-fused, channels last", "torch.compile", *[f"{name} alone" for name in ALONE]]
+    peers = ["fx-fused, channels last", COMPILE, *[f"{name} alone" for name in ALONE]]
     peers = [way for way in peers if any(way in found["times"] for found in rows.values())]
-    lines = [f"| | eager | {' | '.join(peers)} | `lower` | it chose | of the best |"]
-    lines.append("|---|" + "---|" * (len(peers) + 4))
-    for (title, batch), found in rows.items():
-        times = found["times"]
-        cells = [f"{times['eager'] / times[way]:.2f}" if way in times else "-" for way in [*peers, OURS]]
-        share = shares[title, batch]
-        ours = [found["chosen"], "-" if share is None else f"{share:.2f}"]
-        first = f"{title}, batch {batch}"
-        lines.append(f"| {first} | {times['eager'] * 1e3:.3g} ms | {' | '.join(cells)} | {' | '.join(ours)} |")
+    lines = [f"| | eager | {' | '.join(peers)} | `lower`, native | `lower`, auto | it chose | of the best |"]
+    lines.append("|---|" + "---|" * (len(peers) + 5))
+    for title, found in rows.items():
+        times, eager = found["times"], found["times"]["eager"]
+        cells = [f"{eager / times[way]:.2f}" if way in times else "" for way in peers]
+        seen = found["auto"]
+        cells.append(f"{seen['eager'] / seen['native']:.1f}" if seen.get("eager") and seen.get("native") else "")
+        cells += [f"**{eager / times[OURS]:.2f}**" if OURS in times else "", found["chosen"]]
+        cells.append("" if found["share"] is None else f"{found['share']:.2f}")
+        lines.append(f"| {title} | {eager * 1e3:.3g} ms | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
@@ -284,14 +319,20 @@ def getting_ready() -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--only", default="", help="models, with commas")
+    parser.add_argument("--only", default="", help=f"models, with commas: {', '.join(MODELS)}")
     parser.add_argument("--all", action="store_true")
     parser.add_argument("--batch", default="", help="batches, with commas")
     parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--missing", action="store_true", help="only rows that --output does not have yet")
     parser.add_argument(
         "--ready", action="store_true", help="only how long lowering takes, and what a call costs at least"
     )
     parser.add_argument("--markdown", action="store_true", help="print the table of docs/lower.md, too")
+    parser.add_argument("--limit", type=float, default=420.0, help="seconds for one row")
+    parser.add_argument("--budget", type=float, default=3600.0, help="seconds for all of them")
+    parser.add_argument("--output", default="build/lower_cpu.json")
+    for name in ("--row", "--found"):  # what a process of one row is told
+        parser.add_argument(name, default="", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     batches = [int(item) for item in arguments.batch.split(",") if item]
     warnings.simplefilter("ignore")
@@ -302,30 +343,40 @@ def main() -> None:
     ]
     if "torchvision" in installed:
         import_torchvision()  # before transformers, which imports it in its own way
+    if arguments.row:
+        take_row(arguments.row, batches[0], arguments.compile, Path(arguments.found))
+        return
     print(f"torch {torch.__version__}, {arguments.threads} threads, with {', '.join(installed)}\n")
     finding()
     if arguments.ready:
         getting_ready()
         return
     begin = time.perf_counter()
-    rows: dict[tuple[str, int], dict[str, Any]] = {}
-    shares: dict[tuple[str, int], float | None] = {}
+    output = Path(arguments.output)
+    rows: dict[str, dict[str, Any]] = json.loads(output.read_text()) if output.exists() else {}
     for title in MODELS:
         if arguments.only and title not in arguments.only.split(","):
             continue
         for batch in batches if batches else (1, 16) if arguments.all or title == "ResNet-50" else (1,):
-            found = measured(title, batch, arguments.compile)
-            if found is not None:
-                rows[title, batch] = found
-                shares[title, batch] = show(title, batch, found)
-                found["chosen"] = chosen_by(found.pop("module"))
-                gc.collect()
-    known = [share for share in shares.values() if share is not None]
-    print(
-        f"all of it in {time.perf_counter() - begin:.0f} s; the least share of the best peer is {min(known, default=0):.2f}"
-    )
+            name = f"{title}, batch {batch}"
+            known = rows.get(name, {"times": {}})["times"]
+            if arguments.missing and known and (COMPILE in known or not arguments.compile):
+                continue
+            for with_compile in (True, False) if arguments.compile else (False,):
+                left = arguments.budget - (time.perf_counter() - begin)
+                if left < arguments.limit / 4:
+                    print(f"{name}: left out, the budget was used up\n", flush=True)
+                    break
+                found = row_alone(title, batch, with_compile, arguments.threads, min(left, arguments.limit))
+                if found is not None:
+                    rows[name] = found
+                    write_text(output, json.dumps(rows, indent=1))
+                    break
+    shares = [found["share"] for found in rows.values() if found["share"] is not None]
+    took = time.perf_counter() - begin
+    print(f"all of it in {took:.0f} s; the least share of the best peer in {output} is {min(shares, default=0):.2f}")
     if arguments.markdown:
-        print("\n" + markdown(rows, shares))
+        print("\n" + markdown(rows))
 
 
 if __name__ == "__main__":

@@ -1,18 +1,21 @@
 """Lowered modules on a GPU beside eager and torch.compile: `PYTHONPATH=src python benchmarks/lower_gpu.py`.
 It needs torch (2.11 or newer) with CUDA and this project, nothing else; torchvision is not needed.
 
-Each table runs in a process of its own, for a kernel that fails takes its process with it; then its rows run once more, each in
-a process of its own, and what the dying one said is in the results. Times are the least of several rounds in turns. After
-each table `results.json` and `results.md` are written anew; `--budget` seconds are all that it takes. `--only decoding` is
-one table, `--rehearse` tries the program itself on a CPU with small models.
+Each row runs in a process of its own, beside the first row of its table and in turns with it, for a kernel that fails takes its
+process with it; what a dying one said is in the results, and at the end it runs once more with launches that wait. Times are
+the least of several rounds. After each row `results.json` and `results.md` are written anew; `--limit` seconds are all that a
+row takes, `--budget` all that everything does. The most telling rows come first; `--only decoding` is one table, `--rehearse`
+tries the program itself on a CPU with small models.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
+import functools
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -30,6 +33,8 @@ from torchgraft import zoo
 
 # Set by `--rehearse`: the CPU and small models, to try this program itself.
 DEVICE, SMALL = "cuda", False
+# Seconds below which no row is begun.
+LEAST = 20.0
 
 
 # ---- a language model of one billion parameters that decodes one token, the cache given ----
@@ -134,77 +139,82 @@ def compiled(model: Any, *inputs: Any) -> Callable[[], Any]:
     return lambda: function(*inputs)
 
 
-def lowered(model: Any, inputs: tuple[Any, ...], backend: str, **options: Any) -> Callable[[], Any]:
-    module = torchgraft.lower(model, inputs, backend=backend, **options)
-    print("   ", module.explain().replace("\n", "\n    ")[:600], flush=True)
-    return lambda: module(*inputs)
+Given = Callable[[], tuple[nn.Module, tuple[Any, ...]]]
 
 
-def half_channels_last(x: Tensor) -> Tensor:
-    """The input that both are given."""
-    return x.half().contiguous(memory_format=torch.channels_last)
+def eager(given: Given) -> Make:
+    def make() -> Callable[[], Any]:
+        model, inputs = given()
+        return lambda: model(*inputs)
+
+    return make
 
 
-def half_compiled(model: nn.Module, x: Tensor) -> Callable[[], Any]:
-    import torch.fx.experimental.optimization as optimization
+def lowered(given: Given, backend: str, **options: Any) -> Make:
+    def make() -> Callable[[], Any]:
+        model, inputs = given()
+        module = torchgraft.lower(model, inputs, backend=backend, **options)
+        print("   ", module.explain().replace("\n", "\n    ")[:600], flush=True)
+        return lambda: module(*inputs)
 
-    fused = optimization.fuse(model).half().to(memory_format=torch.channels_last)
-    return compiled(fused, half_channels_last(x))
+    return make
 
 
 def images(batch: int, backends: list[str]) -> dict[str, Make]:
     """ResNet-50 in TF32 and in 16 bits."""
-    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = True
-    model = zoo.create("resnet50").eval().to(DEVICE)
-    side = 64 if SMALL else 224
-    x = torch.randn(batch, 3, side, side, device=DEVICE)
-    rows: dict[str, Make] = {
-        "eager, TF32": lambda: lambda: model(x),
-        "torch.compile reduce-overhead, TF32": lambda: compiled(model, x),
-    }
-    for name in backends:
-        rows[f"lower(backend={name!r}, precision='tf32')"] = lambda name=name: lowered(  # type: ignore[misc]
-            model, (x,), name, precision="tf32"
-        )
-    rows["fused, channels last, reduce-overhead, fp16"] = lambda: half_compiled(model, x)
-    for name in backends:
-        rows[f"lower(backend={name!r}), fp16"] = lambda name=name: lowered(  # type: ignore[misc]
-            copy.deepcopy(model).half(), (half_channels_last(x),), name
-        )
+
+    @functools.cache
+    def given() -> tuple[nn.Module, tuple[Any, ...]]:
+        torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = True
+        side = 64 if SMALL else 224
+        return zoo.create("resnet50").eval().to(DEVICE), (torch.randn(batch, 3, side, side, device=DEVICE),)
+
+    def half() -> tuple[nn.Module, tuple[Any, ...]]:
+        model, (x,) = given()
+        return copy.deepcopy(model).half(), (x.half().contiguous(memory_format=torch.channels_last),)
+
+    def half_compiled() -> Callable[[], Any]:
+        import torch.fx.experimental.optimization as optimization
+
+        model, inputs = half()
+        return compiled(optimization.fuse(model).to(memory_format=torch.channels_last), *inputs)
+
+    rows = {"eager, TF32": eager(given)}
+    rows |= {f"lower(backend={name!r}, precision='tf32')": lowered(given, name, precision="tf32") for name in backends}
+    rows |= {f"lower(backend={name!r}), fp16": lowered(half, name) for name in backends}
+    rows["torch.compile reduce-overhead, TF32"] = lambda: compiled(given()[0], *given()[1])
+    rows["fused, channels last, reduce-overhead, fp16"] = half_compiled
     return rows
 
 
 def painting(batch: int, backends: list[str]) -> dict[str, Make]:
     """The actor of Learning to Paint."""
-    model = zoo.create("learning_to_paint").eval().to(DEVICE)
-    inputs = tuple(item.to(DEVICE) for item in zoo.example_inputs("learning_to_paint", batch=batch))
-    rows: dict[str, Make] = {
-        "eager": lambda: lambda: model(*inputs),
-        "torch.compile reduce-overhead": lambda: compiled(model, *inputs),
-    }
-    for name in backends:
-        rows[f"lower(backend={name!r})"] = lambda name=name: lowered(  # type: ignore[misc]
-            model, inputs, name, precision="tf32"
-        )
+
+    @functools.cache
+    def given() -> tuple[nn.Module, tuple[Any, ...]]:
+        inputs = zoo.example_inputs("learning_to_paint", batch=batch)
+        return zoo.create("learning_to_paint").eval().to(DEVICE), tuple(item.to(DEVICE) for item in inputs)
+
+    rows = {"eager": eager(given)}
+    rows |= {f"lower(backend={name!r})": lowered(given, name, precision="tf32") for name in backends}
+    rows["torch.compile reduce-overhead"] = lambda: compiled(given()[0], *given()[1])
     return rows
 
 
 def decoding(_: int, backends: list[str]) -> dict[str, Make]:
     """One token of a language model."""
-    model, inputs = llama()
+    given = functools.cache(llama)
 
     def with_fixed_caches() -> Callable[[], Any]:
+        model, inputs = given()
         own = (*inputs[:2], *[[tensor.clone() for tensor in caches] for caches in inputs[2:]])
         for tensor in [*own[2], *own[3]]:
             torch._dynamo.mark_static_address(tensor)
         return compiled(model, *own)
 
-    rows: dict[str, Make] = {
-        "eager, bf16": lambda: lambda: model(*inputs),
-        "torch.compile reduce-overhead, bf16": with_fixed_caches,
-    }
-    for name in backends:
-        rows[f"lower(backend={name!r}), bf16"] = lambda name=name: lowered(model, inputs, name)  # type: ignore[misc]
+    rows = {"eager, bf16": eager(given)}
+    rows |= {f"lower(backend={name!r}), bf16": lowered(given, name) for name in backends}
+    rows["torch.compile reduce-overhead, bf16"] = with_fixed_caches
     return rows
 
 
@@ -252,13 +262,13 @@ def measured(functions: dict[str, Callable[[], Any]], seconds: float) -> dict[st
 
 
 def run_table(name: str, wanted: list[str], backends: list[str], path: Path) -> None:
-    """Make the rows of one table (all, or those wanted), time them, and write what was found after each step."""
+    """Make those rows of one table that are wanted, time them, and write what was found after each step."""
     _, make_rows, batch = TABLES[name]
     rows = make_rows(min(batch, 2) if SMALL else batch, backends)
     found: dict[str, dict[str, Any]] = {label: {} for label in rows}
     functions: dict[str, Callable[[], Any]] = {}
     for label, make in rows.items():
-        if wanted and label not in wanted:
+        if label not in wanted:
             continue
         found[label]["began"] = True
         path.write_text(json.dumps(found))
@@ -283,61 +293,76 @@ def run_table(name: str, wanted: list[str], backends: list[str], path: Path) -> 
 # ---- the whole ----
 
 
+def run_alone(command: list[str], seconds: float, extra: dict[str, str]) -> tuple[int, str]:
+    """Run a process, and end it with all that it has started after so many seconds (124); how it ended and what it said."""
+    with tempfile.TemporaryFile() as out:
+        process = subprocess.Popen(
+            command, env={**os.environ, **extra}, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
+        )
+        try:
+            code = process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            code = 124
+            os.killpg(process.pid, signal.SIGKILL)  # it may have started compilers
+            process.wait()
+        out.seek(0)
+        return code, out.read().decode(errors="replace")
+
+
 def child(name: str, wanted: list[str], arguments: Any, seconds: float, extra: dict[str, str]) -> dict[str, Any]:
-    """Run a table in a process of its own; what it found, and how it ended."""
+    """Measure some rows of a table in a process of its own; what it found, and how it ended."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "found.json")
         command = [sys.executable, __file__, "--table", name, "--rows", json.dumps(wanted), "--found", str(path)]
         command += ["--backends", arguments.backends, *(["--rehearse"] if arguments.rehearse else [])]
-        begin, code, text = time.monotonic(), 0, ""
-        try:
-            done = subprocess.run(
-                command, env={**os.environ, **extra}, timeout=seconds, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-            )
-            code, text = done.returncode, done.stdout.decode(errors="replace")
-        except subprocess.TimeoutExpired as error:
-            code, text = 124, (error.stdout or b"").decode(errors="replace")
+        code, said = run_alone(command, seconds, extra)
         rows = json.loads(path.read_text()) if path.exists() else {}
-    return {"rows": rows, "code": code, "seconds": time.monotonic() - begin, "said": text[-4000:]}
+        return {"rows": rows, "code": code, "said": said[-4000:]}
 
 
-def table(name: str, arguments: Any, end: float) -> dict[str, Any]:
-    """One table; where its process dies, its rows one by one, with the first for comparison."""
-    left = end - time.monotonic()
-    result = child(name, [], arguments, min(left, arguments.limit), {})
-    labels = list(result["rows"])
-    if result["code"] and labels:
-        result["alone"] = {}
-        for label in labels[1:]:
-            left = end - time.monotonic()
-            if left < 20:
-                result["rows"][label]["note"] = "left out: the budget was used up"
-                continue
-            # Launches that wait tell which call it was that failed; only who has failed is asked to.
-            again = child(name, [labels[0], label], arguments, min(left, arguments.limit), {})
-            for key in (labels[0], label):
-                result["rows"][key] |= again["rows"].get(key, {})
-            if again["code"] and end - time.monotonic() > 20:
-                slow = {"CUDA_LAUNCH_BLOCKING": "1", "TORCH_SHOW_CPP_STACKTRACES": "1"}
-                again = child(name, [label], arguments, min(end - time.monotonic(), arguments.limit), slow)
-                result["alone"][label] = again["said"]
-                result["rows"][label]["note"] = f"its process ended with {again['code']}; see results.json"
-    return result
+def measure_row(results: dict[str, Any], name: str, first: str, label: str, arguments: Any, end: float) -> None:
+    """One row beside the first one of its table, in a process of its own: one that dies or hangs takes no other row with it."""
+    table = results["tables"].setdefault(name, {"rows": {}, "alone": {}})
+    left = min(end - time.monotonic(), arguments.limit)
+    if left <= LEAST:
+        table["rows"][label] = {"note": "left out: the budget was used up"}
+        return
+    found = child(name, [first, label], arguments, left, {})
+    row, base = found["rows"].get(label, {}), found["rows"].get(first, {})
+    if base.get("seconds"):
+        row["first"] = base["seconds"]
+        known = table["rows"].setdefault(first, base)
+        known["seconds"] = min(base["seconds"], known.get("seconds", base["seconds"]))
+    if found["code"]:
+        how = f"took longer than {left:.0f} s" if found["code"] == 124 else f"ended with {found['code']}"
+        row["note"] = f"its process {how}; see results.json"
+        table["alone"][label] = found["said"]
+    table["rows"][label] = row
+
+
+def explain_deaths(results: dict[str, Any], arguments: Any, end: float) -> None:
+    """Rows whose process died once more, with launches that wait and so tell which call it was."""
+    slow = {"CUDA_LAUNCH_BLOCKING": "1", "TORCH_SHOW_CPP_STACKTRACES": "1"}
+    for name, table in results["tables"].items():
+        for label in list(table["alone"]):
+            left = min(end - time.monotonic(), arguments.limit)
+            if left > LEAST:
+                table["alone"][f"{label}, with launches that wait"] = child(name, [label], arguments, left, slow)[
+                    "said"
+                ]
 
 
 def text_of(name: str, result: dict[str, Any]) -> str:
-    """A table in Markdown."""
+    """A table in Markdown; what is times the first row was measured in turns with it."""
     rows = result["rows"]
-    first = next((row["seconds"] for row in rows.values() if row.get("seconds")), None)
     lines = [f"**{TABLES[name][0]}**", "", "| | a call | times the first | ready in | note |", "|---|---|---|---|---|"]
     for label, row in rows.items():
         took = row.get("seconds")
+        first = row.get("first", took)
         cells = [f"{took * 1e3:.3f} ms", f"{first / took:.2f}"] if took and first else ["-", "-"]
         ready = f"{row['ready']:.1f} s" if "ready" in row else "-"
         note = row.get("note", "").partition("\n")[0][:200].replace("|", "/")
         lines.append(f"| {label} | {' | '.join(cells)} | {ready} | {note} |")
-    if not rows:
-        lines.append(f"| nothing, its process ended with {result['code']} | | | | |")
     return "\n".join(lines) + "\n"
 
 
@@ -347,7 +372,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help=f"tables, with commas, by how they begin: {', '.join(TABLES)}")
     parser.add_argument("--backends", default="cudagraphs,inductor")
     parser.add_argument("--budget", type=float, default=1200.0, help="seconds for all of it")
-    parser.add_argument("--limit", type=float, default=400.0, help="seconds for one process")
+    parser.add_argument("--limit", type=float, default=150.0, help="seconds for one row")
     parser.add_argument("--output", default="build/lower_gpu")
     parser.add_argument("--rehearse", action="store_true")
     for name in ("--table", "--rows", "--found"):  # what a process of one table is told
@@ -368,15 +393,22 @@ def main() -> None:
     folder.mkdir(parents=True, exist_ok=True)
     device = "a CPU" if arguments.rehearse else torch.cuda.get_device_name()
     results: dict[str, Any] = {"torch": str(torch.__version__), "device": device, "tables": {}}
-    wanted_tables = [item for item in arguments.only.split(",") if item]
-    for name in TABLES:
-        if (wanted_tables and not any(name.startswith(item) for item in wanted_tables)) or end - time.monotonic() < 20:
-            continue
-        results["tables"][name] = found = table(name, arguments, end)
-        print(text_of(name, found), flush=True)
+    beginnings = [item for item in arguments.only.split(",") if item]
+    names = [name for name in TABLES if not beginnings or any(name.startswith(item) for item in beginnings)]
+
+    def write() -> None:
         (folder / "results.json").write_text(json.dumps(results, indent=1))
         texts = [f"torch {torch.__version__}, {device}\n", *[text_of(*item) for item in results["tables"].items()]]
         (folder / "results.md").write_text("\n".join(texts))
+
+    for name in names:
+        first, *labels = TABLES[name][1](1, arguments.backends.split(","))
+        for label in labels:
+            measure_row(results, name, first, label, arguments, end)
+            write()
+        print(text_of(name, results["tables"][name]), flush=True)
+    explain_deaths(results, arguments, end)
+    write()
     print(f"all of it in {time.monotonic() - begin:.0f} s; {folder}/results.json and results.md")
 
 

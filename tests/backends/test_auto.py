@@ -61,6 +61,19 @@ def test_the_quickest_is_chosen_and_kept(tmp_path, caplog):
     assert json.loads(path.read_text())["backend"] == "native"
 
 
+def test_a_choice_is_for_one_model_and_its_file_is_tried_before_the_work(tmp_path):
+    path = tmp_path / "choice.json"
+    models = [nn.Sequential(*[nn.Linear(4, 4) for _ in range(count)]).eval() for count in (1, 2)]
+    first, second = [torchgraft.lower(model, torch.ones(1, 4), choice=path) for model in models]
+    assert first.choice.key != second.choice.key  # though both are called Sequential and take the same
+    assert torchgraft.lower(models[1], torch.ones(1, 4), choice=path).choice.key == second.choice.key
+    path.write_bytes(b"\xff\xfe\x00")  # damaged, so made again
+    assert torchgraft.lower(models[1], torch.ones(1, 4), choice=path).choice.key == second.choice.key
+    for wrong, text in [(tmp_path, "it is a folder"), (tmp_path / "none" / "x.json", "its folder does not exist")]:
+        with pytest.raises(torchgraft.errors.WriteError, match=text):
+            torchgraft.lower(models[0], torch.ones(1, 4), choice=wrong)
+
+
 def test_wrong_numbers_and_crashes_are_not_chosen():
     @_register
     class Fast(Backend):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
@@ -113,3 +114,23 @@ def test_what_a_part_writes() -> None:
     assert cudagraphs.written_inputs(program) == [1]
     program = torchgraft.capture(lambda x, y: x.view(-1)[1:].add_(y), (torch.ones(2, 2), torch.ones(3)))
     assert cudagraphs.written_inputs(program) == [0]
+
+
+def test_each_thread_that_records_has_chosen_its_kernels(
+    recordings: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    warmed: list[str] = []
+
+    def warm_up(self: Any, inputs: Any) -> None:
+        if not getattr(self._in_thread, "is_warm", False):
+            warmed.append(threading.current_thread().name)
+            self._in_thread.is_warm = True
+
+    monkeypatch.setattr(cudagraphs.GraphOfPart, "_warm_up", warm_up)
+    run = cudagraphs.GraphOfPart(added, (torch.ones(2), torch.zeros(2), 1.0), [1], Options())
+    caches = [torch.zeros(2) for _ in range(3)]
+    thread = threading.Thread(target=lambda: [run(torch.ones(2), cache, 1.0) for cache in caches[:2]], name="other")
+    thread.start()
+    thread.join()
+    run(torch.ones(2), caches[2], 1.0)
+    assert warmed == ["MainThread", "other"] and len(recordings) == 3

@@ -8,8 +8,11 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.autograd import forward_ad
+from torch.utils._pytree import tree_map
 
 from torchgraft import Backend, lower
+from torchgraft.backends.arrays import arrays_of
 from torchgraft.errors import InputError
 from torchgraft.ir.guards import is_guard
 
@@ -209,3 +212,93 @@ def test_checks_of_values_stay_in_python() -> None:
         torch.testing.assert_close(fast(x), model(x))
     with pytest.raises(AssertionError, match="too small"):
         fast(torch.full((3,), -6.0))
+
+
+class Labelled(torch.Tensor):
+    """A class of somebody's own."""
+
+
+class ByArrays(Backend):
+    """Computes with the arrays of its inputs, like the runtimes."""
+
+    name = "by-arrays"
+
+    def compile(self, part: Any, inputs: Any, options: Any) -> Any:
+        return lambda *given: part(*[torch.from_numpy(array) for array in arrays_of(given)])
+
+
+def _with_label(x: torch.Tensor) -> torch.Tensor:
+    x = x.clone()
+    x.label = "cat"
+    return x
+
+
+UNUSUAL = {
+    "a class of its own": lambda x: x.as_subclass(Labelled),
+    "an attribute": _with_label,
+    "sparse": lambda x: x.to_sparse(),
+    "a negative view": torch._neg_view,
+    "of mkldnn": lambda x: x.to_mkldnn(),
+    "a parameter": nn.Parameter,
+    "strides": lambda x: x.t().contiguous().t(),
+}
+
+
+@pytest.mark.parametrize("backend", ["native", ByArrays()])
+def test_unusual_inputs_and_then_usual_ones(backend: Any) -> None:
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 4)).eval()
+    lowered = lower(model, torch.ones(2, 4), backend=backend)
+    with torch.no_grad():
+        for make in UNUSUAL.values():
+            x = make(torch.randn(3, 4))
+            found, expected = lowered(x), model(x)
+            assert type(found) is type(expected) and found.layout is expected.layout
+            torch.testing.assert_close(found.to_dense(), expected.to_dense())
+        torch.testing.assert_close(lowered(torch.ones(2, 2, 4)), model(torch.ones(2, 2, 4)))
+    runs = [row["runs"] for row in lowered.variants().rows()]
+    assert runs.count(lowered.backend.name) == 2  # what the model's own Python runs for is not what looks otherwise
+
+
+@pytest.mark.parametrize("backend", ["native", ByArrays()])
+def test_transforms_and_derivatives_forwards_are_of_the_model(backend: Any) -> None:
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 4)).eval()
+    x, tangent = torch.randn(3, 4), torch.randn(3, 4)
+    lowered = lower(model, x, backend=backend)
+
+    def dual(function: Any) -> Any:
+        with forward_ad.dual_level(), torch.no_grad():
+            return forward_ad.unpack_dual(function(forward_ad.make_dual(x, tangent))).tangent
+
+    for take in (
+        dual,
+        lambda function: torch.func.jvp(function, (x,), (tangent,))[1],
+        torch.func.vmap,
+        lambda function: torch.func.jacfwd(function)(x),
+    ):
+        found, expected = take(lowered), take(model)
+        if callable(found):
+            found, expected = found(x.expand(2, 3, 4)), expected(x.expand(2, 3, 4))
+        torch.testing.assert_close(found, expected)
+
+
+class Copies(Backend):
+    """Returns copies, like the runtimes."""
+
+    name = "copies"
+
+    def compile(self, part: Any, inputs: Any, options: Any) -> Any:
+        return lambda *given: tree_map(torch.clone, part(*given))
+
+
+def test_results_that_are_views_of_inputs_stay_so() -> None:
+    def model(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x.view(-1)[1:], x.chunk(2)[1], x.relu().view(-1), x
+
+    lowered, x = lower(model, torch.randn(2, 4), backend=Copies()), torch.randn(2, 4)
+    for found, expected in zip(lowered(x), model(x), strict=True):
+        torch.testing.assert_close(found, expected)
+    found, other, _, same = lowered(x)
+    found[0], other[0, 0] = 5.0, 6.0
+    assert (x[0, 1], x[1, 0]) == (5.0, 6.0) and same is x
+    assert "view: its result shares memory with an input" in lowered.explain()
+    assert "relu" not in lowered.explain()

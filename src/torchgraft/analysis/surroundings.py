@@ -5,7 +5,6 @@ The keeper of a model's state is `capturing/state/`; what is run, and what its c
 from __future__ import annotations
 
 import contextlib
-import inspect
 import random
 import sys
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ import torch
 
 from torchgraft.analysis.comparison import frozen_leaves, has_values, plain_equal, same_tensor
 from torchgraft.capturing.state.model_state import ModelState
+from torchgraft.capturing.whole import modules_of
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import GraftError
 
@@ -143,12 +143,7 @@ def modules_behind(model: Any) -> Roots:
     root = model if isinstance(model, torch.nn.Module) else getattr(model, "__self__", None)
     if isinstance(root, torch.nn.Module):
         return [("", root)]
-    try:
-        used = inspect.getclosurevars(model)
-    except (TypeError, ValueError):  # no Python function, or one with a variable that has no value yet
-        return []
-    values = {**used.globals, **used.nonlocals}
-    return [(name, value) for name, value in values.items() if isinstance(value, torch.nn.Module)]
+    return list(modules_of(model).named_children())
 
 
 def joined(path: str, name: str) -> str:

@@ -8,15 +8,16 @@ import torch
 
 
 def arrays_of(inputs: tuple[Any, ...]) -> list[Any]:
-    """The tensors among the inputs of a part; one that is no array as it is (it needs a gradient, it is conjugated) is copied.
+    """The tensors among the inputs of a part; one that is no array as it is (a negative view) is copied.
 
     >>> [array.shape for array in arrays_of((torch.ones(2, 3), 5, torch.ones(4, requires_grad=True)))]
     [(2, 3), (4,)]
     """
-    return [
-        item.numpy()
-        if item.is_contiguous() and not item.requires_grad
-        else item.detach().contiguous().numpy(force=True)
-        for item in inputs
-        if isinstance(item, torch.Tensor)
-    ]
+    return [_array(item) for item in inputs if isinstance(item, torch.Tensor)]
+
+
+def _array(item: torch.Tensor) -> Any:
+    try:
+        return item.numpy() if item.is_contiguous() else item.contiguous().numpy()
+    except RuntimeError:
+        return item.detach().contiguous().numpy(force=True)

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from torchgraft.analysis.comparison import tensors_in
+from torchgraft.analysis.surroundings import modules_behind
 from torchgraft.backends.backend import Backend, backend_names, find_backend
 from torchgraft.backends.calls import call_text
 from torchgraft.backends.variants import log
@@ -91,12 +92,16 @@ class Choice(Tabular):
         return Table(self.headline(), columns, cells, frozenset(columns[1:4]))
 
 
-def key_of(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], precision: str) -> dict[str, Any]:
-    """What a choice holds for: the model by its name, inputs, precision, and the machine."""
+def key_of(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], precision: str) -> dict[str, Any]:
+    """What a choice holds for: the model by its name and how much it holds, inputs, precision, and the machine."""
+    is_module = isinstance(model, torch.nn.Module)
+    roots = [root for _, root in modules_behind(model)]
     device = next((str(tensor.device.type) for tensor in tensors_in((args, kwargs))), "cpu")
     gpu = torch.cuda.get_device_name() if device == "cuda" else ""
     return {
-        "model": name,
+        "model": type(model).__name__ if is_module else getattr(model, "__name__", "model"),
+        "modules": sum(len(list(root.modules())) for root in roots),
+        "parameters": sum(parameter.numel() for root in roots for parameter in root.parameters()),
         "inputs": call_text(args, kwargs),
         "precision": precision,
         "device": gpu or platform.processor() or platform.machine(),

@@ -41,6 +41,28 @@ def _part(value: Any, depth: int) -> Any:
     return kind
 
 
+def likeness(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What a call looks like apart from its sizes and numbers: two that are alike are likely to take one path.
+
+    >>> likeness((torch.ones(2, 3), 5), {}) == likeness((torch.ones(4, 3), 6), {})
+    True
+    """
+    return tuple(map(_kind, args)), tuple([(name, _kind(value)) for name, value in sorted(kwargs.items())])
+
+
+def _kind(value: Any, depth: int = 4) -> Any:
+    kind = type(value)
+    if isinstance(value, torch.Tensor):
+        return kind, value.dtype, value.ndim, value.layout, bool(value.__dict__)
+    if kind in (bool, str, type(None)):
+        return kind, value
+    if depth and kind in (tuple, list):
+        return kind, frozenset([_kind(item, depth - 1) for item in value])
+    if depth and kind is dict:
+        return kind, frozenset([(str(name), _kind(item, depth - 1)) for name, item in value.items()])
+    return kind
+
+
 def call_text(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     """The inputs of a call in a few words.
 

@@ -15,6 +15,7 @@ import torch
 from torchgraft.analysis.aliases import Aliases
 from torchgraft.backends.backend import Backend, Options
 from torchgraft.backends.native import make_direct
+from torchgraft.capturing.patching.active import paused_collection
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.ir.node import Node
 
@@ -54,13 +55,20 @@ class GraphOfPart:
         self._lock = threading.Lock()
         self._stream: Any = None
         self._graphs: dict[_Place, Callable[[tuple[Any, ...]], Any]] = {}
-        copies = [item.clone() if isinstance(item, torch.Tensor) else item for item in inputs]
         # As the function was made for them; a caller may lay out tensors in another way.
-        self._strides = [item.stride() if isinstance(item, torch.Tensor) else () for item in copies]
-        self._warm_up(copies)
+        self._strides = [item.clone().stride() if isinstance(item, torch.Tensor) else () for item in inputs]
+        self._in_thread = threading.local()
+        self._warm_up(inputs)
 
-    def _warm_up(self, copies: list[Any]) -> None:
-        """Run on copies, so that libraries have chosen their kernels before a graph is recorded."""
+    def _warm_up(self, inputs: tuple[Any, ...]) -> None:
+        """Run on copies, so that libraries have chosen their kernels before a graph is recorded. They do so for each
+        thread, which has handles and plans of its own; to make those while a graph is recorded is an error."""
+        if getattr(self._in_thread, "is_warm", False):
+            return
+        copies = [
+            item.new_empty_strided(item.shape, strides).copy_(item) if isinstance(item, torch.Tensor) else item
+            for item, strides in zip(inputs, self._strides, strict=True)
+        ]
         with torch.cuda.device(self._device.index):
             stream = torch.cuda.Stream()
             stream.wait_stream(torch.cuda.current_stream())
@@ -69,10 +77,12 @@ class GraphOfPart:
                     self._function(*copies)
             torch.cuda.current_stream().wait_stream(stream)
             stream.synchronize()  # before the copies go, whose memory is another stream's
+        self._in_thread.is_warm = True
 
     def _record(self, inputs: tuple[Any, ...]) -> Callable[[tuple[Any, ...]], Any]:
         """A graph; where memory is short, the function itself, whose kernels are launched one by one."""
         try:
+            self._warm_up(inputs)
             with (
                 _best_kernels(self._options),
                 torch.cuda.device(self._device.index if self._device.index is not None else -1),
@@ -175,8 +185,8 @@ class _Recorded:
         # cuBLAS keeps its workspace for the next call. What a graph uses must be the graph's own memory, or it is gone with
         # another graph, or when torch.compile clears it.
         torch._C._cuda_clearCublasWorkspaces()
-        # Other threads may go on using the device meanwhile.
-        with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
+        # Other threads may go on using the device meanwhile. What is collected could be another graph, or an event.
+        with paused_collection, torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
             result = function(*held)
         torch._C._cuda_clearCublasWorkspaces()
         self._is_one = isinstance(result, torch.Tensor)

@@ -115,6 +115,8 @@ def check_lowered(found: tuple[Any, ...], expected: tuple[Any, ...], where: str)
             problem = misfit_of_tensor(value, name)
             if problem is not None:
                 refuse(f"expected {problem[1]} for '{name}', got {problem[2]}", where, _AGAIN)
+        if value.layout is not _STRIDED:
+            refuse(f"the module was lowered for a dense tensor '{name}', and got {value.layout}", where, _AGAIN)
         if value.dtype is not dtype or value.ndim != rank or value.device.type != device:
             refuse(
                 f"the module was lowered for '{name}' of {dtype} with {rank} dimensions on {device}, and got {value.dtype} "
@@ -124,6 +126,7 @@ def check_lowered(found: tuple[Any, ...], expected: tuple[Any, ...], where: str)
             )
 
 
+_STRIDED = torch.strided
 _AGAIN = "give inputs like those it was lowered with, or lower the model again with inputs like these"
 
 

@@ -23,6 +23,7 @@ from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import BackendError
 from torchgraft.ir.modules import no_model
 from torchgraft.lowering.lower import lower as lower_to_operators
+from torchgraft.results.files import refuse_unwritable
 
 _LAYOUTS = ("auto", "channels_last", "contiguous")
 
@@ -135,8 +136,9 @@ def _quickest(
     names: list[Any] | None,
 ) -> Lowered:
     """The module of the backend that is quickest on these inputs, or of the one that a file says was."""
-    name = type(model).__name__ if isinstance(model, torch.nn.Module) else getattr(model, "__name__", "model")
-    key = key_of(name, args, kwargs, options.precision)
+    if path is not None:
+        refuse_unwritable(path)
+    key = key_of(model, args, kwargs, options.precision)
     known = saved_choice(path, key)
     if known is not None and (names is None or known.backend in names):
         module = lowered(find_backend(known.backend))

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+from collections.abc import Collection
 from os import PathLike
 from typing import Any
 
@@ -29,6 +30,8 @@ from torchgraft.capturing.state.model_state import kept_state
 from torchgraft.codegen.calling import placeholder_values
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import BackendError, GraftError, InputError, one_line
+from torchgraft.ir.input_kinds import misfit_of_tensor
+from torchgraft.ir.verify import find_attribute
 from torchgraft.recording.program_comparison import compare as compare_programs
 
 _SIMPLE = frozenset({int, float, bool, str, type(None)})
@@ -40,6 +43,8 @@ class Lowered(VariantModule):
     `explain()` says what the backend took and what stays in Python, `variants()` which programs there are. Where weights of the
     model have changed, a call raises BackendError until `refresh()` is called.
     """
+
+    watches_weights = True
 
     def __init__(
         self, model: Any, backend: Backend, options: Options, on_guard: str, max_variants: int, verify: bool
@@ -132,7 +137,10 @@ class Lowered(VariantModule):
 
     def _make(self, why: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Variant:
         """Capture and compile for a call."""
-        self._watch = ModelWatch(self._model, weights=True)
+        watch = self._watch
+        assert watch is not None
+        if (unusual := next(filter(None, map(_unusual, tensors_in((args, kwargs)))), None)) is not None:
+            return self._eager(why, args, kwargs, f"an input is {unusual}")
         given = self._cast(args), self._cast(kwargs)
         subject = self._subject_now()
         with torch.no_grad(), looking_inside():
@@ -141,18 +149,23 @@ class Lowered(VariantModule):
             return self._eager(why, args, kwargs, found)
         if "" in found.meta.get("kept_whole", {}):
             return self._eager(why, args, kwargs, f"it is one call: {found.meta['kept_whole']['']}")
+        reads = watch.watch_program(found) if self._keeps_types() else {}
         body = frozen(found, placeholder_values(found, *given))
         is_free = self.backend.sizes_are_free and late_guard(body) is None
         # Checks of sizes are gone in the program for one size, so that more of them can be tried.
         if not is_free and (reason := late_guard(for_one_size(body, *given))) is not None:
             return self._eager(why, args, kwargs, reason)
-        self._watch.leave_out(body)
+        if not self._keeps_types() and (name := _written_state(body)) is not None:
+            return self._eager(why, args, kwargs, f"it writes '{name}', and computes with a copy of the model")
+        own = watch.leave_out(body)
+        self._make_way(watch)
+        if (reason := _moves(reads, own, watch)) is not None:
+            return self._eager(why, args, kwargs, reason)
         compiled = self._compiled(body, is_free, *given)
         run = compiled.run if isinstance(compiled, _Whole) else compiled
-        variant = Variant(
-            self._number(), why, call_text(args, kwargs), run, found, runs_as=self.backend.name, is_frozen=True
-        )
+        variant = Variant(self._number(), why, call_text(args, kwargs), run, found, runs_as=self.backend.name)
         variant.compiled = compiled
+        variant.constants = {key: name for key, name in reads.items() if key not in own}
         variant.puts_back_draws = draws_before_check(body)
         variant.run = run if self._keeps_types() else Casting(run, self._cast, self._cast_back)
         if self.verifies:
@@ -186,6 +199,17 @@ class Lowered(VariantModule):
             raise
         except Exception as error:
             raise BackendError(f"the backend '{backend.name}' fails on {self._name}: {one_line(error)}") from error
+
+    def _make_way(self, watch: ModelWatch) -> None:
+        """Programs that have as constants what another path of the model writes are no longer right: they go."""
+        for variant in self._variants:
+            if (reason := _moves(variant.constants, frozenset(), watch)) is not None:
+                self._drop(variant, reason)
+
+    def _settle(self, variant: Variant) -> None:
+        """What the model's own Python changes matters to programs that were compiled before, and to no others."""
+        if variant.program is None and all(item.program is None for item in self._variants):
+            self._watch = self.__dict__["_subject"] = None
 
     # ---- precision ----
 
@@ -246,6 +270,30 @@ class Lowered(VariantModule):
 
     def __reduce__(self) -> Any:
         return Lowered, (self._model, *self._arguments())
+
+
+def _unusual(tensor: torch.Tensor) -> str | None:
+    """What an input is that no backend takes; None for a plain tensor."""
+    if tensor.is_nested or tensor.layout is not torch.strided:
+        return f"a tensor of the layout {'nested' if tensor.is_nested else str(tensor.layout).removeprefix('torch.')}"
+    problem = misfit_of_tensor(tensor, "")
+    return problem and problem[2].removeprefix("got ")
+
+
+def _moves(reads: dict[int, str], own: Collection[int], watch: ModelWatch) -> str | None:
+    """Why a program cannot have tensors as they are now; None where nothing writes them but the program itself."""
+    name = next((name for key, name in reads.items() if key in watch.moving and key not in own), None)
+    return None if name is None else f"another path of the model writes '{name}'"
+
+
+def _written_state(body: GraphModule) -> str | None:
+    """A tensor of the model that a program writes."""
+    memory = Aliases(body.graph)
+    found = {node.target: find_attribute(body, node.target)[0] for node in body.graph.find_nodes(op="get_attr")}
+    if not memory.has_writes:
+        return None
+    tensors = {name: value for name, value in found.items() if isinstance(value, torch.Tensor)}
+    return next((name for name, value in tensors.items() if memory.is_state_written(value)), None)
 
 
 class _Whole:

@@ -31,6 +31,9 @@ class OpenVino(Backend):
 
     def compile(self, part: GraphModule, inputs: tuple[Any, ...], options: Options) -> Callable[..., Any]:
         """Convert and compile for the sizes of the example."""
+        tensors = [*part.parameters(), *part.buffers(), *[item for item in inputs if isinstance(item, torch.Tensor)]]
+        if any(tensor.dtype is torch.float64 for tensor in tensors):
+            raise ValueError("it would compute float64 in 32 bits")
         program = exported(part, inputs)
         return _Run(openvino_model(program, options), program)
 

@@ -119,6 +119,7 @@ def compile_parts(
     memory = Aliases(body.graph)
     # Exporters leave out what has no result, so checks stay in Python; a check goes where the value is made that it checks.
     checks = [node for node in body.graph.nodes if node._op == "call_function" and _is_check(node._target)]
+    shared = _shared_results(body, memory)
     checked = {source for node in checks for source in (node, *node._inputs)}
 
     def supports(node: Node) -> bool | str:
@@ -128,6 +129,7 @@ def compile_parts(
             refused.get(node.meta[_NAME])
             or _reason_to_stay(node, body, memory, backend.takes_writes)
             or ("its value is checked" if node in checked else None)
+            or ("its result shares memory with an input" if node in shared else None)
             or backend.supports(node)
         )
 
@@ -162,6 +164,18 @@ def _writes_into_inputs(found: Split) -> list[str]:
             written = [node for node, effects in memory.effects.items() if written_outside(effects, memory)]
             names += [node.meta[_NAME] for node in written]
     return names
+
+
+def _shared_results(body: GraphModule, memory: Aliases) -> set[Node]:
+    """The calls between inputs or the model's state and those results that may be views of them: backends return copies."""
+    found: set[Node] = set()
+    pending = [node for node in body.graph.output_node()._inputs if memory.is_input_or_state(node)]
+    while pending:
+        node = pending.pop()
+        if node._op.startswith("call_") and node not in found:
+            found.add(node)
+            pending += [item for item in memory.shares(node) if isinstance(item, Node)]
+    return found
 
 
 def _is_check(target: Any) -> bool:

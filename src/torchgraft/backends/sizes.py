@@ -27,6 +27,7 @@ from torchgraft.passes.layer_calls import is_metadata_read
 from torchgraft.passes.remove_dead_code import RemoveDeadCode
 from torchgraft.results.tables import seconds_text
 
+_TENSORS = frozenset({torch.Tensor})
 _KNOWN = frozenset({torch.Tensor, int, float, bool, str, type(None)})
 # Inputs that are the same in every call for which a program is kept; 0.0 and -0.0 have one key.
 _IN_THE_KEY = frozenset({int, bool, str, type(None), torch.dtype, torch.device})
@@ -72,7 +73,10 @@ class OneForEachSize:
 
 
 def _size_key(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What a call looks like, with the sizes of all tensors: those in objects, too, which `call_key` does not open."""
+    """What a call looks like, with the sizes of all tensors: those in objects, too. Programs check
+    the dtypes of tensors that they are given themselves."""
+    if not kwargs and _TENSORS.issuperset(map(type, args)):
+        return tuple([tensor.shape for tensor in args])
     key = call_key(args, kwargs, False)
     if _KNOWN.issuperset(map(type, args)) and _KNOWN.issuperset(map(type, kwargs.values())):
         return key

@@ -17,11 +17,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 from torch.overrides import _len_torch_function_stack
 from torch.utils._device import DeviceContext
 
-from torchgraft.backends.calls import call_key, call_text
-from torchgraft.backends.watch import ModelWatch
+from torchgraft.backends.calls import call_key, call_text, likeness
+from torchgraft.backends.watch import Held, ModelWatch
 from torchgraft.capturing.state.tensor_state import TorchRandomStates
 from torchgraft.capturing.whole import SHARED_WITH_MODEL
 from torchgraft.codegen.graph_module import GraphModule
@@ -52,8 +53,10 @@ class Variant:
     links: list[Link] = field(default_factory=list)
     # What a backend has made of the program, with `found`: one for each size.
     compiled: Any = None
-    # Whether what the model's attributes held is in the program as constants.
-    is_frozen: bool = False
+    # Tensors of the model whose values are in what was compiled: their names, by identity.
+    constants: dict[int, str] = field(default_factory=dict)
+    # What other paths of the model change, as it was when this program was captured.
+    held: list[Held] = field(default_factory=list)
     # Whether a check comes after random numbers were drawn.
     puts_back_draws: bool = False
 
@@ -128,6 +131,9 @@ class Variants(Tabular):
 class VariantModule(torch.nn.Module):
     """A module in the place of a model, which runs the variant that fits a call, and makes one where none does."""
 
+    # Whether programs have copies of the model's weights.
+    watches_weights = False
+
     def __init__(self, model: Any, on_guard: str, max_variants: int) -> None:
         if on_guard not in ON_GUARD:
             raise ValueError(f'on_guard must be "recapture", "raise" or "eager", not {on_guard!r}')
@@ -143,6 +149,8 @@ class VariantModule(torch.nn.Module):
         self._made = 0
         self._said: set[str] = set()
         self._watch: ModelWatch | None = None
+        # What paths of the model change themselves.
+        self._moving: list[Held] = []
         if isinstance(model, torch.nn.Module):
             self.__dict__.update({name: model.__dict__[name] for name in SHARED_WITH_MODEL if name in model.__dict__})
         function = model.forward if isinstance(model, torch.nn.Module) else model
@@ -197,21 +205,38 @@ class VariantModule(torch.nn.Module):
     def _changed(self, change: str) -> None:
         """The model is no longer what it was captured from: forget what was made of it."""
         with self._lock:
-            self._variants, self._hints, self._watch = (), {}, None
+            self._variants, self._hints, self._watch, self._moving = (), {}, None, []
         log.info("%s: all variants go, because %s", self._name, change)
 
     def _run(self, variant: Variant, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if variant.links:
             variant.follow_model()
+        if variant.held and (held := next((item for item in variant.held if item.differs()), None)) is not None:
+            raise GuardError(
+                f"the program was captured with another value of {held.what}, which a path of the model changes"
+            )
         if variant.puts_back_draws:
             result = _with_draws_put_back(variant.run, args, kwargs)
         else:
             result = variant.run(*args, **kwargs)
-        if not (variant.calls or variant.is_frozen) and self._watch is not None:
-            self._watch.settle()
+        if variant.program is None or not variant.calls:
+            self._settle(variant)
         variant.calls += 1
         variant.last_used = time.monotonic()
         return result
+
+    def _settle(self, variant: Variant) -> None:
+        """Do not mind what a run of the model has just changed itself."""
+        changed = self._watch.settle() if self._watch is not None and not variant.calls else None
+        if not changed:
+            return
+        with self._lock:
+            self._moving += changed
+            texts = {held.what for held in changed}
+            variant.held = [held for held in variant.held if held.what not in texts]
+            for other in self._variants:
+                if other is not variant and other.program is not None:
+                    other.held = [*other.held, *changed]
 
     def _search(
         self, key: Any, tried: list[Variant], error: GuardError | None, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -257,21 +282,24 @@ class VariantModule(torch.nn.Module):
         """Make a variant for a call; where there are too many, the one that was used least recently goes."""
         begin = time.perf_counter()
         if self._watch is None:
-            self._watch = ModelWatch(self._model)
+            self._watch = ModelWatch(self._model, self.watches_weights)
+        held = [item.now() for item in self._moving]
         variant = self._make(why, args, kwargs)
+        variant.held = held
         variant.seconds = time.perf_counter() - begin
         variant.last_used = time.monotonic()
-        kept = self._variants
-        if len(kept) >= self.max_variants:
-            oldest = min(kept, key=lambda item: item.last_used)
-            kept = tuple([item for item in kept if item is not oldest])
-            self._hints = {key: item for key, item in list(self._hints.items()) if item is not oldest}
-            log.info("%s: variant %d goes, it was used least recently", self._name, oldest.number)
-        self._variants = (*kept, variant)
+        if len(self._variants) >= self.max_variants:
+            self._drop(min(self._variants, key=lambda item: item.last_used), "it was used least recently")
+        self._variants = (*self._variants, variant)
         log.info(
             "%s: variant %d made in %s, because %s", self._name, variant.number, seconds_text(variant.seconds), why
         )
         return variant
+
+    def _drop(self, variant: Variant, reason: str) -> None:
+        self._variants = tuple([item for item in self._variants if item is not variant])
+        self._hints = {key: item for key, item in list(self._hints.items()) if item is not variant}
+        log.info("%s: variant %d goes, %s", self._name, variant.number, reason)
 
     def _number(self) -> int:
         self._made += 1
@@ -281,10 +309,16 @@ class VariantModule(torch.nn.Module):
         raise NotImplementedError
 
     def _eager(self, why: str, args: Any, kwargs: Any, reason: str) -> Variant:
-        """A variant that runs the model itself."""
+        """A variant that runs the model itself, for calls that look like this one."""
         self._say_once(f"{self._name}: runs the model's own Python, because {reason}")
-        inputs = call_text(args, kwargs)
-        return Variant(self._number(), why, inputs, self._model, runs_as=f"the model's own Python: {reason}")
+        inputs, model, expected = call_text(args, kwargs), self._model, likeness(args, kwargs)
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            if likeness(args, kwargs) != expected:
+                raise GuardError(f"the model's own Python runs for calls like {inputs}")
+            return model(*args, **kwargs)
+
+        return Variant(self._number(), why, inputs, run, runs_as=f"the model's own Python: {reason}")
 
     def _say_once(self, text: str) -> None:
         if text not in self._said:
@@ -335,8 +369,13 @@ def first_line(error: BaseException) -> str:
 
 
 def _is_watched() -> bool:
-    """Whether somebody traces this run, and should see the model itself; a default device is no tracing."""
+    """Whether somebody traces this run, transforms it (vmap) or takes derivatives forwards, and should see the model itself; a
+    default device is no tracing."""
     if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
+        return True
+    if forward_ad._current_level >= 0 or torch._C._functorch.maybe_current_level() is not None:
+        return True
+    if torch._C._len_torch_dispatch_stack():
         return True
     depth = _len_torch_function_stack()
     if not depth:

@@ -4,6 +4,7 @@ How far results may lie apart is said in `parts.py`, where parts are checked one
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import torch
 
 from torchgraft.analysis.comparison import frozen_leaves
+from torchgraft.analysis.surroundings import modules_behind
 from torchgraft.backends.backend import Options
 from torchgraft.backends.parts import differences, within
 from torchgraft.capturing.state.model_state import kept_state
@@ -51,6 +53,8 @@ def _limited(run: Callable[..., Any], seconds: float | None) -> Callable[..., An
 def _leaves_after(function: Callable[..., Any], model: Any, situation: Situation) -> dict[str, Any]:
     """What a call returns and leaves in its inputs; what it does to the model and to random states is put back."""
     values, keywords = situation.copied()
-    with kept_state(model), torch.no_grad():
+    with contextlib.ExitStack() as kept, torch.no_grad():
+        for _, root in modules_behind(model) or [("", torch.nn.Module())]:  # random states are put back anyway
+            kept.enter_context(kept_state(root))
         result = function(*values, **keywords)
         return frozen_leaves(result, "output") | frozen_leaves((values, keywords), "inputs afterwards")

@@ -8,16 +8,22 @@ moved. A write that torch does not count (through `.data`, or through memory sha
 
 from __future__ import annotations
 
-from itertools import chain
+from collections.abc import Callable
+from functools import partial
+from itertools import chain, compress
 from operator import attrgetter, getitem, is_, itemgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn.modules.batchnorm import _NormBase
 from torch.utils.hooks import RemovableHandle
 
 from torchgraft.analysis.aliases import Aliases
+from torchgraft.analysis.comparison import named_tensors_in
+from torchgraft.analysis.surroundings import joined, modules_behind
+from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.ir.modules import is_from_torch
+from torchgraft.ir.verify import find_attribute
 
 # What torch.compile goes by; without it every look compares.
 _tag: Any = getattr(torch._C._dynamo.guards, "dict_version", None)
@@ -33,6 +39,23 @@ class Grown(str):
     """A change that models make themselves, too, when they are first asked for something: it is no reason to refuse a call."""
 
     __slots__ = ()
+
+
+class Held(NamedTuple):
+    """Something that a program may have been captured with and that another path of the model changes: how to look at it, and
+    what it was."""
+
+    what: str
+    look: Callable[[], Any]
+    before: Any
+
+    def now(self) -> Held:
+        """The same, with what it is at the moment."""
+        return self._replace(before=self.look())
+
+    def differs(self) -> bool:
+        """Whether it is not what it was."""
+        return _differs(self.look(), self.before)
 
 
 class ModelWatch:
@@ -60,16 +83,19 @@ class ModelWatch:
         self._modes: list[torch.nn.Module] = []
         self._names: list[str] = []
         self._tensors: list[torch.Tensor] = []
+        self._versions: list[int] = []
+        self._pointers: list[int] = []
         self._tagged: list[dict[Any, Any]] = []
         self._empty: list[dict[Any, Any]] = []
+        # Tensors that programs of the model write, by their identity.
+        self.moving: dict[int, torch.Tensor] = {}
         self._tags: list[int] | None = None
-        for path, module in model.named_modules() if isinstance(model, torch.nn.Module) else ():
-            self._watch(path, module, weights)
+        for name, root in modules_behind(model):
+            for path, module in root.named_modules(prefix=name):
+                self._watch(path, module, weights)
         self._note_sizes()
         self._hooks = list(chain.from_iterable(self._hook_tables))
         self._training = list(map(_mode, self._modes))
-        self._versions = list(map(_version, self._tensors))
-        self._pointers = list(map(torch.Tensor.data_ptr, self._tensors))
 
     def _watch(self, path: str, module: torch.nn.Module, weights: bool) -> None:
         self._dicts.append(module._modules)
@@ -93,11 +119,8 @@ class ModelWatch:
                 self._owners.append(path)
         if weights:
             for name, tensor in [*module._parameters.items(), *module._buffers.items()]:
-                if tensor is None or isinstance(tensor, torch.nn.UninitializedParameter) or tensor.is_inference():
-                    continue
-                if name != "num_batches_tracked" or not isinstance(module, _NormBase):  # read in training mode alone
-                    self._names.append(f"{path}.{name}".lstrip("."))
-                    self._tensors.append(tensor)
+                if tensor is not None and (name != "num_batches_tracked" or not isinstance(module, _NormBase)):
+                    self._watch_tensor(joined(path, name), tensor)  # that one is read in training mode alone
 
     def _watch_attributes(self, path: str, values: dict[str, Any]) -> None:
         """The attributes of a module or of an object that it holds (a configuration), and what is in the containers there."""
@@ -112,47 +135,97 @@ class ModelWatch:
                     self._keys.append(name)
                     self._values.append(value)
                     self._owners.append(path)
-                    self._names.append(f"{path}.{name}".lstrip("."))
-                    self._tensors.append(value)
+                    self._watch_tensor(joined(path, name), value)
             elif id(value) in self._seen:
                 continue
             elif type(value) in _CONTAINERS and len(value) <= _MOST_ITEMS:
                 self._seen.add(id(value))
                 self._containers.append((path, value, _copied(value, 3)))
+                if self._weights:
+                    for place, tensor in named_tensors_in(value, joined(path, name)):
+                        self._watch_tensor(place, tensor)
             elif _is_record(value):
                 self._seen.add(id(value))
                 self._tagged.append(vars(value))
                 self._watch_attributes(path, vars(value))
 
+    def _watch_tensor(self, name: str, tensor: torch.Tensor) -> None:
+        """What is written into a tensor is a change; torch does not count writes into tensors of inference mode."""
+        if id(tensor) in self._seen or tensor.is_inference() or isinstance(tensor, torch.nn.UninitializedParameter):
+            return
+        self._seen.add(id(tensor))
+        self._names.append(name)
+        self._tensors.append(tensor)
+        self._versions.append(tensor._version)
+        self._pointers.append(tensor.data_ptr())
+
     def _note_sizes(self) -> None:
+        self._contents = [value for _, value, _ in self._containers]  # compared all at once
+        self._copies = [before for _, _, before in self._containers]
         self._sizes, self._tags = list(map(len, self._dicts)), None
         both = [*self._tagged, *self._empty]
         # Whether dicts are still empty is much quicker to ask than for their counters.
         self._tagged, self._empty = [item for item in both if item], [item for item in both if not item]
 
-    def settle(self) -> None:
-        """Do not mind what a run of the model has just changed itself: its counters, its caches."""
+    def settle(self) -> list[Held]:
+        """Do not mind what a run of the model has just changed itself: its counters, its caches. What it was before."""
+        changed: list[Held] = []
         entries, self._attributes = self._attributes, []
         for path, getter, values, before in entries:
-            names = [name for name in getter.__reduce__()[1] if name in values]
-            was = dict(
-                zip(getter.__reduce__()[1], before if len(getter.__reduce__()[1]) > 1 else (before,), strict=True)
-            )
-            same = [name for name in names if not _differs(values[name], was[name])]
+            every = getter.__reduce__()[1]
+            was = dict(zip(every, before if len(every) > 1 else (before,), strict=True))
+            same = [name for name in every if name in values and not _differs(values[name], was[name])]
+            changed += [
+                Held(f"'{joined(path, name)}'", partial(values.get, name, Held), was[name])
+                for name in every
+                if name not in same
+            ]
             if same:
                 self._attributes.append((path, itemgetter(*same), values, itemgetter(*same)(values)))
-        self._containers = [item for item in self._containers if not _differs(item[1], item[2])]
+        for entry in self._containers:
+            if _differs(entry[1], entry[2]):
+                changed.append(Held(f"a container of {_named(entry[0])}", partial(_copied, entry[1], 3), entry[2]))
+        self._containers = [entry for entry in self._containers if not _differs(entry[1], entry[2])]
+        for values, size in zip(self._dicts, self._sizes, strict=True):
+            if len(values) != size:
+                changed.append(Held("what attributes there are", partial(set, values), None))
         self._note_sizes()
+        return changed
 
-    def leave_out(self, program: Any) -> None:
-        """Do not mind changes of the tensors that a program of the model writes itself."""
-        memory = Aliases(program.graph)
+    def watch_program(self, program: GraphModule) -> dict[int, str]:
+        """Mind changes of all tensors that a program of the model refers to: a function may use some that no module has. Their
+        names, by identity."""
+        names: dict[int, str] = {}
+        for node in program.graph.find_nodes(op="get_attr"):
+            value = find_attribute(program, node.target)[0]
+            if isinstance(value, torch.Tensor):
+                self._watch_tensor(node.target, value)
+                names[id(value)] = node.target
+        return names
+
+    def leave_out(self, lowered: GraphModule) -> set[int]:
+        """Do not mind changes of the tensors that a lowered program writes itself, and of those that calls of which nobody knows
+        what they do are given or have: which these are, by identity. What such a call does to others is a change."""
+        memory = Aliases(lowered.graph)
         if not memory.has_writes:
-            return
-        kept = [index for index, tensor in enumerate(self._tensors) if not memory.is_state_written(tensor)]
+            return set()
+        own: set[int] = set()
+        for node, effects in memory.effects.items():
+            for item in (node, *node._inputs) if effects.unknown else ():
+                value = find_attribute(lowered, item._target)[0] if item._op in ("call_module", "get_attr") else None
+                if isinstance(value, torch.nn.Module):
+                    own.update(map(id, chain(value.parameters(), value.buffers())))
+                own.add(id(value))
+        written = {
+            id(tensor)
+            for tensor in chain(self._tensors, self.moving.values())
+            if id(tensor) in own or memory.is_known_to_be_written(tensor)
+        }
+        self.moving |= {id(tensor): tensor for tensor in self._tensors if id(tensor) in written}
+        stay = [id(tensor) not in written for tensor in self._tensors]
         for name in ("_names", "_tensors", "_versions", "_pointers"):
-            values = getattr(self, name)
-            setattr(self, name, [values[index] for index in kept])
+            setattr(self, name, list(compress(getattr(self, name), stay)))
+        return written
 
     def change(self) -> str | None:
         """What has changed, in words; None for nothing."""
@@ -193,7 +266,7 @@ class ModelWatch:
 
     def _what_was_written(self) -> str | None:
         """A container or tensor that is the same object and holds something else."""
-        if self._containers:
+        if self._containers and _differs(self._contents, self._copies):
             for path, value, before in self._containers:
                 if _differs(value, before):
                     return f"a container of {_named(path)} was changed"

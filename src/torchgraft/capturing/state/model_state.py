@@ -254,6 +254,8 @@ def kept_state(model: Any) -> Iterator[None]:
     """What runs change of a model and of random states is put back."""
     root = model if isinstance(model, torch.nn.Module) else torch.nn.Module()
     state = ModelState(paths_of_modules(root))
+    for module in state.paths:
+        state.watch(module)
     state.tensors  # noqa: B018 (as they are before the first run)
     try:
         yield
