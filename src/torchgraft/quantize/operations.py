@@ -91,4 +91,5 @@ def is_shape_read(node: Node) -> bool:
 
 
 def _asks_type(user: Node, node: Node) -> bool:
-    return user.op == "call_method" and user.target == "type_as" and user.args[0] is not node
+    is_call = user.op in ("call_function", "call_method")
+    return is_call and coarse_key(user) == "type_as" and user.args[0] is not node
