@@ -147,3 +147,13 @@ def test_a_drawing_shows_errors_in_colours(model):
 def test_reports_need_data(model):
     with pytest.raises(QuantizeError, match="there is no data to compare with"):
         report(model, [])
+
+
+@pytest.mark.parametrize("metric", [lambda program: float("nan"), lambda program: "good", lambda program: None])
+def test_a_metric_that_is_no_number_is_refused(model, metric):
+    for call in (search, sensitivity):
+        options = {"target": 1.0} if call is search else {}
+        with pytest.raises(QuantizeError, match="the metric says .*, which is no number"):
+            call(model, DATA, metric=metric, **options)
+    with pytest.raises(QuantizeError, match="expected a number for target, got 'high'"):
+        search(model, DATA, target="high")
