@@ -25,12 +25,12 @@ from torchgraft.quantize.operations import (
     ACTIVATIONS,
     AVERAGES,
     MOVES,
-    PRODUCTS,
     SELECTS,
     first_input,
     is_sum,
     operation,
     parts_of_join,
+    product,
     real_users,
 )
 from torchgraft.quantize.schemes import Numbers, Scheme
@@ -131,8 +131,8 @@ class _Planner:
 
     def _look_at(self, node: Node) -> None:
         if not is_layer(node, self.program):
-            name = operation(node, self.program)
-            if name in PRODUCTS:
+            name = product(node, self.program)
+            if name:
                 self.plan.others[node.name] = f"no integer form of {name} is chosen"
             elif node.op == "call_module" and _has_layers(find_attribute(self.program, node.target)[0]):
                 self.plan.others[node.name] = (
