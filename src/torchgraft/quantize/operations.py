@@ -70,9 +70,9 @@ def product(node: Node, root: torch.nn.Module) -> str:
     """The name of a call that multiplies, or holds weights, and has no integer form; empty for others.
 
     >>> import torchgraft
-    >>> program = torchgraft.capture(torch.nn.LSTM(2, 2), torch.ones(1, 2), level="module")
-    >>> [product(node, program) for node in program.graph.nodes if node.op == "call_module"]
-    ['LSTM']
+    >>> program = torchgraft.capture(torch.nn.LSTM(2, 2), torch.ones(1, 2), level="function")
+    >>> [name for node in program.graph.nodes if (name := product(node, program))]
+    ['lstm']
     """
     if node.op == "call_module":
         module = find_attribute(root, node.target)[0]

@@ -54,7 +54,7 @@ def join_layers(program: GraphModule) -> GraphModule:
     >>> native = torchgraft.quantize.quantize(torch.nn.Sequential(*layers).eval(), [torch.randn(1, 2, 4, 4)])
     >>> joined, x = join_layers(native), torch.randn(1, 2, 4, 4)
     >>> [node.name for node in joined.graph.nodes if node.op == "call_module"], torch.equal(joined(x), native(x))
-    (['integers_0_1'], True)
+    (['integers_0'], True)
     """
     result = GraphModule(program, copy.deepcopy(program.graph), type(program).__name__)
     result.meta = dict(program.meta)
