@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from torchgraft.quantize import calibrate, convert, prepare
+from torchgraft.quantize import calibrate, convert, join_layers, prepare
 from torchgraft.quantize.exchange import to_fake_quantize
 from torchgraft.quantize.native import to_native
 
@@ -33,6 +33,14 @@ def ours(model: torch.nn.Module, data: list[torch.Tensor]) -> Made:
     prepared = prepare(model, data[0])
     calibrate(prepared, data)
     program = to_native(convert(prepared))
+    return Made(program, time.perf_counter() - started)
+
+
+def ours_joined(model: torch.nn.Module, data: list[torch.Tensor]) -> Made:
+    started = time.perf_counter()
+    prepared = prepare(model, data[0])
+    calibrate(prepared, data)
+    program = join_layers(to_native(convert(prepared)))
     return Made(program, time.perf_counter() - started)
 
 
@@ -118,6 +126,7 @@ def _openvino_run(model: Any) -> Run:
 
 PEERS: dict[str, Callable[[torch.nn.Module, list[torch.Tensor]], Made]] = {
     "ours": ours,
+    "ours, joined": ours_joined,
     "torch.ao FX": torch_ao,
     "onnxruntime": onnxruntime,
     "OpenVINO + NNCF": openvino_nncf,

@@ -16,6 +16,7 @@ def batches():
     return [torch.full((2, 16), 0.1) * number + torch.arange(16) / 16 for number in range(1, 5)]
 
 nothing = []
+one = torch.ones(2, 16)
 """
 
 
@@ -49,9 +50,24 @@ def test_compare_takes_the_kept_program(tmp_path, capsys):
     assert "output" in capsys.readouterr().out
 
 
+def test_compare_never_takes_steps_for_numbers(tmp_path, capsys):
+    kept = tmp_path / "painter.pt"
+    main(["quantize", "zoo:learning_to_paint", "-o", str(kept)])
+    capsys.readouterr()
+    assert main(["compare", "zoo:learning_to_paint", str(kept), "--json"]) == 1
+    pairs = json.loads(capsys.readouterr().out)["pairs"]
+    apart = [pair for pair in pairs if pair["note"] == "numbers and steps of a scale"]
+    assert apart and {pair["verdict"] for pair in apart} == {"-"}
+    assert not [pair for pair in pairs if "uint8" in pair["note"]]
+    output = next(pair for pair in pairs if pair["second"] == "output")
+    assert output["verdict"] == "DIFFERENT" and output["sqnr"] > 40
+
+
 @pytest.mark.parametrize(
     ("more", "text"),
     [
+        (["--data", "{data}:one"], "one: expected an iterable of batches for data, got one tensor"),
+        (["--batches", "0"], "cannot calibrate with 0 batches"),
         (["--data", "{data}:nothing"], "has no batches"),
         (["--data", "{data}:batch"], "no 'batch' in"),
         (["--data", "somewhere"], "cannot read 'somewhere': it does not say where it is from"),

@@ -207,3 +207,17 @@ def test_a_long_chain_of_writes():
         return y
 
     assert converted(function)[0] == 1000
+
+
+def test_aten_operators_in_place_become_plain_ones():
+    class Writing(nn.Module):
+        def forward(self, x, y):
+            return ((x * 2).add_(y, alpha=3).relu_() + y).mul_(y)
+
+    inputs = (X, X.half())
+    program = torchgraft.capture(Writing(), inputs, level="aten")
+    expected = program(*inputs)
+    assert check_edit(Functionalize(), program) == 3
+    assert not [node for node in program.graph.nodes if "_." in str(node.target)]
+    found = program(*inputs)
+    assert torch.equal(found, expected) and found.dtype == expected.dtype

@@ -7,9 +7,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import torchgraft
 from torchgraft import QuantizeError
-from torchgraft.quantize import Config, Numbers, Scheme, default_config, quantize
+from torchgraft.quantize import Config, Numbers, Scheme, default_config, prepare, quantize
 from torchgraft.quantize.config import BACKENDS, as_config
+from torchgraft.quantize.plan import plan_of
 from torchgraft.quantize.schemes import NAMED
 
 names = st.sampled_from(sorted(NAMED))
@@ -51,6 +53,47 @@ def test_subclasses_of_a_type_count():
     assert Config("float", types={"torch.nn.Linear": "bf16"}).name_of("x", Mine) == "bf16"
 
 
+class Calling(torch.nn.Module):
+    """A convolution and a linear layer, each called as a module and as a function."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.line = torch.nn.Conv2d(3, 3, 1), torch.nn.Linear(4, 4)
+
+    def forward(self, x):
+        x = torch.conv2d(self.conv(x), self.conv.weight * 2)
+        return torch.nn.functional.linear(self.line(x), self.line.weight + 1)
+
+
+@pytest.mark.parametrize("level", ["function", "aten"])
+@pytest.mark.parametrize("name", ["conv2d", "linear"])
+@pytest.mark.parametrize("as_text", [True, False])
+def test_a_function_goes_by_one_name_however_it_is_called(name, level, as_text):
+    function = f"torch.nn.functional.{name}" if as_text else getattr(torch.nn.functional, name)
+    x = torch.randn(2, 3, 4, 4)
+    program = torchgraft.capture(Calling().eval(), x, level=level)
+    config = Config(functions={function: "float"})
+    stays = [layer.reason is not None for layer in plan_of(prepare(program, config=config)).layers.values()]
+    assert stays == ([True, True, False, False] if name == "conv2d" else [False, False, True, True])
+
+
+@pytest.mark.parametrize(
+    ("config", "text"),
+    [
+        (Config(types={torch.nn.LSTM: "float"}), "type 'torch.nn.LSTM'"),
+        (Config(types={"torch.nn.Linaer": "float"}), "type 'torch.nn.Linaer'"),
+        (Config(functions={"torch.nn.functional.linaer": "float"}), "function 'torch.nn.functional.linaer'"),
+    ],
+)
+def test_what_no_layer_goes_by_is_refused(config, text):
+    with pytest.raises(QuantizeError) as error:
+        quantize(torch.nn.Sequential(torch.nn.Linear(4, 4)).eval(), [torch.ones(2, 4)], config=config)
+    assert str(error.value) in (
+        f"the configuration names {text}, and no layer goes by that\nlayers are: torch.nn.Linear",
+        f"the configuration names {text}, and no layer goes by that\nlayers are: torch.nn.functional.linear",
+    )
+
+
 @given(names, st.dictionaries(keys, names, max_size=3), st.dictionaries(keys, names, max_size=2), st.booleans())
 def test_toml_reads_back(scheme, modules, types, switch):
     config = Config(scheme, modules, types, equalize=switch)
@@ -84,6 +127,21 @@ def test_every_backend_has_a_default(backend):
         (lambda: Numbers(9), "cannot use integers of 9 bits\nuse 2 to 8"),
         (lambda: Numbers(4, per="group"), "groups need a size"),
         (lambda: Numbers(per="chanel"), "unknown spread of scales 'chanel'"),
+        (lambda: Config.from_text("modules = 3"), "expected names and their schemes for modules, got 3\n"),
+        (lambda: Config.from_text("schemes = 3"), "expected names and their schemes for schemes, got 3\n"),
+        (lambda: Config.from_text('equalize = "no"'), "expected true or false for equalize, got 'no'"),
+        (
+            lambda: Config.from_text("[schemes.x]\nwieghts = {}"),
+            "cannot read the scheme 'x': Scheme got an unexpected keyword",
+        ),
+        (
+            lambda: Config.from_text("[schemes.x]\nweights = {bit = 4}"),
+            "cannot read the scheme 'x': Numbers got an unexpected",
+        ),
+        (lambda: Config.from_text('[schemes.x]\nweights = "int8"'), "expected Numbers for weights, got 'int8'"),
+        (lambda: Config.from_text('[schemes.x]\nweights = {bits = "4"}'), "expected a whole number for bits, got '4'"),
+        (lambda: Scheme(cast="float17"), "cannot cast to 'float17'\nuse one of: bfloat16, float16"),
+        (lambda: as_config("nowhere.toml", "native"), "there is no file 'nowhere.toml'\n"),
     ],
 )
 def test_mistakes_are_said_in_a_line(make, text):

@@ -8,7 +8,7 @@ from torch import nn
 
 import torchgraft
 from tests.quantize.test_flow import Residual, decibels, images
-from torchgraft.quantize import Config, Numbers, Scheme, calibrate, convert, prepare, quantize
+from torchgraft.quantize import Config, Numbers, Scheme, calibrate, convert, prepare, quantize, sqnr
 from torchgraft.quantize.equalizing import EqualizeLayers
 
 LEVELS = ["module", "function", "symbolic"]
@@ -92,3 +92,14 @@ def test_all_corrections_together_on_convolutions(level):
     plain = quantize(program, data, config="static-int4", backend="reference")
     with torch.no_grad():
         assert decibels(model(data[0]), corrected(data[0])) > decibels(model(data[0]), plain(data[0])) + 2
+
+
+def test_weights_that_were_computed_are_equalized():
+    torch.manual_seed(0)
+    first = nn.utils.parametrizations.weight_norm(nn.Linear(8, 8))
+    model = nn.Sequential(first, nn.ReLU(), nn.Linear(8, 4)).eval()
+    x = torch.randn(32, 8)
+    program = prepare(model, x, config=Config(equalize=True))
+    assert torch.allclose(program(x), model(x), atol=1e-5)
+    calibrate(program, [x])
+    assert sqnr(model, convert(program), [x]) > 30

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 import torchgraft
 from torchgraft import QuantizeError
-from torchgraft.quantize import Config, calibrate, convert, dequantize_tensor, prepare, quantize, quantize_tensor
+from torchgraft.quantize import Config, calibrate, convert, dequantize_tensor, prepare, quantize, quantize_tensor, sqnr
 from torchgraft.quantize.plan import plan_of
 from torchgraft.quantize.schemes import NAMED
 
@@ -305,6 +305,15 @@ def test_wrong_input_has_clear_errors(model):
     assert refused(lambda: quantize(model, [images(), (images(), images())])).startswith(
         "batch 1 of the calibration data does not fit the program: "
     )
+    assert refused(lambda: quantize(model, [(images(), images())])).startswith(
+        "the first batch does not fit Residual(x): "
+    )
+    assert refused(lambda: quantize(model, [{"y": images()}])).startswith("the first batch does not fit Residual(x): ")
+    assert refused(lambda: quantize(model, [images(), torch.randn(2, 4, 8, 8)])).startswith(
+        "batch 1 of the calibration data cannot be run: "
+    )
+    assert refused(lambda: prepare(prepare(model, images()))).startswith("Residual has been prepared before")
+    assert refused(lambda: sqnr(model, model, iter([]))).startswith("there is no data to compare with\n")
     assert refused(lambda: quantize(model, [images() * float("nan")])).startswith(
         "384 of 384 values are infinite or not numbers, so no range fits them\nat 'x'"
     )

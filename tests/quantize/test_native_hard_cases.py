@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+import torchgraft
 from torchgraft.quantize import Config, Numbers, Scheme, calibrate, convert, prepare, prepare_qat, quantize, sqnr
 
 
@@ -146,3 +147,38 @@ def test_what_was_trained_is_in_the_state_dict() -> None:
     trained.train()(x)
     loaded.load_state_dict(trained.state_dict())
     assert torch.equal(convert(loaded.eval())(x), convert(trained.eval())(x))
+
+
+@pytest.mark.parametrize("level", ["module", "function", "aten"])
+def test_activations_in_place_are_applied_once(level: str) -> None:
+    x = torch.randn(4, 4, 8, 8)
+    model = nn.Sequential(
+        nn.Conv2d(4, 4, 3), nn.Hardswish(True), nn.Conv2d(4, 4, 3), nn.ELU(1.0, True), nn.Conv2d(4, 2, 1)
+    )
+    program = torchgraft.capture(model.eval(), x, level=level)
+    reference, native = (quantize(program, [x], backend=backend) for backend in ("reference", "native"))
+    assert sqnr(reference, native, [x]) > 60 and sqnr(model, native, [x]) > 25
+
+
+@pytest.mark.parametrize("level", ["function", "aten"])
+def test_sums_in_place_are_fused(level: str) -> None:
+    def function(self: Any, x: torch.Tensor) -> Any:
+        y = torch.relu(self.one(x))
+        z = self.two(y)
+        z += y
+        return self.three(z.relu_())
+
+    torch.manual_seed(0)
+    model = Calls(function, one=nn.Conv2d(4, 4, 3, padding=1), two=nn.Conv2d(4, 4, 1), three=nn.Conv2d(4, 4, 1)).eval()
+    x = torch.randn(4, 4, 8, 8)
+    program = torchgraft.capture(model, x, level=level)
+    reference, native = (quantize(program, [x], backend=backend) for backend in ("reference", "native"))
+    assert "IntegerLayerWithSum" in [type(module).__name__ for module in native.modules()]
+    assert sqnr(reference, native, [x]) > 35
+
+
+def test_layers_that_are_kept_whole_may_be_called_by_keywords() -> None:
+    model = Calls(lambda self, x: self.last(self.drop(input=x)), drop=nn.Softmax(1), last=nn.Linear(4, 4)).eval()
+    x = torch.randn(4, 4)
+    native = quantize(torchgraft.capture(model, x, level="module"), [x])
+    assert sqnr(model, native, [x]) > 25

@@ -102,3 +102,12 @@ def test_the_sample_of_a_large_tensor_is_of_all_its_places():
     share = 1 - float(watching.counts[0] / watching.counts.sum())
     assert 0.015 < share < 0.025  # one place of 49
     assert watching.range()[1] > 0.7 * values.max()
+
+
+@pytest.mark.parametrize("shift", [0.0, 1.0])
+@pytest.mark.parametrize("name", sorted(OBSERVERS))
+def test_the_zeros_of_a_relu_do_not_outweigh_everything_else(name, shift):
+    watching = observer(name, Numbers(8))
+    values = torch.relu(torch.randn(4096, generator=torch.Generator().manual_seed(0)) - shift)
+    watching(values)
+    assert float(values.square().mean()) > 300 * noise(watching, values)

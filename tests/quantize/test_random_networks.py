@@ -12,7 +12,7 @@ from torch.nn import functional as F
 import torchgraft
 from tests.quantize.test_flow import decibels
 from torchgraft import QuantizeError
-from torchgraft.quantize import calibrate, convert, prepare, to_native
+from torchgraft.quantize import calibrate, convert, join_layers, prepare, to_native
 
 CHANNELS = 4
 STEPS = [
@@ -118,6 +118,7 @@ def test_random_networks(steps, level, scheme):
         calibrate(prepared, data)
         reference = convert(prepared)
         native = to_native(reference)
+        joined = join_layers(native)
         for x in (data[1], torch.cat([data[0], data[2]])[:4]):
             kept = x.clone()
             expected, close, found = model(x), reference(x), native(x)
@@ -126,4 +127,5 @@ def test_random_networks(steps, level, scheme):
             assert decibels(expected, close) > 14
             assert decibels(close, found) > 24
             assert torch.equal(native(x), found)
+            assert all(torch.equal(joined(x), found) for _ in range(2))
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())

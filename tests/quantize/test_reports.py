@@ -147,3 +147,35 @@ def test_a_drawing_shows_errors_in_colours(model):
 def test_reports_need_data(model):
     with pytest.raises(QuantizeError, match="there is no data to compare with"):
         report(model, [])
+
+
+@pytest.mark.parametrize("metric", [lambda program: float("nan"), lambda program: "good", lambda program: None])
+def test_a_metric_that_is_no_number_is_refused(model, metric):
+    for call in (search, sensitivity):
+        options = {"target": 1.0} if call is search else {}
+        with pytest.raises(QuantizeError, match="the metric says .*, which is no number"):
+            call(model, DATA, metric=metric, **options)
+    with pytest.raises(QuantizeError, match="expected a number for target, got 'high'"):
+        search(model, DATA, target="high")
+
+
+class Whole(nn.Module):
+    """Layers that torch computes in one call each, and a linear one."""
+
+    def __init__(self):
+        super().__init__()
+        self.attention, self.memory = nn.MultiheadAttention(8, 2, batch_first=True), nn.LSTM(8, 8, batch_first=True)
+        self.head = nn.Linear(8, 2)
+
+    def forward(self, x):
+        x = self.attention(x, x, x, need_weights=False)[0]
+        return self.head(self.memory(x)[0])
+
+
+@pytest.mark.parametrize("level", ["module", "function", "aten"])
+def test_layers_of_one_call_are_listed(level):
+    x = torch.randn(2, 5, 8)
+    found = report(torchgraft.capture(Whole().eval(), x, level=level), [x])
+    names = ["MultiheadAttention", "LSTM"] if level == "module" else ["multi_head_attention_forward", "lstm"]
+    assert list(found.others.values()) == [f"no integer form of {name} is chosen" for name in names]
+    assert all(f"no integer form of {name} is chosen" in str(found) for name in names)

@@ -11,10 +11,10 @@ from torch.nn import functional as F
 
 import torchgraft
 from torchgraft import QuantizeError
-from torchgraft.quantize import convert, prepare_qat
+from torchgraft.quantize import convert, prepare_qat, sqnr
 from torchgraft.quantize.native import to_native
 from torchgraft.quantize.operators import fake_quantize
-from torchgraft.quantize.schemes import Numbers
+from torchgraft.quantize.schemes import Numbers, Scheme
 from torchgraft.quantize.training import TrainedLayer
 from torchgraft.quantize.weights import quantize_weight, weight_scale
 
@@ -69,7 +69,7 @@ def test_a_norm_is_folded_exactly_while_it_normalises_the_batch():
     with torch.no_grad():
         norm.weight.uniform_(-2, 2), norm.bias.uniform_(-1, 1)
     plain = nn.Sequential(copy.deepcopy(layer), copy.deepcopy(norm)).train()
-    trained = TrainedLayer(layer, norm, None, 0, None).train()
+    trained = TrainedLayer(layer, norm, Scheme(), 0, None).train()
     x = torch.randn(6, 3, 7, 7)
     # Without rounding it is the layer and its norm: results, gradients and statistics.
     expected, found = plain(x), trained(x)
@@ -84,7 +84,7 @@ def test_a_norm_is_folded_exactly_while_it_normalises_the_batch():
 def test_what_is_rounded_in_training_is_what_will_be_rounded():
     torch.manual_seed(0)
     numbers = Numbers(4, True, True, "channel")
-    trained = TrainedLayer(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), numbers, 0, None).train()
+    trained = TrainedLayer(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), Scheme(numbers), 0, None).train()
     trained(torch.randn(8, 3, 6, 6))
     weight, _ = trained.folded()
     final = quantize_weight(trained.settled().weight, numbers, 0)
@@ -95,7 +95,7 @@ def test_gradients_of_weights_against_a_written_out_reference():
     torch.manual_seed(0)
     numbers = Numbers(4, True, True, "channel")
     layer = nn.Linear(6, 3)
-    trained = TrainedLayer(layer, None, numbers, 0, None)
+    trained = TrainedLayer(layer, None, Scheme(numbers), 0, None)
     x = torch.randn(5, 6)
     trained(x).square().sum().backward()
     scale, _ = weight_scale(layer.weight, numbers, 0)
@@ -158,3 +158,15 @@ def test_four_bits_learn_to_read_digits():
     assert found["fp32"] > 0.97
     assert found["QAT int4"] >= found["fp32"] - 0.005
     assert found["QAT int4"] >= found["post-training int4"]
+
+
+@pytest.mark.parametrize("scheme", ["dynamic-int8", "dynamic-int8-rows"])
+def test_inputs_whose_scales_are_chosen_at_run_time_are_rounded_in_training(scheme):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+    program = prepare_qat(model, torch.randn(2, 8), config=scheme)
+    x = torch.randn(32, 8, requires_grad=True)
+    program(x).sum().backward()
+    assert x.grad is not None and bool(x.grad.abs().sum() > 0)
+    assert sqnr(program.eval(), convert(program), [x.detach()]) > 100
+    assert sqnr(model.eval(), program, [x.detach()]) < 60

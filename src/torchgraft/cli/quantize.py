@@ -68,6 +68,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _batches(arguments: argparse.Namespace, chosen: Any) -> list[Any]:
     """The batches of --data, or the one that is known for the model."""
+    from torchgraft.quantize.calibrating import batches
+
+    if arguments.batches < 1:
+        wrong_usage(arguments, f"cannot calibrate with {arguments.batches} batches\ngive --batches 1 or more")
     if arguments.data is None:
         if not chosen.has_inputs:
             wrong_usage(
@@ -81,7 +85,10 @@ def _batches(arguments: argparse.Namespace, chosen: Any) -> list[Any]:
     except GraftError as error:
         wrong_usage(arguments, error)
     given = value() if callable(value) else value
-    found = list(itertools.islice(given, arguments.batches))
+    try:
+        found = list(itertools.islice(batches(given), arguments.batches))
+    except GraftError as error:
+        wrong_usage(arguments, f"{arguments.data}: {error}")
     if not found:
         wrong_usage(arguments, f"{arguments.data} has no batches")
     return found

@@ -110,6 +110,7 @@ def _set(holder: torch.nn.Module, name: str, value: Any) -> None:
     if isinstance(value, torch.nn.Module):
         holder._modules[name] = value
     elif isinstance(value, torch.nn.Parameter):
+        holder._buffers.pop(name, None)  # a constant that was folded, say
         holder.register_parameter(name, value)
     else:
         place_attribute(holder, name, value, persistent=False)

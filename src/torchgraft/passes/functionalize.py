@@ -140,6 +140,8 @@ def _form(node: Node, written: Node, memory: Aliases) -> _Form | None:
     if target in PLAIN_FORM:
         # `+=` also means lists and numbers.
         return ("call_function", PLAIN_FORM[target], node._args, node._kwargs) if memory.is_tensor(written) else None
+    if isinstance(target, torch._ops.OpOverload):
+        return _without_underscore(node)
     if getattr(target, "__module__", None) == "torch.nn.functional":
         return _without_inplace(node)
     name = getattr(target, "__name__", "")
@@ -166,6 +168,15 @@ def _without_inplace(node: Node) -> _Form | None:
         args,
         {**node._kwargs, "inplace": False} if place >= len(args) else node._kwargs,
     )
+
+
+def _without_underscore(node: Node) -> _Form | None:
+    """The ATen operator that computes what one in place writes."""
+    home, _, name = node._target._schema.name.partition("::")
+    if home != "aten" or not name.endswith("_") or name.endswith("__") or not _has_counterpart(name):
+        return None
+    pure = getattr(getattr(torch.ops.aten, name[:-1]), node._target._overloadname)
+    return "call_function", pure, node._args, node._kwargs
 
 
 def _has_counterpart(name: str) -> bool:
@@ -196,7 +207,10 @@ def _convert(node: Node, form: _Form, later: dict[Node, list[Node]]) -> bool:
     if any(isinstance(source, Node) and source is not written for source in node._inputs):
         # A write keeps the type of what it writes; a computation takes the wider one.
         with graph.inserting_after(node):
-            result = graph.call_method("type_as", (node, written))
+            if isinstance(node._target, torch._ops.OpOverload):
+                result = graph.call_function(torch.ops.aten.type_as.default, (node, written))
+            else:
+                result = graph.call_method("type_as", (node, written))
         result._origin = node._origin
         for user in list(node._users):
             if user is not result:

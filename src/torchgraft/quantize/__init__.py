@@ -11,7 +11,7 @@ from torchgraft.quantize.equalizing import EqualizeLayers
 from torchgraft.quantize.exchange import to_fake_quantize
 from torchgraft.quantize.flow import quantize
 from torchgraft.quantize.measuring import sqnr
-from torchgraft.quantize.native import to_native
+from torchgraft.quantize.native import join_layers, to_native
 from torchgraft.quantize.operators import dequantize_tensor, fake_quantize, quantize_tensor, scale_of_values
 from torchgraft.quantize.preparing import prepare
 from torchgraft.quantize.reporting import QuantizeReport, report
@@ -36,6 +36,7 @@ __all__ = [
     "dequantize_tensor",
     "explain_speed",
     "fake_quantize",
+    "join_layers",
     "load_weights",
     "prepare",
     "prepare_qat",

@@ -51,6 +51,11 @@ def calibrate(program: GraphModule, data: Iterable[Any], progress: Progress | No
                     f"batch {done} of the calibration data does not fit the program: {str(error).splitlines()[0]}\n"
                     f"{_advice(batch)}"
                 ) from error
+            except RuntimeError as error:
+                raise QuantizeError(
+                    f"batch {done} of the calibration data cannot be run: {str(error).splitlines()[0]}\n"
+                    "give data like what the model will see"
+                ) from error
             done += 1
             if progress is not None:
                 progress(done, total)

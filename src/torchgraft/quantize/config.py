@@ -52,8 +52,17 @@ class Config:
     learn_rounding: bool = False
 
     def __post_init__(self) -> None:
+        for name in _SWITCHES:
+            if not isinstance(getattr(self, name), bool):
+                raise QuantizeError(f"expected true or false for {name}, got {getattr(self, name)!r}")
+        for table in ("modules", "types", "functions", "schemes"):
+            if not isinstance(getattr(self, table), Mapping):
+                raise QuantizeError(
+                    f"expected names and their schemes for {table}, got {getattr(self, table)!r}\n"
+                    f'write for example {table}={{"a_name": ...}}'
+                )
         for table in ("modules", "types", "functions"):
-            given = {_text_of(key): value for key, value in getattr(self, table).items()}
+            given = {text_of(key): value for key, value in getattr(self, table).items()}
             object.__setattr__(self, table, given)
         for name in (self.scheme, *self.modules.values(), *self.types.values(), *self.functions.values()):
             scheme(name, dict(self.schemes))
@@ -75,9 +84,9 @@ class Config:
                 if fnmatch.fnmatchcase(place, pattern):
                     return name
         for base in kind.__mro__ if kind is not None else ():
-            if (found := self.types.get(_text_of(base))) is not None:
+            if (found := self.types.get(text_of(base))) is not None:
                 return found
-        known = self.functions.get(_text_of(function)) if function is not None else None
+        known = self.functions.get(text_of(function)) if function is not None else None
         return self.scheme if known is None else known
 
     def with_float(self, paths: Any) -> Config:
@@ -97,12 +106,16 @@ class Config:
         for key in given:
             if key not in names:
                 raise QuantizeError(f"the configuration has no entry {key!r}\n{suggestion(key, names)}")
-        own = {name: _scheme_from(name, table) for name, table in given.pop("schemes", {}).items()}
+        own = given.pop("schemes", {})
+        if isinstance(own, Mapping):
+            own = {name: _scheme_from(name, table) for name, table in own.items()}
         return cls(**given, schemes=own)
 
     @classmethod
     def load(cls, path: str | PathLike[str]) -> Config:
         """The value that a TOML file says."""
+        if not Path(path).is_file():
+            raise QuantizeError(f"there is no file {str(path)!r}\ngive a TOML file, or the name of a scheme")
         return cls.from_text(Path(path).read_text(encoding="utf-8"))
 
     def __str__(self) -> str:
@@ -186,24 +199,30 @@ def as_config(value: Config | str | PathLike[str] | None, backend: str) -> Confi
     )
 
 
-def _text_of(item: Any) -> str:
+def text_of(item: Any) -> str:
     """The path of a class or function, as people write it: torch.nn.Linear, torch.nn.functional.linear."""
     if isinstance(item, str):
         return item
     home, name = getattr(item, "__module__", "") or "", getattr(item, "__qualname__", str(item))
     if home.startswith("torch.nn.modules"):
         home = "torch.nn"
-    if home in ("torch._C._nn", "torch") and hasattr(torch.nn.functional, name):
-        home = "torch.nn.functional"
+    if home.startswith(("torch._C._nn", "torch._ops.aten")) or home == "torch":
+        # The same function goes by several names: torch.conv2d, torch.nn.functional.conv2d, torch.ops.aten.conv2d.default.
+        plain = name.removeprefix("_VariableFunctionsClass.").removeprefix("aten::")
+        if hasattr(torch.nn.functional, plain):
+            home, name = "torch.nn.functional", plain
     return f"{home}.{name}" if home else name
 
 
 def _scheme_from(name: str, table: Mapping[str, Any]) -> Scheme:
-    given: dict[str, Any] = {key: Numbers(**item) if isinstance(item, Mapping) else item for key, item in table.items()}
     try:
+        given: dict[str, Any] = {
+            key: Numbers(**item) if isinstance(item, Mapping) else item for key, item in table.items()
+        }
         return Scheme(**given)
-    except TypeError as error:
-        raise QuantizeError(f"cannot read the scheme {name!r}: {error}") from None
+    except (TypeError, AttributeError) as error:
+        said = str(error).replace(".__init__()", "")
+        raise QuantizeError(f"cannot read the scheme {name!r}: {said}") from None
 
 
 def _key(text: str) -> str:

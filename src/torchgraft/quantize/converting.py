@@ -21,7 +21,7 @@ from torchgraft.passes.remove_no_ops import RemoveNoOps
 from torchgraft.quantize.calibrating import check_observed
 from torchgraft.quantize.corrections import INPUTS, ROUNDED, corrected_bias, learn_rounding
 from torchgraft.quantize.observers import Observer
-from torchgraft.quantize.operations import is_sum
+from torchgraft.quantize.operations import is_sum, operation
 from torchgraft.quantize.operators import dequantize_tensor, quantize_tensor, scale_of_values
 from torchgraft.quantize.plan import KEY, PlannedLayer, plan_of, weight_axis
 from torchgraft.quantize.preparing import STORED, Stored, inherit
@@ -95,7 +95,7 @@ class _Conversion:
 
     def _drop_cast(self, node: Node) -> None:
         """A sum is given the type of its first side; where both sides have the same, that is nothing."""
-        if node.op != "call_method" or node.target != "type_as" or not isinstance(node.args[0], Node):
+        if operation(node, self.program) != "type_as" or not isinstance(node.args[0], Node):
             return
         total = node.args[0]
         if not is_sum(total, self.program):

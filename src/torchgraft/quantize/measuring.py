@@ -18,6 +18,7 @@ from torchgraft.analysis.comparison import tensors_in
 from torchgraft.capturing.state.model_state import kept_state
 from torchgraft.codegen.calling import placeholder_values
 from torchgraft.codegen.graph_module import GraphModule
+from torchgraft.errors import QuantizeError
 from torchgraft.interpreter import Interpreter
 from torchgraft.ir.node import Node, map_arg
 from torchgraft.ir.verify import find_attribute
@@ -79,7 +80,7 @@ def sqnr(model: Any, program: Any, data: Iterable[Any]) -> float:
 def error_of(model: Any, program: Any, data: Iterable[Any]) -> Error:
     """The error of a program's results over batches of data. Where runs change state that both share, it is put back."""
     total = Error()
-    keeps = changes_state(program)
+    keeps, is_empty = changes_state(program), True
     with torch.no_grad():
         for batch in data:
             args, kwargs = inputs_of(batch)
@@ -87,6 +88,12 @@ def error_of(model: Any, program: Any, data: Iterable[Any]) -> Error:
                 expected = model(*args, **kwargs)
             with kept_state(program) if keeps else nullcontext():
                 total = total.plus(Error.between(expected, program(*args, **kwargs)))
+            is_empty = False
+    if is_empty:
+        raise QuantizeError(
+            "there is no data to compare with\n"
+            "give an iterable of batches such as [x1, x2]; an iterator has none left after it was used"
+        )
     return total
 
 

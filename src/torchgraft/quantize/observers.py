@@ -190,25 +190,35 @@ class Entropy(_Counting):
 
     def range(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Ranges that grow from the middle outwards, compared by what is lost."""
-        edges = self._edges().double()
+        edges, counts = self._edges().double(), self._counts_beside_zero()
         levels = self.numbers.range[1] - self.numbers.range[0] + 1
         best, chosen = float("inf"), 1.0
         for part in torch.linspace(0.3, 1.0, 36).tolist():
             inside = (edges[:-1] >= edges[0] * part - 1e-12) & (edges[1:] <= edges[-1] * part + 1e-12)
-            lost = self._divergence(inside, levels)
+            lost = self._divergence(counts, inside, levels)
             if lost <= best:
                 best, chosen = lost, part
         return self.lowest * chosen, self.highest * chosen
 
-    def _divergence(self, inside: torch.Tensor, levels: int) -> float:
-        kept = self.counts[inside].clone()
-        total = self.counts.sum()
+    def _counts_beside_zero(self) -> torch.Tensor:
+        """The counts, with no more at zero than beside it: a step stands for zero exactly, so that the many zeros of a ReLU lose
+        nothing, and would outweigh everything else."""
+        counts = self.counts.clone()
+        width = (self.highest - self.lowest).clamp(min=torch.finfo(torch.float32).tiny)
+        place = int((torch.nan_to_num(-self.lowest / width) * self.bins).clamp(0, self.bins - 1))
+        beside = counts[max(place - 1, 0) : place + 2].sum() - counts[place]
+        counts[place] = torch.minimum(counts[place], beside)
+        return counts
+
+    def _divergence(self, counts: torch.Tensor, inside: torch.Tensor, levels: int) -> float:
+        kept = counts[inside].clone()
+        total = counts.sum()
         if kept.numel() < 2 or not bool(kept.sum() > 0):
             return float("inf")
         first, last = int(inside.to(torch.uint8).argmax()), self.bins - 1 - int(inside.flip(0).to(torch.uint8).argmax())
         plain = kept.clone()
-        kept[0] += self.counts[:first].sum()
-        kept[-1] += self.counts[last + 1 :].sum()
+        kept[0] += counts[:first].sum()
+        kept[-1] += counts[last + 1 :].sum()
         bucket = torch.arange(kept.numel(), device=kept.device) * levels // kept.numel()
         sums = torch.zeros(levels, dtype=kept.dtype, device=kept.device).scatter_add(0, bucket, plain)
         filled = torch.zeros_like(sums).scatter_add(0, bucket, (plain > 0).to(kept.dtype))

@@ -37,7 +37,13 @@ ACTIVATIONS = frozenset(
     {"relu", "relu6", "hardtanh", "hardswish", "silu", "gelu", "selu", "elu", "sigmoid", "tanh", "leaky_relu", "mish"}
     | {"hardsigmoid", "softplus", "logsigmoid", "celu", "clamp", "clamp_min"}
 )  # fmt: skip
-PRODUCTS = frozenset({"matmul", "bmm", "mm", "addmm", "baddbmm", "einsum", "scaled_dot_product_attention", "embedding"})
+# Calls that multiply, or hold weights, and have no integer form; recurrent layers and attention are one call of torch's.
+PRODUCTS = frozenset(
+    {"matmul", "bmm", "mm", "addmm", "baddbmm", "einsum", "scaled_dot_product_attention", "embedding", "embedding_bag"}
+    | {"bilinear", "lstm", "gru", "rnn_tanh", "rnn_relu", "lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell"}
+    | {"multi_head_attention_forward", "_native_multi_head_attention", "_transformer_encoder_layer_fwd"}
+)
+_WHOLE = (torch.nn.RNNBase, torch.nn.RNNCellBase, torch.nn.MultiheadAttention)
 
 
 def operation(node: Node, root: torch.nn.Module) -> str:
@@ -58,6 +64,22 @@ def operation(node: Node, root: torch.nn.Module) -> str:
     else:
         return ""
     return key if isinstance(key, str) else ""
+
+
+def product(node: Node, root: torch.nn.Module) -> str:
+    """The name of a call that multiplies, or holds weights, and has no integer form; empty for others.
+
+    >>> import torchgraft
+    >>> program = torchgraft.capture(torch.nn.LSTM(2, 2), torch.ones(1, 2), level="function")
+    >>> [name for node in program.graph.nodes if (name := product(node, program))]
+    ['lstm']
+    """
+    if node.op == "call_module":
+        module = find_attribute(root, node.target)[0]
+        if isinstance(module, _WHOLE):
+            return type(module).__name__
+    name = operation(node, root) or str(getattr(node.target, "__name__", ""))
+    return name if name in PRODUCTS else ""
 
 
 def is_sum(node: Node, root: torch.nn.Module) -> bool:
@@ -91,4 +113,5 @@ def is_shape_read(node: Node) -> bool:
 
 
 def _asks_type(user: Node, node: Node) -> bool:
-    return user.op == "call_method" and user.target == "type_as" and user.args[0] is not node
+    is_call = user.op in ("call_function", "call_method")
+    return is_call and coarse_key(user) == "type_as" and user.args[0] is not node

@@ -8,6 +8,7 @@ of a sum that a layer can do on the fly.
 
 from __future__ import annotations
 
+import fnmatch
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -19,17 +20,17 @@ from torchgraft.ir.node import Node
 from torchgraft.ir.origin import source_of
 from torchgraft.ir.verify import find_attribute
 from torchgraft.passes.layer_calls import Layer, bound, is_layer, layer_arguments, read_layer
-from torchgraft.quantize.config import Config
+from torchgraft.quantize.config import Config, text_of
 from torchgraft.quantize.operations import (
     ACTIVATIONS,
     AVERAGES,
     MOVES,
-    PRODUCTS,
     SELECTS,
     first_input,
     is_sum,
     operation,
     parts_of_join,
+    product,
     real_users,
 )
 from torchgraft.quantize.schemes import Numbers, Scheme
@@ -115,6 +116,8 @@ class _Planner:
         self.leader: dict[Node, Node] = {}
         self.takers: dict[Node, set[Node]] = {}
         self.memory: Aliases | None = None
+        self.types: set[str] = set()
+        self.functions: set[str] = set()
 
     def run(self) -> Plan:
         nodes = list(self.program.graph.nodes)
@@ -128,8 +131,8 @@ class _Planner:
 
     def _look_at(self, node: Node) -> None:
         if not is_layer(node, self.program):
-            name = operation(node, self.program)
-            if name in PRODUCTS:
+            name = product(node, self.program)
+            if name:
                 self.plan.others[node.name] = f"no integer form of {name} is chosen"
             elif node.op == "call_module" and _has_layers(find_attribute(self.program, node.target)[0]):
                 self.plan.others[node.name] = (
@@ -138,6 +141,8 @@ class _Planner:
             return
         path, kind = place_of(node, self.program)
         function = node.target if node.op == "call_function" else None
+        self.types.update(map(text_of, kind.__mro__ if kind is not None else ()))
+        self.functions.update([text_of(function)] if function is not None else [])
         name = self.plan.config.name_of(path, kind, function)
         scheme = self.plan.config.scheme_of(path, kind, function)
         source = source_of(node)
@@ -253,17 +258,25 @@ class _Planner:
             plan.consumers[node.name] = tuple([user.name for user in node._users if user in wanted])
 
     def _check_config(self) -> None:
-        """Refuse names that nothing goes by: most likely they are misspelled."""
-        import fnmatch
+        """Refuse a name, type or function that no layer goes by: most likely it is misspelled."""
+        config, layers = self.plan.config, self.plan.layers.values()
+        around = {part for layer in layers for part in _prefixes(layer.path)}
+        for what, given, known, said in (
+            ("", config.modules, around, [layer.path for layer in layers]),
+            ("type ", config.types, self.types, [name for name in self.types if not name.startswith(_BASES)]),
+            ("function ", config.functions, self.functions, self.functions),
+        ):
+            for name in given:
+                if name not in known and not (not what and any(fnmatch.fnmatchcase(path, name) for path in known)):
+                    found = sorted(dict.fromkeys(said))
+                    raise QuantizeError(
+                        f"the configuration names {what}{name!r}, and no layer goes by that\n"
+                        f"layers are: {', '.join(found[:8]) or 'none'}{', …' if len(found) > 8 else ''}"
+                    )
 
-        around = {part for _, module in self.plan.layers.items() for part in _prefixes(module.path)}
-        for name in self.plan.config.modules:
-            if name not in around and not any(fnmatch.fnmatchcase(path, name) for path in around):
-                paths = sorted({layer.path for layer in self.plan.layers.values()})
-                raise QuantizeError(
-                    f"the configuration names {name!r}, and no layer goes by that\n"
-                    f"layers are: {', '.join(paths[:8])}{', …' if len(paths) > 8 else ''}"
-                )
+
+# Classes that every layer is of.
+_BASES = ("builtins.", "torch.nn.Module", "torch.nn._")
 
 
 def _prefixes(path: str) -> list[str]:

@@ -5,6 +5,7 @@ What goes where is decided in `plan.py`; what becomes of it then, in `converting
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Callable
 from os import PathLike
 from typing import Any, NamedTuple
@@ -24,7 +25,7 @@ from torchgraft.passes.layer_calls import bound, is_layer, layer_arguments
 from torchgraft.passes.remove_dead_code import RemoveDeadCode
 from torchgraft.passes.remove_no_ops import RemoveNoOps
 from torchgraft.quantize.config import Config, as_config
-from torchgraft.quantize.observers import observer
+from torchgraft.quantize.observers import Observer, observer
 from torchgraft.quantize.plan import KEY, Plan, make_plan
 from torchgraft.quantize.products import NameLinearLayers
 from torchgraft.quantize.schemes import Numbers
@@ -86,10 +87,31 @@ def own_program(model: Model, args: Any, kwargs: dict[str, Any] | None) -> Graph
     """A program that may be edited, over the parameters of the model."""
     if not isinstance(model, GraphModule):
         values, keywords = example_inputs(args, kwargs)
+        check_structure(model, values, keywords)
         return capture(model, values, keywords, level="function")
+    if any(isinstance(module, Observer) for module in model.children()):
+        raise QuantizeError(
+            f"{type(model).__name__} has been prepared before, and has observers\n"
+            "calibrate() and convert() it, or prepare the model that it was made from"
+        )
     program = GraphModule(model, copy.deepcopy(model.graph), type(model).__name__)
     program.meta = {key: value for key, value in model.meta.items() if key != KEY}
     return program
+
+
+def check_structure(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Refuse inputs that a model has no places for."""
+    try:
+        signature = inspect.signature(model.forward if isinstance(model, torch.nn.Module) else model)
+    except (TypeError, ValueError):
+        return
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise QuantizeError(
+            f"the first batch does not fit {getattr(model, '__name__', type(model).__name__)}{signature}: {error}\n"
+            "a batch is a tensor, a tuple of inputs or a dict of keyword inputs, as in model(*batch)"
+        ) from None
 
 
 def compute_weights(program: GraphModule) -> None:

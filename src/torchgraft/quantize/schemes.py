@@ -12,6 +12,8 @@ from torchgraft.errors import QuantizeError, suggestion
 
 PER = ("tensor", "channel", "group", "row")
 KINDS = ("int", "float8")
+CASTS = ("bfloat16", "float16")
+_KINDS_OF_VALUES = {bool: "true or false", int: "a whole number"}
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,10 @@ class Numbers:
     kind: str = "int"
 
     def __post_init__(self) -> None:
+        for name in ("bits", "group", "symmetric", "signed"):
+            expected = bool if name in ("symmetric", "signed") else int
+            if type(getattr(self, name)) is not expected:
+                raise QuantizeError(f"expected {_KINDS_OF_VALUES[expected]} for {name}, got {getattr(self, name)!r}")
         if self.kind not in KINDS:
             raise QuantizeError(f"unknown kind of numbers {self.kind!r}\nuse one of: {', '.join(KINDS)}")
         if self.kind == "int" and not 2 <= self.bits <= 8:
@@ -76,6 +82,13 @@ class Scheme:
     dynamic: bool = False
     observer: str = "histogram"
     cast: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("weights", "inputs"):
+            if not isinstance(getattr(self, name), Numbers | None):
+                raise QuantizeError(f"expected Numbers for {name}, got {getattr(self, name)!r}")
+        if self.cast is not None and self.cast not in CASTS:
+            raise QuantizeError(f"cannot cast to {self.cast!r}\nuse one of: {', '.join(CASTS)}")
 
     @property
     def is_static(self) -> bool:

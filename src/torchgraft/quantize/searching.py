@@ -5,6 +5,7 @@ Both measure whole programs; errors of single layers are in `reporting.py`.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -128,6 +129,10 @@ def search(
     >>> found.kept
     ()
     """
+    if not isinstance(target, (int, float)) or math.isnan(target):
+        raise QuantizeError(
+            f"expected a number for target, got {target!r}\ngive an SQNR in decibels, or a value of the metric"
+        )
     prepared, kept = prepared_with(model, data, config, backend)
     measure, _ = _measure(prepared, kept, metric)
     paths = _paths(prepared)
@@ -171,9 +176,23 @@ def _fewest(prepared: GraphModule, order: list[str], measure: Metric, target: fl
 
 def _measure(prepared: GraphModule, data: list[Any], metric: Metric | None) -> tuple[Metric, str]:
     if metric is not None:
-        return metric, ""
+        return (lambda program: _number(metric(program))), ""
     floats = float_of(prepared)
     return (lambda program: sqnr(floats, program, data)), "dB"
+
+
+def _number(value: Any) -> float:
+    """What a metric says, which has to be a number that others can be more or less than."""
+    try:
+        found = float(value)
+    except (TypeError, ValueError, RuntimeError):
+        found = math.nan
+    if math.isnan(found):
+        raise QuantizeError(
+            f"the metric says {str(value)[:60]!r}, which is no number\n"
+            "give metric=f where f(program) is a number, higher when better"
+        )
+    return found
 
 
 def _paths(prepared: GraphModule) -> list[str]:

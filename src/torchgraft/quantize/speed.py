@@ -27,6 +27,7 @@ from torchgraft.quantize.native.functions import (
     quantize_fast,
 )
 from torchgraft.quantize.native.layers import IntegerLayer
+from torchgraft.quantize.native.replaying import Replay
 from torchgraft.quantize.native.weight_only import WeightOnlyLayer
 from torchgraft.quantize.operators import dequantize_tensor, quantize_tensor, scale_of_values
 from torchgraft.results.shown import Tabular
@@ -162,6 +163,8 @@ class _Timed(Interpreter):
 def _kind(node: Node, layer: Any, value: Any) -> tuple[str, str]:
     if isinstance(layer, (IntegerLayer, WeightOnlyLayer, RowLinear)):
         return "integer layers", _size_note(layer, value)
+    if isinstance(layer, Replay):
+        return "integer layers", f"{len(list(layer.part.children()))} of them in one call"
     if node.target in _CONVERSIONS:
         return "conversions", "between floats and integers"
     if node.target in _BETWEEN:

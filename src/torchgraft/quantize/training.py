@@ -25,10 +25,10 @@ from torchgraft.passes.layer_calls import LAYERS, is_norm
 from torchgraft.quantize.config import as_config
 from torchgraft.quantize.observers import MovingAverage
 from torchgraft.quantize.operations import real_users
-from torchgraft.quantize.operators import fake_quantize
+from torchgraft.quantize.operators import fake_quantize, scale_of_values
 from torchgraft.quantize.plan import KEY, Plan, make_plan, weight_axis_of
 from torchgraft.quantize.preparing import ConfigLike, Model, check_anything, clean, inherit
-from torchgraft.quantize.schemes import Numbers
+from torchgraft.quantize.schemes import Numbers, Scheme
 from torchgraft.quantize.weights import spread, weight_scale
 
 _NORMS = (torch.nn.BatchNorm1d, torch.nn.BatchNorm2d, torch.nn.BatchNorm3d)
@@ -88,11 +88,11 @@ def _plan_in_evaluation(program: GraphModule, settings: Any, backend: str) -> Pl
 class TrainedLayer(torch.nn.Module):
     """A layer, and the batch norm after it where there is one, with weights rounded as they will be."""
 
-    def __init__(
-        self, layer: Any, norm: Any, numbers: Numbers | None, axis: int | None, freeze_after: int | None
-    ) -> None:
+    def __init__(self, layer: Any, norm: Any, scheme: Scheme, axis: int | None, freeze_after: int | None) -> None:
         super().__init__()
-        self.layer, self.norm, self.numbers, self.axis = layer, norm, numbers, axis
+        self.layer, self.norm, self.numbers, self.axis = layer, norm, scheme.weights, axis
+        # Inputs with a scale known from data have observers of their own.
+        self.inputs = scheme.inputs if scheme.dynamic else None
         self.freeze_after = freeze_after
         self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
         self.steps: torch.Tensor
@@ -104,6 +104,10 @@ class TrainedLayer(torch.nn.Module):
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
         """The layer with rounded weights."""
+        if self.inputs is not None and self.inputs.kind == "int":
+            limits = self.inputs.range
+            scales = scale_of_values(values.detach(), *limits, self.inputs.symmetric, self.inputs.per == "row")
+            values = fake_quantize(values, *scales, *limits)
         normalises_batch = self.norm is not None and self.training and not self.is_frozen
         if self.training:
             self.steps += 1
@@ -218,7 +222,7 @@ def _join_norms(program: GraphModule, plan: Plan, freeze_after: int | None) -> N
             )
         norm_node = _norm_after(node, program)
         norm = None if norm_node is None else find_attribute(program, norm_node.target)[0]
-        trained = TrainedLayer(layer, norm, planned.scheme.weights, weight_axis_of(layer), freeze_after)
+        trained = TrainedLayer(layer, norm, planned.scheme, weight_axis_of(layer), freeze_after)
         path = f"trained_{name}"
         program.add_module(path, trained)
         node.target = path

@@ -16,6 +16,7 @@ from torchgraft.codegen.calling import example_inputs
 from torchgraft.errors import RunError
 from torchgraft.ir.node import Node
 from torchgraft.ir.origin import source_of
+from torchgraft.quantize.plan import KEY
 from torchgraft.recording.alignment import Pair, line_up
 from torchgraft.recording.record import as_program, recording_of
 from torchgraft.recording.recorded import Entry, Recording
@@ -137,7 +138,8 @@ def compare(
     programs = [as_program(model, situation.args, situation.kwargs, level) for model in (program_a, program_b)]
     runs = run_both(programs, situation, seed)
     with stage("lining up and comparing values"):
-        comparison = compared(runs[0].recording, runs[1].recording, Tolerance(rtol, atol))
+        is_quantized = any(KEY in getattr(program, "meta", {}) for program in programs)
+        comparison = compared(runs[0].recording, runs[1].recording, Tolerance(rtol, atol), is_quantized)
     for side, (_, error) in zip(("first", "second"), runs, strict=True):
         if error is not None:
             seen = comparison.headline()
@@ -167,12 +169,16 @@ def run_both(programs: list[Any], situation: Situation, seed: int, gradients: An
     return runs
 
 
-def compared(first: Recording, second: Recording, tolerance: Tolerance) -> ProgramComparison:
-    """The nodes of two runs lined up, and their values compared."""
+def compared(
+    first: Recording, second: Recording, tolerance: Tolerance, is_quantized: bool = False
+) -> ProgramComparison:
+    """The nodes of two runs lined up, and their values compared; with `is_quantized`, bytes of one are steps of some scale, which
+    say nothing beside the numbers of the other."""
     values = [{side.node(name): side[name] for name in side} for side in (first, second)]
     pairs = line_up(*values)
     compared = [
-        _pair(pair, first.entries[pair.first.name], second.entries[pair.second.name], tolerance) for pair in pairs
+        _pair(pair, first.entries[pair.first.name], second.entries[pair.second.name], tolerance, is_quantized)
+        for pair in pairs
     ]
     matched = {node for pair in pairs for node in pair[:2]}
     _explain_first(pairs, compared, matched)
@@ -197,11 +203,18 @@ def _explain_first(pairs: list[Pair], compared: list[NodePair], matched: set[Nod
             return
 
 
-def _pair(pair: Pair, first: Entry, second: Entry, tolerance: Tolerance) -> NodePair:
-    verdict, measures, note = verdict_of(first, second, tolerance)
+def _pair(pair: Pair, first: Entry, second: Entry, tolerance: Tolerance, is_quantized: bool) -> NodePair:
+    if is_quantized and pair.first.op != "output" and _has_steps(first) != _has_steps(second):
+        verdict, measures, note = NOT_COMPARED, None, "numbers and steps of a scale"
+    else:
+        verdict, measures, note = verdict_of(first, second, tolerance)
     return NodePair(
         pair.first.name, pair.second.name, pair.how, verdict, measures, note, str(source_of(pair.second) or "")
     )
+
+
+def _has_steps(entry: Entry) -> bool:
+    return any(brief.dtype in (torch.uint8, torch.int8) for brief in entry.briefs)
 
 
 def verdict_of(first: Entry, second: Entry, tolerance: Tolerance) -> tuple[str, ErrorMeasures | None, str]:

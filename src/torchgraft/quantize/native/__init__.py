@@ -5,5 +5,6 @@ as it is.
 from __future__ import annotations
 
 from torchgraft.quantize.native.lowering import to_native
+from torchgraft.quantize.native.replaying import join_layers
 
-__all__ = ["to_native"]
+__all__ = ["join_layers", "to_native"]

@@ -33,11 +33,16 @@ def drop_repeated_checks(program: GraphModule) -> None:
             continue
         value, expected = read.args[0], node.args[1]
         if known.get(value) != expected:
-            # What holds for a result holds for what it was computed from.
+            # What holds for a result holds for what it was computed from, and is asked of that: nobody is to look between layers.
+            first = read
             while known.get(value) != expected:
                 known[value] = expected
                 sources = _of_as_many_dimensions(value, program)
-                value = sources[0] if len(sources) == 1 else value
+                first, value = (value, sources[0]) if len(sources) == 1 else (first, value)
+            if first is not read:
+                read.replace_input_with(read.args[0], value)
+                first.prepend(read)
+                first.prepend(node)
             continue
         program.graph.erase_node(node)
         if not read._users:

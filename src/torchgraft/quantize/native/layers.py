@@ -5,6 +5,7 @@ saved. Which layers become these is decided in `lowering.py`.
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from torchgraft.quantize.operators import scale_of_values
 _onednn: Any = torch.ops.onednn
 
 
-def _outside_of_graphs(call: Callable[..., torch.Tensor], *args: Any) -> torch.Tensor:
+def outside_of_graphs(call: Callable[..., torch.Tensor], *args: Any) -> torch.Tensor:
     """A call that torch.compile runs between its graphs, because it cannot look into packed weights."""
     if torch.compiler.is_exporting():
         raise QuantizeError(
@@ -57,18 +58,46 @@ class Convolution:
         return self.stride, self.padding, self.dilation, self.groups
 
 
-_PACKED = ("_packed", "_packed_few", "_calls")
 _MOST_SIZES = 8
 
 
-class _Packing(torch.nn.Module):
+class _Kept(dict[Any, Any]):
+    """What a layer made of its weights when it ran. A class of its own, by which what watches models for changes knows that it
+    is none."""
+
+    __slots__ = ()
+
+    def once(self, key: Any, make: Callable[[], Any]) -> Any:
+        """What was made for a key before, or is made now; the oldest goes where there are too many."""
+        found = self.get(key)
+        if found is None:
+            if len(self) >= _MOST_SIZES:
+                self.pop(next(iter(self), None), None)
+            found = self[key] = make()
+        return found
+
+
+# How often layers have forgotten what they made, so that what others made of that can be known to be old.
+_changes = itertools.count()
+_last_change = [next(_changes)]
+
+
+def changes_of_layers() -> int:
+    """A number that is another one after weights of any layer were replaced."""
+    return _last_change[0]
+
+
+class Packing(torch.nn.Module):
     """Weights as plain tensors, and what a kernel wants of them, made when it is first needed and never copied or saved."""
 
     weight: torch.Tensor
-    _calls: dict[Any, Any] = {}  # noqa: RUF012 (of the class, and empty: `_kept` makes one for each layer)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._packed, self._calls = _Kept(), _Kept()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {key: value for key, value in self.__dict__.items() if key not in _PACKED}
+        return {**self.__dict__, "_packed": _Kept(), "_calls": _Kept()}
 
     def _apply(self, *args: Any, **kwargs: Any) -> Any:
         self._forget()
@@ -79,18 +108,9 @@ class _Packing(torch.nn.Module):
         super()._load_from_state_dict(*args, **kwargs)
 
     def _forget(self) -> None:
-        for name in _PACKED:
-            self.__dict__.pop(name, None)
-
-    def _kept(self, name: str, key: Any, make: Callable[[], Any]) -> Any:
-        """What was made for a key before, or is made now; the oldest goes where there are too many."""
-        kept: dict[Any, Any] = self.__dict__.setdefault(name, {})
-        found = kept.get(key)
-        if found is None:
-            if len(kept) >= _MOST_SIZES:
-                kept.pop(next(iter(kept), None), None)
-            found = kept[key] = make()
-        return found
+        self._packed.clear()
+        self._calls.clear()
+        _last_change[0] = next(_changes)
 
 
 class _Call(NamedTuple):
@@ -120,7 +140,7 @@ class _Call(NamedTuple):
 _is_compiling = torch.compiler.is_compiling
 
 
-class IntegerLayer(_Packing):
+class IntegerLayer(Packing):
     """A linear layer or convolution on bytes. With `output` it returns bytes of that scale and zero point, otherwise floats."""
 
     def __init__(
@@ -163,7 +183,7 @@ class IntegerLayer(_Packing):
 
     def forward(self, steps: torch.Tensor) -> torch.Tensor:
         """The layer on bytes."""
-        return _outside_of_graphs(self._run, steps) if _is_compiling() else self._run(steps)
+        return outside_of_graphs(self._run, steps) if _is_compiling() else self._run(steps)
 
     def _run(self, steps: torch.Tensor) -> torch.Tensor:
         call = self._calls.get(steps.shape)
@@ -177,7 +197,7 @@ class IntegerLayer(_Packing):
             return steps.new_empty(self._result_shape(steps), dtype=self.dtype if self.output is None else torch.uint8)
         assert scale is not None
         call = self._call_for(steps, scale, self.output, self.post)
-        return (self._kept("_calls", steps.shape, lambda: call) if is_kept else call).run(steps)
+        return (self._calls.once(steps.shape, lambda: call) if is_kept else call).run(steps)
 
     def _call_for(
         self,
@@ -192,7 +212,7 @@ class IntegerLayer(_Packing):
         is_linear = self.convolution is None or by_pixel
         # The kernel's own order of weights goes by the size of images: another would be changed back and forth in every call.
         size = () if is_linear else tuple(steps.shape[2:])
-        packed = self._kept("_packed", size, lambda: self._pack(steps, is_linear))
+        packed = self._packed.once(size, lambda: self._pack(steps, is_linear))
         where = () if self.convolution is None or is_linear else self.convolution.arguments
         result, zero_point = output or (1.0, 0)
         # Kernels have less to do where all scales are in that of the weights, and where a byte that starts at zero is the ReLU.
@@ -267,21 +287,17 @@ class IntegerLinear(IntegerLayer):
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
         """The layer on floats."""
-        return _outside_of_graphs(self._call, values) if _is_compiling() else self._call(values)
+        return outside_of_graphs(self._call, values) if _is_compiling() else self._call(values)
 
     def _call(self, values: torch.Tensor) -> torch.Tensor:
         assert self.input_scale is not None
         if self.dtype == torch.float32 and 0 < values.numel() <= self.few_rows * values.shape[-1]:
-            packed = self._packed_for_few()
+            # A list, because there may be nothing in it.
+            [packed] = self._packed.once("few", lambda: [_pack_for_few(self.weight, self.weight_scale, self.bias)])
             if packed is not None:
                 kernel = _few_rows_relu if self.post.name == "relu" else _few_rows
                 return kernel(values.float(), *self.input_scale, packed)
         return self._run(quantize_fast(values, *self.input_scale))
-
-    def _packed_for_few(self) -> Any:
-        if "_packed_few" not in self.__dict__:
-            self.__dict__["_packed_few"] = _pack_for_few(self.weight, self.weight_scale, self.bias)
-        return self.__dict__["_packed_few"]
 
 
 _quantized: Any = torch.ops.quantized
@@ -322,7 +338,7 @@ class IntegerLayerWithSum(IntegerLayer):
     def forward(self, steps: torch.Tensor, other: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
         """The layer on bytes, plus other bytes, in bytes."""
         if _is_compiling():
-            return _outside_of_graphs(self._add, steps, other)
+            return outside_of_graphs(self._add, steps, other)
         return self._add(steps, other)
 
     def _add(self, steps: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
@@ -334,7 +350,7 @@ class IntegerLayerWithSum(IntegerLayer):
                 return self._spread(steps, other)
             assert self.input_scale is not None
             made = self._call_for(steps, self.input_scale, self.output, self.post, self.other_scale)
-            call = self._kept("_calls", steps.shape, lambda: made)
+            call = self._calls.once(steps.shape, lambda: made)
         if other.shape != call.shape:
             return self._spread(steps, other)
         if call.turned is not None:
@@ -364,7 +380,7 @@ class DynamicLayer(IntegerLayer):
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
         """The layer on floats, by way of bytes."""
-        return _outside_of_graphs(self._call, values) if torch.compiler.is_compiling() else self._call(values)
+        return outside_of_graphs(self._call, values) if torch.compiler.is_compiling() else self._call(values)
 
     def _call(self, values: torch.Tensor) -> torch.Tensor:
         scales = scale_of_values(values, *self.limits, symmetric=False)

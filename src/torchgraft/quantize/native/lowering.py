@@ -337,6 +337,7 @@ class _Lowering(Reader):
             source, function, options = before
             node.target = activate_and_quantize
             node._set_arguments((source, function, options, found.scale, found.zero_point), {})
+            self.graph.erase_node(value)  # one that writes in place is no dead code, and would be applied twice
             return
         node.target = quantize_fast
         node._set_arguments((value, found.scale, found.zero_point, *rest), {})
@@ -350,7 +351,7 @@ class _Lowering(Reader):
 
     def _take_floats(self, node: Node) -> None:
         """Let a linear layer round its input itself, where nobody else wants it rounded."""
-        layer, source = find_attribute(self.program, node.target)[0], node.args[0]
+        layer, source = find_attribute(self.program, node.target)[0], first_input(node)
         if type(layer) is not IntegerLayer or layer.convolution is not None or layer.output is not None:
             return
         if layer.post.name not in ("none", "relu") or not isinstance(source, Node) or len(source._users) != 1:
