@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import inspect
 import logging
 import pickle
 import threading
+from typing import Any
 
 import pytest
 import torch
@@ -250,3 +252,41 @@ def test_errors_of_the_model_are_the_models():
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
         module(torch.ones(2, 5))
     assert len(module.variants()) == 0
+
+
+def test_a_cache_that_grows_and_a_result_of_a_class() -> None:
+    """What language models that decode do: the check of what they are given comes before all that they make and change."""
+
+    class Cache:
+        def __init__(self) -> None:
+            self.keys = torch.zeros(1, 0, 4)
+
+    @dataclasses.dataclass
+    class Result:
+        last: torch.Tensor
+        cache: Any
+
+    class Decoder(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.key = nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor, cache: Cache) -> Result:
+            cache.keys = torch.cat([cache.keys, self.key(x)], 1)
+            return Result((x @ cache.keys.mT).softmax(-1) @ cache.keys, cache)
+
+    model = Decoder().eval()
+    with torch.no_grad():
+        for follows in (adapt(model), torchgraft.lower(model, (torch.ones(1, 1, 4), Cache()), backend="native")):
+            ours, theirs = Cache(), Cache()
+            for _ in range(3):
+                x = torch.randn(1, 1, 4)
+                found, expected = follows(x, ours), model(x, theirs)
+                assert type(found) is Result and found.cache is ours
+                assert torch.allclose(found.last, expected.last, atol=1e-6)
+                assert torch.allclose(ours.keys, theirs.keys, atol=1e-6)
+            assert all(row["runs"] in ("captured program", "native") for row in follows.variants().rows()), str(
+                follows.variants()
+            )
+            with pytest.raises(AttributeError, match="keys"):
+                follows(x, object())

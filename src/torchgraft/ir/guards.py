@@ -134,6 +134,10 @@ def are_different(*values: Any) -> bool:
     return len(set(places)) == len(places)
 
 
+# Read by analysis/effects: a question has no effect.
+are_different.__torchgraft_pure__ = True  # type: ignore[attr-defined]
+
+
 @guard(lambda found, expected, condition, where: [(condition, expected)])
 def check_value(found: Any, expected: Any, condition: str, where: str) -> None:
     """Raise unless a value that decided what the program does is what it was when the program was captured.

@@ -65,8 +65,9 @@ def _is_part(watcher: Watcher, value: Any) -> bool:
     return is_of_run(value) or value in watcher.values.objects
 
 
-def write_objects(watcher: Watcher) -> None:
-    """Have the program leave in the objects that it was given what the run left in them; a cache, say."""
+def changed_objects(watcher: Watcher) -> list[tuple[Any, list[Any], Any]]:
+    """The objects that the program was given and the run has changed (a cache, say), each with the keys and the contents that it
+    has now. The program checks that it is not given one of them twice."""
     changes = []
     for value, before, now in watcher.values.objects.changed():
         keys = list(now)
@@ -75,13 +76,21 @@ def write_objects(watcher: Watcher) -> None:
         is_odd = isinstance(value, dict) and type(value) not in (dict, OrderedDict)
         if is_odd or (not isinstance(value, (list, dict)) and len(now) < len(before)):
             raise KeepWhole(None, f"it changes a {type(value).__name__} that it is given")
-        items = [result_argument(watcher, now[key]) for key in keys]
-        changes.append((watcher.values.outside_node(value), watcher.create_arg(tuple(keys)), *items))
+        changes.append((watcher.values.outside_node(value), keys, now))
     if changes:
-        changed = [arguments[0] for arguments in changes]
+        changed = [node for node, _, _ in changes]
         nodes = [watcher.values.outside_node(value) for value in watcher.values.objects.writable()]
         others = [node for node in nodes if node not in changed]
         distinct = ((*changed, *others), len(changed), "the end of the model, where it changes its inputs")
         watcher.create_node("call_function", check_distinct, distinct, {})
-    for arguments in changes:  # after everything that is read
+    return changes
+
+
+def write_objects(watcher: Watcher, changes: list[tuple[Any, list[Any], Any]]) -> None:
+    """Have the program leave in these objects what the run left in them."""
+    written = [
+        (node, watcher.create_arg(tuple(keys)), *[result_argument(watcher, now[key]) for key in keys])
+        for node, keys, now in changes
+    ]
+    for arguments in written:  # after everything that is read
         watcher.create_call("call_function", put_into, arguments, {})

@@ -21,7 +21,7 @@ from torchgraft.capturing.user_code.comparisons import compared_variables
 from torchgraft.capturing.user_code.plain_numbers import call_ours, number_patches
 from torchgraft.capturing.watching.example import ExampleInputs
 from torchgraft.capturing.watching.reruns import KeepWhole, RunAgain
-from torchgraft.capturing.watching.results import result_argument, write_objects
+from torchgraft.capturing.watching.results import changed_objects, result_argument, write_objects
 from torchgraft.capturing.watching.same_program import Record
 from torchgraft.capturing.watching.watcher import Watcher, WatchingMode
 from torchgraft.ir.contexts import exit_context
@@ -59,8 +59,10 @@ def watched_run(
     try:
         with WatchingMode(watcher):
             result = inputs.call(function)
+            # Checks come before anything that is made for the caller or given to it: whoever tries a program can then leave it.
+            changes = watcher.unwatched(changed_objects, watcher)
             output = result_argument(watcher, result)
-            watcher.unwatched(write_objects, watcher)
+            watcher.unwatched(write_objects, watcher, changes)
             del result
     finally:
         active.tracer = previous
