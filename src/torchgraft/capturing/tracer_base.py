@@ -148,11 +148,17 @@ class TracerBase(ScopeState):
         if len(args) == 1 and type(args[0]) is Proxy:
             lowered: tuple[Argument, ...] = (args[0].node,)
         else:
-            create = self.create_arg
-            lowered = tuple(
-                [a.node if type(a) is Proxy else a if type(a) in UNCHANGED_TYPES else create(a) for a in args]
-            )
-        named = self.create_arg(kwargs) if kwargs else EMPTY_DICT
+            create, items = self.create_arg, []
+            for a in args:  # no comprehension: it would be one call more
+                cls = type(a)
+                items.append(a.node if cls is Proxy else a if cls in UNCHANGED_TYPES else create(a))
+            lowered = tuple(items)
+        named: dict[str, Argument] = EMPTY_DICT
+        if kwargs:
+            named = {}
+            for key, a in kwargs.items():
+                cls = type(a)
+                named[key] = a.node if cls is Proxy else a if cls in UNCHANGED_TYPES else self.create_arg(a)
         node = self.graph._make_node(kind, target, lowered, named, name or wish_of(target), type_expr)
         if self.record_stack_traces and kind != "placeholder":
             code, instruction = user_instruction(depth)

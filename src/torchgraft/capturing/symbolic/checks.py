@@ -78,11 +78,16 @@ def guard_identities(nodes: list[Node], last_of_inputs: Node, codes: Iterable[Co
 
 def _codes_of(nodes: list[Node], last_of_inputs: Node) -> list[CodeType]:
     """The functions in which nodes were made."""
-    # The output, and the checks of the inputs, are made by whoever asked for the trace.
-    made = [node for node in nodes if node._op != "output" and not node._erased and node > last_of_inputs]
-    codes = [node._origin[0] for node in made if node._origin is not None]
-    # By identity, because the hash of a code object is computed from everything in it.
-    return list({id(code): code for code in codes if code is not None}.values())
+    # The output, and the checks of the inputs, are made by whoever asked for the trace. By identity, because the hash of a code
+    # object is computed from everything in it.
+    codes: dict[int, CodeType] = {}
+    is_made = last_of_inputs._erased
+    for node in nodes:
+        origin = node._origin
+        if is_made and origin is not None and origin[0] is not None and not node._erased and node._op != "output":
+            codes[id(origin[0])] = origin[0]
+        is_made = is_made or node is last_of_inputs
+    return list(codes.values())
 
 
 def refuse_compared_types(graph: Graph) -> None:
