@@ -19,7 +19,7 @@ from torchgraft.errors import GuardError
 from torchgraft.ir.guards import check_value
 from torchgraft.quantize import Config, calibrate, convert, prepare, quantize
 from torchgraft.quantize.native import to_native
-from torchgraft.quantize.native.functions import dequantize_fast, look_up, max_pool_bytes, quantize_fast
+from torchgraft.quantize.native.functions import average_bytes, dequantize_fast, look_up, max_pool_bytes, quantize_fast
 from torchgraft.quantize.native.layers import (
     DynamicLayer,
     IntegerLayer,
@@ -96,8 +96,8 @@ def test_a_residual_network_is_integers_from_end_to_end():
         assert decibels(reference(x), native(x)) > 38
         assert decibels(model(x), native(x)) > 30
     functions = [node.target for node in native.graph.nodes if node.op == "call_function"]
-    # Beside the input, only the mean goes by way of floats: it has no integer kernel.
-    assert functions.count(quantize_fast) == 2 and functions.count(dequantize_fast) == 1
+    # Beside the input, only the mean is a float in between: bytes are added, and nothing is made of all of them.
+    assert functions.count(quantize_fast) == 2 and functions.count(dequantize_fast) == 0
     assert functions.count(max_pool_bytes) == 1
 
 
@@ -366,6 +366,35 @@ def test_fast_functions_are_the_reference():
     assert (quantize_fast(x, 0.05, 60, 0, 127) <= 127).all()
     table = torch.arange(256, dtype=torch.uint8).flip(0)
     assert torch.equal(look_up(steps, table), 255 - steps)
+
+
+class Averages(nn.Module):
+    """Means of bytes that come from a layer, of each image and of all of it, and one that is no mean of whole dimensions."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.pool, self.halves = nn.Conv2d(3, 8, 3), nn.AdaptiveAvgPool2d(1), nn.AdaptiveAvgPool2d(2)
+        self.second, self.last, self.side = nn.Conv2d(8, 8, 1), nn.Linear(8, 4), nn.Linear(32, 4)
+
+    def forward(self, x):
+        y = torch.relu(self.first(x))
+        weighted = y * torch.sigmoid(self.pool(y))  # as squeeze-and-excitation does it
+        z = self.second(weighted)
+        return self.last(self.pool(z).flatten(1)) + self.last(y.mean((2, 3))) + self.side(self.halves(z).flatten(1))
+
+
+@pytest.mark.parametrize("level", ["module", "function", "aten"])
+def test_means_add_bytes(level):
+    data = [torch.randn(4, 3, 9, 9) for _ in range(3)]
+    reference, native = both(torchgraft.capture(Averages().eval(), data[0], level=level), data)
+    assert len(native.graph.find_nodes(op="call_function", target=average_bytes)) == 3
+    for x in (data[0], torch.randn(2, 3, 6, 11)):
+        assert steps_apart(reference, native, x) <= 1.01
+    assert native(torch.randn(0, 3, 9, 9)).shape == (0, 4)
+
+
+def test_a_mean_of_nothing_is_not_a_number():
+    assert average_bytes(torch.zeros(2, 0, dtype=torch.uint8), 0.5, 3, (1,), True).isnan().all()
 
 
 def test_an_activation_between_integers_is_a_table():

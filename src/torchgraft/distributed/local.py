@@ -159,6 +159,9 @@ def _started(count: int, *rest: Any) -> list[tuple[int, Any, float]]:
                 _check_that_all_go_on(processes, {rank for rank, *_ in found}, until, limit)
                 continue
             if isinstance(seconds, str):
+                # What failed may be told before the end of the process that it is about.
+                for process in processes:
+                    process.join(0.5)
                 gone = [
                     f"; process {n} ended with exit code {p.exitcode}" for n, p in enumerate(processes) if p.exitcode
                 ]

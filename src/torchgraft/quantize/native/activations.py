@@ -1,4 +1,4 @@
-"""Activations and poolings as kernels take them: as part of a layer's own call, or as a function of one value with plain options.
+"""Activations, poolings and means as kernels take them: as part of a layer's own call, or as a function with plain options.
 Where they stand in a program is the business of `lowering.py`.
 """
 
@@ -82,6 +82,21 @@ def pool_options(node: Node, program: torch.nn.Module) -> tuple[tuple[int, ...],
     if not all(len(pair) == 2 and all(isinstance(item, int) for item in pair) for pair in pairs):
         return None
     return tuple(pairs)
+
+
+def average_options(node: Node, program: torch.nn.Module) -> tuple[tuple[int, ...], bool] | None:
+    """The dimensions that a mean goes over, and whether they stay; None where it is no mean of whole dimensions."""
+    meaning = _meaning(node, program)
+    given = meaning.arguments
+    if meaning.key == "adaptive_avg_pool2d":
+        size = given.get("output_size")
+        return ((-2, -1), True) if size in (1, (1, 1), [1, 1]) else None
+    if meaning.key != "mean" or given.get("dtype") is not None or "out" in given:
+        return None
+    dims = given.get("dim")
+    dims = (dims,) if type(dims) is int else tuple(dims) if isinstance(dims, (list, tuple)) else ()
+    keeps = given.get("keepdim", False)
+    return (dims, keeps) if dims and all(type(dim) is int for dim in dims) and type(keeps) is bool else None
 
 
 def _meaning(node: Node, program: torch.nn.Module) -> Meaning:

@@ -4,6 +4,7 @@ Layers are in `layers.py`; which calls these take the place of is decided in `lo
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -74,6 +75,29 @@ def dequantize_fast(
     if zero_point:
         values.sub_(zero_point)
     return values.mul_(scale).to(dtype)
+
+
+@pure
+def average_bytes(
+    steps: torch.Tensor,
+    scale: float,
+    zero_point: int,
+    dims: tuple[int, ...],
+    keepdim: bool,
+    dtype: torch.dtype = torch.float32,
+) -> torch.Tensor:
+    """The mean of `dequantize_fast`, without making floats of all the bytes.
+
+    >>> average_bytes(torch.tensor([[10, 13]], dtype=torch.uint8), 0.5, 10, (1,), False)
+    tensor([0.7500])
+    """
+    count = math.prod([steps.shape[dim] for dim in dims])
+    if not count:
+        return dequantize_fast(steps, scale, zero_point, dtype).mean(dims, keepdim)
+    total = steps.sum(dims, keepdim, dtype=torch.float32)
+    if zero_point:
+        total.sub_(zero_point * count)
+    return total.mul_(scale / count).to(dtype)
 
 
 @pure

@@ -19,13 +19,14 @@ from torchgraft.ir.verify import find_attribute
 from torchgraft.passes.attributes import References
 from torchgraft.passes.layer_calls import bound, is_layer, layer_arguments
 from torchgraft.passes.remove_dead_code import RemoveDeadCode
-from torchgraft.quantize.native.activations import PLAIN, options_of, pool_options, post_operation
+from torchgraft.quantize.native.activations import PLAIN, average_options, options_of, pool_options, post_operation
 from torchgraft.quantize.native.checks import drop_repeated_checks
 from torchgraft.quantize.native.cuda import RowLinear
 from torchgraft.quantize.native.functions import (
     WRITING,
     activate,
     activate_and_quantize,
+    average_bytes,
     dequantize_fast,
     look_up,
     max_pool_bytes,
@@ -325,9 +326,19 @@ class _Lowering(Reader):
         elif is_call(node, dequantize_tensor) and not node.kwargs:
             found = self.steps(node)
             if found is not None:
+                self._average_bytes(node, found)
                 dtype = node.args[3:]
                 node.target = dequantize_fast
                 node._set_arguments((found.node, found.scale, found.zero_point, *dtype), {})
+
+    def _average_bytes(self, floats: Node, found: Steps) -> None:
+        """Have means of whole dimensions add bytes, and not the floats that are made of them."""
+        for node in list(floats._users):
+            options = average_options(node, self.program)
+            if options is not None and first_input(node) is floats:
+                node.op, node.target = "call_function", average_bytes
+                node._set_arguments((found.node, found.scale, found.zero_point, *options, *floats.args[3:]), {})
+                node.meta["drawn_as"] = "integer"
 
     def _lower_quantize(self, node: Node, found: Steps) -> None:
         value, low, high, dtype = node.args[0], node.args[3], node.args[4], node.args[5]
