@@ -85,9 +85,13 @@ class _Noting(Interpreter):
 
     def run_node(self, n: Node) -> Any:
         value = super().run_node(n)
-        if type(value) is torch.Tensor:
-            self.found[n._name] = tensor_metadata(value)
+        self.note(n, value)
         return value
+
+    def note(self, node: Node, value: Any) -> None:
+        """Write down what a value looks like."""
+        if type(value) is torch.Tensor:
+            self.found[node._name] = tensor_metadata(value)
 
 
 def _shapes(part: GraphModule, inputs: tuple[Any, ...]) -> Any:
@@ -98,8 +102,10 @@ def _shapes(part: GraphModule, inputs: tuple[Any, ...]) -> Any:
         except Exception:  # shapes that depend on values
             return _dry_shapes(part, inputs, compute=True)
     noting = _Noting(part)
+    for node, value in zip(part.graph.find_nodes(op="placeholder"), inputs, strict=True):
+        noting.note(node, value)
     with torch.no_grad():
-        noting.run(*inputs, enable_io_processing=False)
+        noting.boxed_run(list(inputs))  # by placeholder, because what a program takes by `*args` is one of them
     return noting.found
 
 

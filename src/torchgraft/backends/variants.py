@@ -23,7 +23,7 @@ from torch.utils._device import DeviceContext
 
 from torchgraft.backends.calls import call_key, call_text, likeness
 from torchgraft.backends.watch import Held, ModelWatch
-from torchgraft.capturing.state.tensor_state import TorchRandomStates
+from torchgraft.capturing.state.tensor_state import TorchRandomStates, kept_draws
 from torchgraft.capturing.whole import SHARED_WITH_MODEL
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import GuardError, TraceError, one_line
@@ -284,7 +284,8 @@ class VariantModule(torch.nn.Module):
         if self._watch is None:
             self._watch = ModelWatch(self._model, self.watches_weights)
         held = [item.now() for item in self._moving]
-        variant = self._make(why, args, kwargs)
+        with kept_draws():  # a first call draws what the model would draw
+            variant = self._make(why, args, kwargs)
         variant.held = held
         variant.seconds = time.perf_counter() - begin
         variant.last_used = time.monotonic()
