@@ -185,8 +185,11 @@ class VariantModule(torch.nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the program that this call fits; where there is none, do what `on_guard` says."""
-        if _is_watched():
+        if is_watched():
             return self._model(*args, **kwargs)
+        return self._run_variant(args, kwargs)
+
+    def _run_variant(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._watch is not None and (change := self._watch.change()) is not None:
             self._changed(change)
         found = self._variants
@@ -369,7 +372,7 @@ def first_line(error: BaseException) -> str:
     return str(error).partition("\n")[0]
 
 
-def _is_watched() -> bool:
+def is_watched() -> bool:
     """Whether somebody traces this run, transforms it (vmap) or takes derivatives forwards, and should see the model itself; a
     default device is no tracing."""
     if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:

@@ -42,6 +42,7 @@ from torchgraft.quantize.native.layers import (
 )
 from torchgraft.quantize.native.reading import Reader, Steps, all_values, chain, is_call, only_user, writes_in_place
 from torchgraft.quantize.native.weight_only import WeightOnlyLayer
+from torchgraft.quantize.observers import Observer
 from torchgraft.quantize.operations import ACTIVATIONS, MOVES, SELECTS, first_input, is_shape_read, is_sum, operation
 from torchgraft.quantize.operators import dequantize_tensor, quantize_tensor
 from torchgraft.quantize.preparing import MOVED, STORED, inherit
@@ -60,6 +61,10 @@ def to_native(program: GraphModule) -> GraphModule:
     if not on_gpu and not torch.backends.mkldnn.is_available():
         raise QuantizeError(
             'this build of torch has no integer kernels (oneDNN)\nuse backend="reference", which runs everywhere'
+        )
+    if any(isinstance(module, Observer) for module in program.children()):
+        raise QuantizeError(
+            f"{type(program).__name__} is prepared, and has no integers yet\ncall convert() on it first"
         )
     result = GraphModule(program, copy.deepcopy(program.graph), type(program).__name__)
     result.meta = dict(program.meta)
