@@ -79,6 +79,22 @@ def test_a_lowered_model_is_the_model() -> None:
         assert torch.equal(program(X), model(X))
 
 
+@pytest.mark.parametrize("level", ["module", "function", "aten"])
+def test_views_of_images_at_every_level(level: str) -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Conv2d(4, 4, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layer(x).relu().view(x.shape[0], -1)
+
+    model = Model().eval()
+    program = torchgraft.capture(model, X, level=level)
+    assert sqnr(model, quantize(program, [X]), [(X,)]) > 30
+    torch.testing.assert_close(torchgraft.lower(program, X, backend="native")(X), model(X))
+
+
 def test_a_native_program_is_not_run_without_data() -> None:
     with pytest.raises(
         GraftError, match=r"torch cannot say what onednn\.qconv_prepack\.default returns without running it"

@@ -13,7 +13,7 @@ from torchgraft.analysis.aliases import Aliases
 from torchgraft.analysis.dry_run import DryRun
 from torchgraft.analysis.shapes import TensorMetadata, tensor_metadata
 from torchgraft.backends.backend import Backend, Options
-from torchgraft.backends.freezing import keep_outputs_contiguous, ranks_follow, spell_directly, views_nobody_writes
+from torchgraft.backends.freezing import keep_outputs_contiguous, ranks_follow, spell_directly
 from torchgraft.backends.packed_linears import multiply_matrices, pack_linears
 from torchgraft.backends.prepacking import Packer, prepack
 from torchgraft.codegen.bound import BoundCodeGen
@@ -25,6 +25,7 @@ from torchgraft.passes.fuse_activations import FuseActivations
 from torchgraft.passes.layer_calls import is_layer
 from torchgraft.passes.merge_linears import MergeLinears
 from torchgraft.passes.remove_dead_code import RemoveDeadCode
+from torchgraft.passes.views import reshape_instead, views_nobody_writes
 
 
 class Native(Backend):
@@ -55,7 +56,7 @@ def make_direct(part: GraphModule, inputs: tuple[Any, ...], options: Options) ->
             pack_linears(packer)
         if options.layout != "contiguous" and prepack(packer):
             for node in views:
-                node.target = "reshape"
+                reshape_instead(node)
             keep_outputs_contiguous(part, known)
         if types_follow:
             multiply_matrices(part, known)

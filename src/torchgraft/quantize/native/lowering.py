@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 
-from torchgraft.analysis.aliases import Aliases
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import QuantizeError
 from torchgraft.ir.node import Node
@@ -19,6 +18,7 @@ from torchgraft.ir.verify import find_attribute
 from torchgraft.passes.attributes import References
 from torchgraft.passes.layer_calls import bound, is_layer, layer_arguments
 from torchgraft.passes.remove_dead_code import RemoveDeadCode
+from torchgraft.passes.views import reshape_instead, views_nobody_writes
 from torchgraft.quantize.native.activations import PLAIN, options_of, pool_options, post_operation
 from torchgraft.quantize.native.checks import drop_repeated_checks
 from torchgraft.quantize.native.cuda import RowLinear
@@ -68,7 +68,8 @@ def to_native(program: GraphModule) -> GraphModule:
         )
     result = GraphModule(program, copy.deepcopy(program.graph), type(program).__name__)
     result.meta = dict(program.meta)
-    _may_be_reshaped(result)  # before there are layers of which nobody knows that they write nothing
+    for node in views_nobody_writes(result):  # before there are layers of which nobody knows that they write nothing
+        reshape_instead(node)
     with torch.no_grad():
         _Lowering(result).run()
     RemoveDeadCode().run(result)
@@ -418,15 +419,6 @@ class _Lowering(Reader):
         for source in inputs:
             if not source._users and source.op not in ("placeholder", "output") and not source._erased:
                 self._erase(source)
-
-
-def _may_be_reshaped(program: GraphModule) -> None:
-    """Kernels return images with their channels last, which `view` refuses to see as something else and `reshape` takes."""
-    views = program.graph.find_nodes(op="call_method", target="view")
-    memory = Aliases(program.graph) if views else None
-    for node in views:
-        if memory is not None and not isinstance(node.args[1], torch.dtype) and not memory.is_written(node):
-            node.target = "reshape"
 
 
 def _drop_unused(program: GraphModule) -> None:

@@ -1,0 +1,45 @@
+"""Calls of `view`, which refuses layouts that `reshape` takes: kernels of integers and of images return channels last.
+Who uses such kernels has these calls copy where they must; nobody may write into what they return.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from torchgraft.analysis.aliases import Aliases
+from torchgraft.ir.node import Node
+
+if TYPE_CHECKING:
+    from torchgraft.codegen.graph_module import GraphModule
+
+_RESHAPES: dict[Any, Any] = {
+    torch.Tensor.view: torch.Tensor.reshape,
+    torch.ops.aten.view.default: torch.ops.aten.reshape.default,
+    torch.ops.aten._unsafe_view.default: torch.ops.aten.reshape.default,
+}
+
+
+def views_nobody_writes(program: GraphModule) -> list[Node]:
+    """Calls of `view` for which nobody could tell a copy from the view.
+
+    >>> import torchgraft
+    >>> program = torchgraft.symbolic_trace(lambda x: (x.view(-1) + 1, x.view(4).add_(1)))
+    >>> [node.name for node in views_nobody_writes(program)]
+    ['view']
+    """
+    views = [node for node in program.graph.nodes if _is_view(node)]
+    memory = Aliases(program.graph) if views else None
+    return [node for node in views if memory is not None and not memory.is_written(node)]
+
+
+def _is_view(node: Node) -> bool:
+    is_method = node.op == "call_method" and node.target == "view"
+    is_call = is_method or (node.op == "call_function" and any(node.target is known for known in _RESHAPES))
+    return is_call and not (len(node.args) > 1 and isinstance(node.args[1], torch.dtype)) and "dtype" not in node.kwargs
+
+
+def reshape_instead(node: Node) -> None:
+    """Have one of these calls take any layout."""
+    node.target = "reshape" if node.op == "call_method" else _RESHAPES[node.target]
