@@ -95,6 +95,23 @@ def test_views_of_images_at_every_level(level: str) -> None:
     torch.testing.assert_close(torchgraft.lower(program, X, backend="native")(X), model(X))
 
 
+def test_views_of_images_that_are_written() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Conv2d(4, 4, 3), nn.Conv2d(4, 4, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = self.first(x).relu()
+            before = self.second(x)
+            x.view(x.shape[0], -1).add_(1)
+            return before + self.second(x)
+
+    model = Model().eval()
+    assert sqnr(model, quantize(model, [X]), [(X,)]) > 30
+    torch.testing.assert_close(torchgraft.lower(model, X, backend="native")(X), model(X))
+
+
 def test_a_native_program_is_not_run_without_data() -> None:
     with pytest.raises(
         GraftError, match=r"torch cannot say what onednn\.qconv_prepack\.default returns without running it"

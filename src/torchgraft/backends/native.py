@@ -25,7 +25,7 @@ from torchgraft.passes.fuse_activations import FuseActivations
 from torchgraft.passes.layer_calls import is_layer
 from torchgraft.passes.merge_linears import MergeLinears
 from torchgraft.passes.remove_dead_code import RemoveDeadCode
-from torchgraft.passes.views import reshape_instead, views_nobody_writes
+from torchgraft.passes.views import has_written_views, reshape_instead, views_nobody_writes
 
 
 class Native(Backend):
@@ -50,11 +50,12 @@ def make_direct(part: GraphModule, inputs: tuple[Any, ...], options: Options) ->
         types_follow = ranks_follow(part)  # for the same reasons
         if types_follow:
             _drop_casts(part, known)
+        can_be_turned = not has_written_views(part)
         views = views_nobody_writes(part)  # before there are calls of ours, of which nobody knows what they write
         packer = Packer(part, known)
         if types_follow:
             pack_linears(packer)
-        if options.layout != "contiguous" and prepack(packer):
+        if options.layout != "contiguous" and can_be_turned and prepack(packer):
             for node in views:
                 reshape_instead(node)
             keep_outputs_contiguous(part, known)

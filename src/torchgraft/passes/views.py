@@ -29,9 +29,22 @@ def views_nobody_writes(program: GraphModule) -> list[Node]:
     >>> [node.name for node in views_nobody_writes(program)]
     ['view']
     """
+    return _views(program)[0]
+
+
+def has_written_views(program: GraphModule) -> bool:
+    """Whether there are others, for which values have to lie in memory as the program was made for."""
+    return bool(_views(program)[1])
+
+
+def _views(program: GraphModule) -> tuple[list[Node], list[Node]]:
+    """The calls that nobody writes through, and the others."""
     views = [node for node in program.graph.nodes if _is_view(node)]
-    memory = Aliases(program.graph) if views else None
-    return [node for node in views if memory is not None and not memory.is_written(node)]
+    if not views:
+        return [], []
+    memory = Aliases(program.graph)
+    written = [node for node in views if memory.is_written(node)]
+    return [node for node in views if node not in written], written
 
 
 def _is_view(node: Node) -> bool:

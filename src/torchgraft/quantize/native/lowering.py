@@ -18,7 +18,7 @@ from torchgraft.ir.verify import find_attribute
 from torchgraft.passes.attributes import References
 from torchgraft.passes.layer_calls import bound, is_layer, layer_arguments
 from torchgraft.passes.remove_dead_code import RemoveDeadCode
-from torchgraft.passes.views import reshape_instead, views_nobody_writes
+from torchgraft.passes.views import has_written_views, reshape_instead, views_nobody_writes
 from torchgraft.quantize.native.activations import PLAIN, options_of, pool_options, post_operation
 from torchgraft.quantize.native.checks import drop_repeated_checks
 from torchgraft.quantize.native.cuda import RowLinear
@@ -82,6 +82,8 @@ class _Lowering(Reader):
     def __init__(self, program: GraphModule) -> None:
         self.program, self.graph = program, program.graph
         self.references = References(program)
+        # Convolutions return other layouts than torch's own, which whatever is computed of them has, too.
+        self.keeps_layout = has_written_views(program)
 
     def run(self) -> None:
         for node in list(self.graph.nodes):
@@ -123,6 +125,8 @@ class _Lowering(Reader):
                 if layer is not None:
                     self._put(node, layer, (source,))
                     self._note_layer(weight.args[0].target, arguments.get("bias"), layer)
+            return
+        if not is_linear and self.keeps_layout:
             return
         convolution = None if is_linear else self._convolution(node, arguments, steps)
         if self._put_rows(node, source, (steps, scale, zero_point, bias), is_linear and axis == 0, dtype):
