@@ -25,7 +25,7 @@ def views_nobody_writes(program: GraphModule) -> list[Node]:
     """Calls of `view` for which nobody could tell a copy from the view.
 
     >>> import torchgraft
-    >>> program = torchgraft.symbolic_trace(lambda x: (x.view(-1) + 1, x.view(4).add_(1)))
+    >>> program = torchgraft.symbolic_trace(lambda x: (x + 1).view(-1) + x.sin().view(-1).add_(1))
     >>> [node.name for node in views_nobody_writes(program)]
     ['view']
     """
