@@ -95,6 +95,13 @@ def test_views_of_images_at_every_level(level: str) -> None:
     torch.testing.assert_close(torchgraft.lower(program, X, backend="native")(X), model(X))
 
 
+def test_linear_layers_of_core_operators() -> None:
+    model, x = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)).eval(), torch.randn(6, 8)
+    program = quantize(torchgraft.capture(model, x, level="core_aten"), [x])
+    assert sqnr(model, program, [(x,)]) > 30
+    assert sum(type(module).__name__.startswith("Integer") for module in program.modules()) == 2
+
+
 def test_views_of_images_that_are_written() -> None:
     class Model(nn.Module):
         def __init__(self) -> None:
