@@ -137,7 +137,7 @@ class Interpreter:
         if isinstance(target, str) and target.startswith("**"):
             return next(self.args_iter, {})
         if isinstance(target, str) and target.startswith("*"):
-            return list(self.args_iter)
+            return tuple(self.args_iter)  # as Python does, which guards of captured programs ask about
         try:
             return next(self.args_iter)
         except StopIteration:

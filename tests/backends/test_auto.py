@@ -273,3 +273,31 @@ def test_runtimes_take_what_language_models_do(name):
         x = torch.randn(sizes)
         for found, expected in zip(fast(x, 2), model(x, 2), strict=True):
             torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
+
+
+class _Counts(nn.Module):
+    """Writes into a buffer and into its input, and draws random numbers."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x):
+        self.calls += 1
+        x.add_(1)
+        return nn.functional.dropout(self.linear(x)) + self.calls
+
+
+def test_measuring_leaves_the_model_its_inputs_and_random_numbers_as_they_were():
+    model, x = _Counts().eval(), torch.zeros(3, 4)
+    states = torch.get_rng_state()
+    fast = torchgraft.lower(model, x)
+    assert model.calls == 0 and not x.any() and torch.equal(torch.get_rng_state(), states)
+    expected = model(torch.zeros(3, 4))
+    model.calls.zero_()
+    torch.set_rng_state(states)
+    torch.testing.assert_close(fast(x), expected)
+    assert model.calls == 1 and x.eq(1).all()
+    bench(model, (x,), {}, backends=["native"])
+    assert model.calls == 1 and x.eq(1).all()

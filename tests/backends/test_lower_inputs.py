@@ -302,3 +302,33 @@ def test_results_that_are_views_of_inputs_stay_so() -> None:
     assert (x[0, 1], x[1, 0]) == (5.0, 6.0) and same is x
     assert "view: its result shares memory with an input" in lowered.explain()
     assert "relu" not in lowered.explain()
+
+
+def test_linear_layers_of_a_model_that_takes_any_number_of_inputs() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
+            return sum((self.linear(item) for item in inputs), torch.zeros(4))
+
+    model = Model().eval()
+    x, y = torch.randn(2, 3, 4)
+    fast = lower(model, (x, y), backend="native")
+    torch.testing.assert_close(fast(x, y), model(x, y))
+    torch.testing.assert_close(fast(x), model(x))
+
+
+@pytest.mark.parametrize("backend", ["native", "plain"])
+def test_a_call_that_compiles_draws_what_the_model_draws(backend: str) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5)).eval()
+    model[1].train()
+    x = torch.randn(3, 4)
+    fast = lower(model, x, backend=Plain() if backend == "plain" else backend)
+    fast.refresh()
+    for given in (x, x[:2]):
+        torch.manual_seed(0)
+        found = fast(given)
+        torch.manual_seed(0)
+        torch.testing.assert_close(found, model(given))

@@ -391,3 +391,12 @@ def test_what_is_sent_to_another_process_is_in_one_piece() -> None:
     assert not stage(x)[0].is_contiguous()
     stage.sends = ()
     assert stage(x)[0].is_contiguous() and torch.equal(stage(x)[0], model(x))
+
+
+def test_stages_and_processes_that_cannot_be():
+    layers = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+    with pytest.raises(GraphError, match="expected a whole number of stages, got '2'"):
+        pipeline(layers, torch.ones(1, 2), stages="2")
+    plan = pipeline(layers, torch.ones(1, 2), stages=2)
+    with pytest.raises(GraphError, match="there is no process 5 of 2: they are numbered from 0"):
+        plan.of_rank(5, 2)

@@ -360,3 +360,9 @@ def test_on_a_gpu_layers_come_by_a_stream_of_their_own(pins: bool) -> None:
     copies = {event.device_resource_id() for event in events if "HtoD" in event.name()}
     products = {event.device_resource_id() for event in events if "gemm" in event.name().lower()}
     assert copies and products and copies.isdisjoint(products)
+
+
+@pytest.mark.parametrize("option", [{"device": "nowhere"}, {"device": 3}, {"max_bytes": -1}])
+def test_options_that_cannot_be(option: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="prefetch-copies: expected (a device such as 'cuda'|max_bytes of at least 0)"):
+        PrefetchCopies(**option)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import UnsupportedOperatorException
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -178,6 +179,11 @@ class DryRun(_WithoutValues):
                 f"cannot run node '{n.name}' without computing: its result depends on the values of a tensor "
                 f"({type(error).__name__}: {error}); at {where(n) if source_of(n) else line_of_error(error) or where(n)}; "
                 "give compute=True to run on real tensors"
+            ) from error
+        except UnsupportedOperatorException as error:
+            raise GraftError(
+                f"cannot run node '{n.name}' without computing: torch cannot say what {error} returns without running it; "
+                f"at {where(n) if source_of(n) else line_of_error(error) or where(n)}; give compute=True to run on real tensors"
             ) from error
         except Exception as error:
             if not self.computes:

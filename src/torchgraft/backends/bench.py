@@ -20,8 +20,9 @@ from torchgraft.backends.backend import Options, backend_names, find_backend
 from torchgraft.backends.lower import lower
 from torchgraft.backends.onnxruntime import onnx_session
 from torchgraft.backends.openvino import openvino_model
+from torchgraft.backends.verifying import left_as_it_was
 from torchgraft.bridge.exporting import Exported, exported_model
-from torchgraft.codegen.calling import of_batch
+from torchgraft.codegen.calling import copied_inputs, of_batch
 from torchgraft.errors import BackendError, one_line
 from torchgraft.results.progress import stage
 from torchgraft.results.shown import Tabular
@@ -101,10 +102,11 @@ def bench(
         for number, (batch, count) in enumerate(cases, 1):
             torch.set_num_threads(count)
             with stage(f"batch {batch}, {count} threads", number, len(cases)):
-                given, named = of_batch(args, kwargs, batch)
-                with torch.no_grad():
-                    model(*given, **named)  # what the model itself refuses, it says best
-                results += _rows(_ways(model, given, named, backends, time_limit), batch, count)
+                given, named = copied_inputs(*of_batch(args, kwargs, batch))
+                with left_as_it_was(model):
+                    with torch.no_grad():
+                        model(*given, **named)  # what the model itself refuses, it says best
+                    results += _rows(_ways(model, given, named, backends, time_limit), batch, count)
     finally:
         torch.set_num_threads(before)
     return Bench(title, results)

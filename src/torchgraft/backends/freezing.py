@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from torchgraft.analysis.aliases import Aliases
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.ir.choices import add_if
 from torchgraft.ir.guards import check_inputs, check_result, check_value, guard, is_guard, refuse
@@ -252,13 +251,6 @@ def spell_directly(body: GraphModule) -> None:
                 continue
             if found:
                 node.target, (node.args, node.kwargs) = found[0], (found[1], {})
-
-
-def views_nobody_writes(body: GraphModule) -> list[Node]:
-    """Calls of `view`, which refuses some layouts that `reshape` takes, where nobody could tell the two apart."""
-    views = [node for node in body.graph.nodes if node._op == "call_method" and node._target == "view"]
-    memory = Aliases(body.graph)
-    return [node for node in views if not isinstance(node._args[1], torch.dtype) and not memory.is_written(node)]
 
 
 def keep_outputs_contiguous(body: GraphModule, shapes: Any) -> None:

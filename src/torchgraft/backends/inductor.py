@@ -12,11 +12,11 @@ import torch
 
 from torchgraft.backends.backend import Backend, Options
 from torchgraft.backends.cudagraphs import GraphOfPart, on_gpu, written_inputs
-from torchgraft.backends.freezing import views_nobody_writes
 from torchgraft.backends.prepacking import channels_last_weights
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.passes.layer_calls import is_layer
 from torchgraft.passes.merge_linears import MergeLinears
+from torchgraft.passes.views import has_written_views, reshape_instead, views_nobody_writes
 
 
 class Inductor(Backend):
@@ -35,9 +35,9 @@ class Inductor(Backend):
         """Compile, which happens in the first call."""
         written = written_inputs(part)
         is_gpu = on_gpu(inputs)
-        if options.layout != "contiguous" and channels_last_weights(part):
+        if options.layout != "contiguous" and not has_written_views(part) and channels_last_weights(part):
             for node in views_nobody_writes(part):
-                node.target = "reshape"
+                reshape_instead(node)
             inputs = images_channels_last(part, inputs, written) if is_gpu else inputs
         if is_gpu:
             MergeLinears().run(part)

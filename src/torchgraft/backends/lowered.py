@@ -21,7 +21,7 @@ from torchgraft.backends.late_guards import draws_before_check, late_guard
 from torchgraft.backends.parts import Compiled, compile_parts, within
 from torchgraft.backends.precision import Casting, mapped, type_of_model
 from torchgraft.backends.sizes import OneForEachSize, for_one_size
-from torchgraft.backends.variants import Variant, VariantModule, program_or_error
+from torchgraft.backends.variants import Variant, VariantModule, is_watched, program_or_error
 from torchgraft.backends.verifying import first_wrong
 from torchgraft.backends.watch import Grown, ModelWatch
 from torchgraft.capturing.patching.wrapping import looking_inside
@@ -60,6 +60,8 @@ class Lowered(VariantModule):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the compiled program that fits; in training mode and under autocast, the model's own Python."""
+        if is_watched():  # before torch is asked for modes, which would become checks of the program
+            return self._model(*args, **kwargs)
         training = self.training and not self._is_program
         if training or torch._C._is_any_autocast_enabled():
             mode = "in training mode" if training else "under autocast"
@@ -69,10 +71,10 @@ class Lowered(VariantModule):
             self._refuse_gradients(args, kwargs)
             torch._C._set_grad_enabled(False)
             try:
-                return super().forward(*args, **kwargs)
+                return self._run_variant(args, kwargs)
             finally:
                 torch._C._set_grad_enabled(True)
-        return super().forward(*args, **kwargs)
+        return self._run_variant(args, kwargs)
 
     def _refuse_gradients(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         for value in (*args, *kwargs.values()):

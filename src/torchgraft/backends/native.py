@@ -13,7 +13,7 @@ from torchgraft.analysis.aliases import Aliases
 from torchgraft.analysis.dry_run import DryRun
 from torchgraft.analysis.shapes import TensorMetadata, tensor_metadata
 from torchgraft.backends.backend import Backend, Options
-from torchgraft.backends.freezing import keep_outputs_contiguous, ranks_follow, spell_directly, views_nobody_writes
+from torchgraft.backends.freezing import keep_outputs_contiguous, ranks_follow, spell_directly
 from torchgraft.backends.packed_linears import multiply_matrices, pack_linears
 from torchgraft.backends.prepacking import Packer, prepack
 from torchgraft.codegen.bound import BoundCodeGen
@@ -25,6 +25,7 @@ from torchgraft.passes.fuse_activations import FuseActivations
 from torchgraft.passes.layer_calls import is_layer
 from torchgraft.passes.merge_linears import MergeLinears
 from torchgraft.passes.remove_dead_code import RemoveDeadCode
+from torchgraft.passes.views import has_written_views, reshape_instead, views_nobody_writes
 
 
 class Native(Backend):
@@ -49,13 +50,14 @@ def make_direct(part: GraphModule, inputs: tuple[Any, ...], options: Options) ->
         types_follow = ranks_follow(part)  # for the same reasons
         if types_follow:
             _drop_casts(part, known)
+        can_be_turned = not has_written_views(part)
         views = views_nobody_writes(part)  # before there are calls of ours, of which nobody knows what they write
         packer = Packer(part, known)
         if types_follow:
             pack_linears(packer)
-        if options.layout != "contiguous" and prepack(packer):
+        if options.layout != "contiguous" and can_be_turned and prepack(packer):
             for node in views:
-                node.target = "reshape"
+                reshape_instead(node)
             keep_outputs_contiguous(part, known)
         if types_follow:
             multiply_matrices(part, known)
@@ -85,9 +87,13 @@ class _Noting(Interpreter):
 
     def run_node(self, n: Node) -> Any:
         value = super().run_node(n)
-        if type(value) is torch.Tensor:
-            self.found[n._name] = tensor_metadata(value)
+        self.note(n, value)
         return value
+
+    def note(self, node: Node, value: Any) -> None:
+        """Write down what a value looks like."""
+        if type(value) is torch.Tensor:
+            self.found[node._name] = tensor_metadata(value)
 
 
 def _shapes(part: GraphModule, inputs: tuple[Any, ...]) -> Any:
@@ -98,8 +104,10 @@ def _shapes(part: GraphModule, inputs: tuple[Any, ...]) -> Any:
         except Exception:  # shapes that depend on values
             return _dry_shapes(part, inputs, compute=True)
     noting = _Noting(part)
+    for node, value in zip(part.graph.find_nodes(op="placeholder"), inputs, strict=True):
+        noting.note(node, value)
     with torch.no_grad():
-        noting.run(*inputs, enable_io_processing=False)
+        noting.boxed_run(list(inputs))  # by placeholder, because what a program takes by `*args` is one of them
     return noting.found
 
 

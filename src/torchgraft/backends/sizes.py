@@ -18,6 +18,7 @@ from torchgraft.analysis.comparison import tensors_in
 from torchgraft.analysis.dry_run import DryRun
 from torchgraft.backends.calls import call_key, call_text
 from torchgraft.backends.variants import log
+from torchgraft.capturing.state.tensor_state import kept_draws
 from torchgraft.codegen.calling import copied_inputs
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import GuardError
@@ -60,7 +61,8 @@ class OneForEachSize:
             if compiled is not None:
                 return compiled
             begin = time.perf_counter()
-            compiled = self.make(args, kwargs)
+            with kept_draws():
+                compiled = self.make(args, kwargs)
             kept = dict(self.found)
             while len(kept) >= self.most:
                 kept.pop(next(iter(kept)))

@@ -23,7 +23,7 @@ from torch.utils._device import DeviceContext
 
 from torchgraft.backends.calls import call_key, call_text, likeness
 from torchgraft.backends.watch import Held, ModelWatch
-from torchgraft.capturing.state.tensor_state import TorchRandomStates
+from torchgraft.capturing.state.tensor_state import TorchRandomStates, kept_draws
 from torchgraft.capturing.whole import SHARED_WITH_MODEL
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import GuardError, TraceError, one_line
@@ -185,8 +185,11 @@ class VariantModule(torch.nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the program that this call fits; where there is none, do what `on_guard` says."""
-        if _is_watched():
+        if is_watched():
             return self._model(*args, **kwargs)
+        return self._run_variant(args, kwargs)
+
+    def _run_variant(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._watch is not None and (change := self._watch.change()) is not None:
             self._changed(change)
         found = self._variants
@@ -284,7 +287,8 @@ class VariantModule(torch.nn.Module):
         if self._watch is None:
             self._watch = ModelWatch(self._model, self.watches_weights)
         held = [item.now() for item in self._moving]
-        variant = self._make(why, args, kwargs)
+        with kept_draws():  # a first call draws what the model would draw
+            variant = self._make(why, args, kwargs)
         variant.held = held
         variant.seconds = time.perf_counter() - begin
         variant.last_used = time.monotonic()
@@ -368,7 +372,7 @@ def first_line(error: BaseException) -> str:
     return str(error).partition("\n")[0]
 
 
-def _is_watched() -> bool:
+def is_watched() -> bool:
     """Whether somebody traces this run, transforms it (vmap) or takes derivatives forwards, and should see the model itself; a
     default device is no tracing."""
     if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -53,8 +53,15 @@ def _limited(run: Callable[..., Any], seconds: float | None) -> Callable[..., An
 def _leaves_after(function: Callable[..., Any], model: Any, situation: Situation) -> dict[str, Any]:
     """What a call returns and leaves in its inputs; what it does to the model and to random states is put back."""
     values, keywords = situation.copied()
-    with contextlib.ExitStack() as kept, torch.no_grad():
-        for _, root in modules_behind(model) or [("", torch.nn.Module())]:  # random states are put back anyway
-            kept.enter_context(kept_state(root))
+    with left_as_it_was(model), torch.no_grad():
         result = function(*values, **keywords)
         return frozen_leaves(result, "output") | frozen_leaves((values, keywords), "inputs afterwards")
+
+
+@contextlib.contextmanager
+def left_as_it_was(model: Any) -> Iterator[None]:
+    """What runs change of a model, or of the modules that a function uses, and of random states is put back."""
+    with contextlib.ExitStack() as kept:
+        for _, root in modules_behind(model) or [("", torch.nn.Module())]:  # random states are put back anyway
+            kept.enter_context(kept_state(root))
+        yield

@@ -130,7 +130,7 @@ class ModelWatch:
         for name in [name for name in values if name not in _STANDARD]:
             value = values[name]
             if isinstance(value, torch.Tensor):
-                if self._weights and type(value) is torch.Tensor and not value.is_inference():
+                if self._weights and type(value) is torch.Tensor:
                     self._tables.append(values)
                     self._keys.append(name)
                     self._values.append(value)

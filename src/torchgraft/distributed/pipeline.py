@@ -97,6 +97,8 @@ class Pipeline(Tabular):
             raise GraphError(
                 f"{len(self.stages)} stages cannot be shared by {ranks} processes: ask for a multiple of that number"
             )
+        if not 0 <= rank < ranks:
+            raise GraphError(f"there is no process {rank} of {ranks}: they are numbered from 0")
         return list(range(rank, len(self.stages), ranks))
 
     def schedule(
@@ -216,6 +218,8 @@ def pipeline(
     >>> torch.equal(plan.stages[1](*plan.stages[0](x))[0], model(x))
     True
     """
+    if type(stages) is not int:
+        raise GraphError(f"expected a whole number of stages, got {stages!r}")
     values, keywords = example_inputs(args, kwargs)
     program = model if isinstance(model, GraphModule) else capture(model, values, keywords)
     work = work_of(program, cost, values, keywords)

@@ -32,6 +32,7 @@ def calibrate(program: GraphModule, data: Iterable[Any], progress: Progress | No
     2
     """
     plan = plan_of(program)
+    plan.refuse_converted(program)
     run: Callable[..., Any] = program
     if plan.config.correct_bias or plan.config.learn_rounding:
         run = _collecting(program)

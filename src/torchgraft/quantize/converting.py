@@ -5,6 +5,7 @@ ordinary operators stand between `dequantize_tensor` and `quantize_tensor`. Kern
 from __future__ import annotations
 
 import copy
+import dataclasses
 import operator
 from typing import Any
 
@@ -43,10 +44,12 @@ def convert(program: GraphModule) -> GraphModule:
     ['quantize_tensor', 'dequantize_tensor', 'dequantize_tensor_1', 'fc1']
     """
     plan = plan_of(program)
+    plan.refuse_converted(program)
     if program.training and any(isinstance(module, TrainedLayer) for module in program.children()):
         raise QuantizeError("the program is being trained\ncall .eval() on it first")
     check_observed(program)
     result = GraphModule(program, copy.deepcopy(program.graph), type(program).__name__)
+    plan = dataclasses.replace(plan, is_converted=True)
     result.meta = {**program.meta, KEY: plan}
     with torch.no_grad():
         settle(result)
@@ -57,7 +60,16 @@ def convert(program: GraphModule) -> GraphModule:
     for key in (INPUTS, ROUNDED):
         result.meta.pop(key, None)
     result.graph.lint()
-    return result
+    return _with_tensors_of_its_own(result, program)
+
+
+def _with_tensors_of_its_own(result: GraphModule, program: GraphModule) -> GraphModule:
+    """A copy in which the floats that stay are copies, too: a model that is trained or loaded later would give its new biases to
+    the program, whose integers are those of the old weights."""
+    given = {id(tensor) for tensor in (*program.parameters(), *program.buffers())}
+    found = (*result.parameters(), *result.buffers())
+    new: dict[int, Any] = {id(tensor): tensor for tensor in found if id(tensor) not in given}
+    return copy.deepcopy(result, new)
 
 
 class _Conversion:

@@ -70,6 +70,15 @@ class Plan:
     consumers: dict[str, tuple[str, ...]] = field(default_factory=dict)
     others: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    is_converted: bool = False
+
+    def refuse_converted(self, program: GraphModule) -> None:
+        """Raise where observers are gone, because integers stand in their places."""
+        if self.is_converted:
+            raise QuantizeError(
+                f"{type(program).__name__} has been converted, and has no observers any more\n"
+                "give the prepared program that it was made from, or prepare the model again"
+            )
 
     @property
     def needs_data(self) -> bool:

@@ -90,6 +90,15 @@ def _matrix(node: Node) -> tuple[Node, bool]:
         return node.args[0], True
     if operation_name(node) == "transpose" and set(node.args[1:]) in ({0, 1}, {-1, -2}):
         return node.args[0], True
+    if operation_name(node) == "permute":
+        order = node.args[1] if isinstance(node.args[1], (list, tuple)) else node.args[1:]
+        if (
+            len(order) == 2
+            and all(isinstance(number, int) for number in order)
+            and order[0] % 2 == 1
+            and order[1] % 2 == 0
+        ):
+            return node.args[0], True
     return node, False
 
 

@@ -88,8 +88,11 @@ def _plan_in_evaluation(program: GraphModule, settings: Any, backend: str) -> Pl
 class TrainedLayer(torch.nn.Module):
     """A layer, and the batch norm after it where there is one, with weights rounded as they will be."""
 
-    def __init__(self, layer: Any, norm: Any, scheme: Scheme, axis: int | None, freeze_after: int | None) -> None:
+    def __init__(
+        self, layer: Any, norm: Any, scheme: Scheme, axis: int | None, freeze_after: int | None, name: str = ""
+    ) -> None:
         super().__init__()
+        self.name = name
         self.layer, self.norm, self.numbers, self.axis = layer, norm, scheme.weights, axis
         # Inputs with a scale known from data have observers of their own.
         self.inputs = scheme.inputs if scheme.dynamic else None
@@ -108,6 +111,12 @@ class TrainedLayer(torch.nn.Module):
             limits = self.inputs.range
             scales = scale_of_values(values.detach(), *limits, self.inputs.symmetric, self.inputs.per == "row")
             values = fake_quantize(values, *scales, *limits)
+        if self.norm is not None and values.dim() != self.layer.weight.dim():
+            raise QuantizeError(
+                f"cannot fold the batch norm after '{self.name}' into it: it is given {values.dim()} dimensions, and the norm "
+                f"would normalise another one than that of its outputs\n"
+                f"keep the layer in floats, config=Config(modules={{{self.name!r}: 'float'}})"
+            )
         normalises_batch = self.norm is not None and self.training and not self.is_frozen
         if self.training:
             self.steps += 1
@@ -157,6 +166,10 @@ class TrainedLayer(torch.nn.Module):
 
     def _times(self, factor: torch.Tensor) -> torch.Tensor:
         weight: torch.Tensor = self.layer.weight
+        if weight_axis_of(self.layer) is None:  # a transposed convolution in groups: each has some of the channels
+            groups, rest = self.layer.groups, [1] * (weight.dim() - 2)
+            parts = weight.unflatten(0, (groups, -1)) * factor.reshape(groups, 1, -1, *rest)
+            return parts.flatten(0, 1)
         shape = [1] * weight.dim()
         shape[self.axis or 0] = -1
         return weight * factor.reshape(shape)
@@ -222,7 +235,7 @@ def _join_norms(program: GraphModule, plan: Plan, freeze_after: int | None) -> N
             )
         norm_node = _norm_after(node, program)
         norm = None if norm_node is None else find_attribute(program, norm_node.target)[0]
-        trained = TrainedLayer(layer, norm, planned.scheme, weight_axis_of(layer), freeze_after)
+        trained = TrainedLayer(layer, norm, planned.scheme, weight_axis_of(layer), freeze_after, planned.path)
         path = f"trained_{name}"
         program.add_module(path, trained)
         node.target = path
@@ -248,6 +261,10 @@ def _insert(program: GraphModule, plan: Plan, freeze_after: int | None) -> None:
         if not hasattr(program, group):
             program.add_module(group, TrainingObserver(plan.numbers[group], f"'{name}'", freeze_after))
         wanted = set(plan.consumers[name])
+        if name in plan.layers and plan.layers[name].reason is not None:
+            value = (
+                _norm_after(value, program) or value
+            )  # where the layer is trained in floats, its norm is not a part of it
         users = [user for user in value._users if user.name in wanted or _is_dropout(user, program)]
         if not users:
             continue

@@ -68,6 +68,8 @@ def check_limit(step: Any) -> None:
     """Refuse limits under which nothing could be started."""
     if step.max_in_flight < 1:
         raise ValueError(f"{step.name}: expected max_in_flight of at least 1, got {step.max_in_flight}")
+    if step.max_bytes is not None and step.max_bytes < 0:
+        raise ValueError(f"{step.name}: expected max_bytes of at least 0, got {step.max_bytes}")
 
 
 def take_apart(module: GraphModule, calls: Mapping[Node, Blocking], limits: Limits, inputs: Any = "") -> None:

@@ -58,6 +58,8 @@ class PrefetchCopies(Pass):
 
     def __post_init__(self) -> None:
         check_limit(self)
+        if not _is_device(self.device):
+            raise ValueError(f"{self.name}: expected a device such as 'cuda' or 'cuda:1', got {self.device!r}")
 
     def run(self, module: GraphModule) -> int:
         """Take the copies apart and put the program in its new order; return how many copies there were."""
@@ -78,6 +80,13 @@ class PrefetchCopies(Pass):
             for node in module.graph.nodes
             if node in staying
         ]
+
+
+def _is_device(name: Any) -> bool:
+    try:
+        return isinstance(name, str | torch.device) and bool(torch.device(name or "cpu"))
+    except RuntimeError:
+        return False
 
 
 _ONE = Blocking(copied, start_copy, wait_for_copy)

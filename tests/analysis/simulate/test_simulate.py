@@ -480,3 +480,29 @@ def test_steps_of_all_optimizers(name, machine):
 def test_an_optimizer_that_runs_the_model_itself_is_refused():
     with pytest.raises(GraftError, match="LBFGS runs the model as often as it likes, by a closure"):
         simulate(mlp(), inputs(), optimizer=torch.optim.LBFGS)
+
+
+def test_what_has_become_part_of_another_call_takes_no_time_on_a_cpu():
+    class Chain(nn.Module):
+        def forward(self, x):
+            return (x + 1).relu() * 2
+
+    graph, lowered = (
+        simulate(Chain(), torch.ones(1, 4), machine="epyc_turin_1_thread", mode=mode) for mode in ("graph", "lowered")
+    )
+    assert [kernel.operator for kernel in lowered.kernels] == ["aten.mul.Tensor"]
+    assert lowered.seconds < 0.6 * graph.seconds
+
+
+def test_nothing_takes_no_longer_than_something():
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(72, 4)).eval()
+    for mode in ("eager", "graph", "lowered"):
+        none, one = (simulate(model, torch.ones(batch, 3, 8, 8), mode=mode) for batch in (0, 1))
+        assert not none.kernels and none.seconds <= one.seconds
+
+
+def test_an_optimizer_that_makes_none():
+    with pytest.raises(
+        GraftError, match="optimizer is 'Adam', and has to make one of parameters\ngive a class such as"
+    ):
+        simulate(nn.Linear(2, 2), torch.ones(1, 2), optimizer="Adam")

@@ -19,7 +19,8 @@ class Step:
     """One operator of a run: its kernel, if any, the memory that it goes through, and for which node and in which phase it ran.
 
     `calls` counts calls of modules that Python made on the way to it, `moment` its place in the timeline of memory. An operator
-    that is several kernels has its name on the first. An `inner` one was called by another operator, not by Python.
+    that is several kernels has its name on the first. An `inner` one was called by another operator, not by Python; one that is
+    `gone` has become part of another one.
     """
 
     operator: str
@@ -30,6 +31,7 @@ class Step:
     calls: int = 0
     moment: int = 0
     inner: bool = False
+    gone: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +114,8 @@ def host_seconds(step: Step, machine: Machine) -> float:
     """What Python and torch take to issue a step; on a CPU `operator` is what one takes longer among others than alone."""
     host = machine.host
     seconds = step.calls * host.get("module", 0.0)
+    if step.gone:
+        return seconds
     if step.kernel is None:
         view = host.get("view", 0.0)
         inner = step.inner and machine.kind == "cpu"

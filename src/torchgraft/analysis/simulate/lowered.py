@@ -45,7 +45,7 @@ def _folded(steps: Sequence[Step]) -> list[Step]:
                 result = None if layer is None else _result_of(layer, step, readers)
                 if result is not None and has_bias:
                     same.update(dict.fromkeys(_traffic(step)[1], result))
-                    step = replace(step, kernel=None, touched=())
+                    step = replace(step, kernel=None, touched=(), gone=True)
                 else:
                     step = replace(step, kernel=replace(kernel, kind="elementwise", variant="", rows=0))
             layer = None
@@ -135,6 +135,7 @@ def _join(steps: list[Step], chain: Sequence[int], last_use: dict[int, int]) -> 
     touched = [(memory, size, False) for memory, size in read.items()]
     touched += [(memory, size, True) for memory, size in needed.items() if memory not in read]
     for place in chain[:-1]:
-        steps[place] = replace(steps[place], kernel=None)
+        steps[place] = replace(steps[place], kernel=None, gone=True)
     operator = steps[end].operator or kernels[-1].operator
-    steps[end] = replace(steps[end], kernel=joined, touched=tuple(touched), operator=operator)
+    inner = all(steps[place].inner for place in chain)
+    steps[end] = replace(steps[end], kernel=joined, touched=tuple(touched), operator=operator, inner=inner)

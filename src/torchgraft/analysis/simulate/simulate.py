@@ -138,6 +138,11 @@ def recorded(
 
     `edit` gives another program for the one that is captured, and `node_done` is told the value of each node.
     """
+    if optimizer is not None and not callable(optimizer):
+        raise GraftError(
+            f"optimizer is {optimizer!r}, and has to make one of parameters\n"
+            "give a class such as torch.optim.AdamW, or lambda parameters: torch.optim.SGD(parameters, lr=0.1)"
+        )
     dtype = dtype_of(precision, machine)
     with torch.set_grad_enabled(training):
         # On the meta device torch takes attention apart; a program that was captured there names that device itself.
@@ -229,6 +234,8 @@ class Recorder(Accounts):
         calls = self._calls.made_for(node) if node is not None and phase == "forward" else 0
         inner = node is not None and node is self._called and phase == "forward"  # Python calls one operator for a node
         self._called = node
+        if self.gpu and made and not any(tensor.numel() for tensor in made):
+            kernels = []  # torch launches nothing where there is nothing to compute
         if not kernels:
             self.steps.append(Step(operator, None, (), name, phase, calls, self.storages.time, inner))
         for kernel in kernels:

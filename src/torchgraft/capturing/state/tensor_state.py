@@ -4,9 +4,10 @@ Attributes are kept in `model_state.py`, which holds one of these.
 
 from __future__ import annotations
 
+import contextlib
 import random
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -30,6 +31,16 @@ class TorchRandomStates:
         torch.set_rng_state(self._host)
         if self._devices is not None:
             torch.cuda.set_rng_state_all(self._devices)
+
+
+@contextlib.contextmanager
+def kept_draws() -> Iterator[None]:
+    """Whoever draws after the block draws what they would have drawn without it."""
+    states = TorchRandomStates()
+    try:
+        yield
+    finally:
+        states.put_back()
 
 
 class TensorState:

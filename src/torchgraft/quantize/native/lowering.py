@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 
-from torchgraft.analysis.aliases import Aliases
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import QuantizeError
 from torchgraft.ir.node import Node
@@ -19,6 +18,7 @@ from torchgraft.ir.verify import find_attribute
 from torchgraft.passes.attributes import References
 from torchgraft.passes.layer_calls import bound, is_layer, layer_arguments
 from torchgraft.passes.remove_dead_code import RemoveDeadCode
+from torchgraft.passes.views import has_written_views, reshape_instead, views_nobody_writes
 from torchgraft.quantize.native.activations import PLAIN, average_options, options_of, pool_options, post_operation
 from torchgraft.quantize.native.checks import drop_repeated_checks
 from torchgraft.quantize.native.cuda import RowLinear
@@ -43,6 +43,7 @@ from torchgraft.quantize.native.layers import (
 )
 from torchgraft.quantize.native.reading import Reader, Steps, all_values, chain, is_call, only_user, writes_in_place
 from torchgraft.quantize.native.weight_only import WeightOnlyLayer
+from torchgraft.quantize.observers import Observer
 from torchgraft.quantize.operations import ACTIVATIONS, MOVES, SELECTS, first_input, is_shape_read, is_sum, operation
 from torchgraft.quantize.operators import dequantize_tensor, quantize_tensor
 from torchgraft.quantize.preparing import MOVED, STORED, inherit
@@ -62,9 +63,14 @@ def to_native(program: GraphModule) -> GraphModule:
         raise QuantizeError(
             'this build of torch has no integer kernels (oneDNN)\nuse backend="reference", which runs everywhere'
         )
+    if any(isinstance(module, Observer) for module in program.children()):
+        raise QuantizeError(
+            f"{type(program).__name__} is prepared, and has no integers yet\ncall convert() on it first"
+        )
     result = GraphModule(program, copy.deepcopy(program.graph), type(program).__name__)
     result.meta = dict(program.meta)
-    _may_be_reshaped(result)  # before there are layers of which nobody knows that they write nothing
+    for node in views_nobody_writes(result):  # before there are layers of which nobody knows that they write nothing
+        reshape_instead(node)
     with torch.no_grad():
         _Lowering(result).run()
     RemoveDeadCode().run(result)
@@ -77,6 +83,8 @@ class _Lowering(Reader):
     def __init__(self, program: GraphModule) -> None:
         self.program, self.graph = program, program.graph
         self.references = References(program)
+        # Convolutions return other layouts than torch's own, which whatever is computed of them has, too.
+        self.keeps_layout = has_written_views(program)
 
     def run(self) -> None:
         for node in list(self.graph.nodes):
@@ -118,6 +126,8 @@ class _Lowering(Reader):
                 if layer is not None:
                     self._put(node, layer, (source,))
                     self._note_layer(weight.args[0].target, arguments.get("bias"), layer)
+            return
+        if not is_linear and self.keeps_layout:
             return
         convolution = None if is_linear else self._convolution(node, arguments, steps)
         if self._put_rows(node, source, (steps, scale, zero_point, bias), is_linear and axis == 0, dtype):
@@ -424,15 +434,6 @@ class _Lowering(Reader):
         for source in inputs:
             if not source._users and source.op not in ("placeholder", "output") and not source._erased:
                 self._erase(source)
-
-
-def _may_be_reshaped(program: GraphModule) -> None:
-    """Kernels return images with their channels last, which `view` refuses to see as something else and `reshape` takes."""
-    views = program.graph.find_nodes(op="call_method", target="view")
-    memory = Aliases(program.graph) if views else None
-    for node in views:
-        if memory is not None and not isinstance(node.args[1], torch.dtype) and not memory.is_written(node):
-            node.target = "reshape"
 
 
 def _drop_unused(program: GraphModule) -> None:
