@@ -119,7 +119,7 @@ def restore_graph(graph: Graph, state: dict[str, Any]) -> None:
         if isinstance(value, _NodeReference):
             return nodes[value.position]
         if isinstance(value, _FunctionReference):
-            return _import_object(value.path)
+            return import_object(value.path)
         if type(value) is tuple:
             return tuple([walk(item) for item in value])
         if isinstance(value, (list, dict, slice, tuple)):
@@ -128,7 +128,7 @@ def restore_graph(graph: Graph, state: dict[str, Any]) -> None:
 
     for op, target, args, kwargs, name, type_expr, meta in state["rows"]:
         if isinstance(target, _FunctionReference):
-            target = _import_object(target.path)
+            target = import_object(target.path)
         node = Node(graph, name, op, target, walk(args), walk(kwargs) if kwargs else EMPTY_DICT, type_expr)
         node._meta = walk(meta) if meta else {}
         graph._link(node, graph._root)
@@ -152,7 +152,7 @@ def _map_references(value: Any, walk: Any) -> Any:
 def _import_path(node: Node) -> str:
     path = qualified_name(node._target)
     try:
-        found = _import_object(path)
+        found = import_object(path)
     except (ImportError, AttributeError):
         found = None
     if found != node._target:  # a method of a class is a new object each time it is looked up
@@ -163,7 +163,8 @@ def _import_path(node: Node) -> str:
     return path
 
 
-def _import_object(path: str) -> Any:
+def import_object(path: str) -> Any:
+    """The object at a dotted path, as `qualified_name` writes it; ImportError or AttributeError where there is none."""
     parts = path.split(".")
     if parts[0] == "torch":
         value: Any = torch
