@@ -14,6 +14,7 @@ import torch
 from torchgraft.codegen.calling import placeholder_values
 from torchgraft.distributed.stage import Stage, looks
 from torchgraft.errors import GraphError
+from torchgraft.results.tables import listed
 
 if TYPE_CHECKING:
     from torchgraft.distributed.pipeline import Pipeline
@@ -183,9 +184,8 @@ def load_weights(plan: Pipeline, numbers: Iterable[int], files: Any, others: Map
             _put(stage, path, tensor)
     missing = [name for name, places in wanted.items() if any(_tensor_at(*place).is_meta for place in places)]
     if missing:
-        more = f" and {len(missing) - 4} more" if len(missing) > 4 else ""
         raise GraphError(
-            f"the files have no values for {', '.join(missing[:4])}{more}\n"
+            f"the files have no values for {listed(missing, 4)}\n"
             "  give tensors that are not in the files as others={name: tensor}"
         )
     return count

@@ -17,6 +17,7 @@ from torchgraft.ir.arguments import EMPTY_DICT, map_aggregate
 from torchgraft.ir.node import _LEAVES, Node, map_arg
 from torchgraft.ir.printing import qualified_name
 from torchgraft.ir.verify import lint
+from torchgraft.results.tables import listed
 
 if TYPE_CHECKING:
     from torchgraft.ir.graph import Graph
@@ -210,8 +211,8 @@ def _picklable_meta(node: Node, numbers: dict[Node, int], left_out: dict[str, li
 
 def _warn_of(left_out: dict[str, list[str]]) -> None:
     for what, names in left_out.items():
-        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-        warnings.warn(f"metadata {what} of node '{names[0]}'{more} cannot be pickled and is left out", stacklevel=4)
+        nodes = listed([f"'{name}'" for name in names], 1)
+        warnings.warn(f"metadata {what} of node {nodes} cannot be pickled and is left out", stacklevel=4)
 
 
 def _described(value: Any) -> Any:

@@ -21,6 +21,7 @@ from torchgraft.ir.node import Node, map_arg
 from torchgraft.ir.origin import at, source_of
 from torchgraft.ir.verify import find_attribute
 from torchgraft.passes.definition import Pass
+from torchgraft.passes.layer_calls import parameter_of
 from torchgraft.schedule.blocking import Blocking
 from torchgraft.schedule.copies import copied, copies_on, start_copies, start_copy, wait_for_copies, wait_for_copy
 from torchgraft.schedule.overlap_remote_calls import check_limit, take_apart
@@ -152,10 +153,8 @@ def _replace_value(node: Node, value: Any) -> None:
 def _tensor_of(node: Node) -> torch.Tensor | None:
     """The parameter, buffer or constant on the CPU that a node fetches."""
     module = node.graph.owning_module
-    if node.op != "get_attr" or module is None:
-        return None
-    value = find_attribute(module, node.target)[0]
-    return value if isinstance(value, torch.Tensor) and value.device.type == "cpu" else None
+    value = None if module is None else parameter_of(node, module)
+    return value if value is not None and value.device.type == "cpu" else None
 
 
 def _staying(module: GraphModule) -> set[Node]:
