@@ -81,6 +81,22 @@ class _FunctionReference(NamedTuple):
     path: str
 
 
+# The metadata that says where in the user's program a node comes from.
+_WHERE_FROM = ("stack_trace", "nn_module_stack", "source_fn_stack")
+
+
+def inherit_origin(node: Node, source: Node) -> None:
+    """Say that a node, which is there for another one, comes from where that comes from: the user's line and the modules.
+
+    Of a program that was read from a file, or came from another library, metadata alone knows that.
+    """
+    if source._origin is not None:
+        node._origin = source._origin
+    if node._meta is not None or source._meta is not None:
+        known = source.meta
+        node.meta.update({key: known[key] for key in _WHERE_FROM if key in known})
+
+
 def graph_state(graph: Graph) -> dict[str, Any]:
     """The graph as data that pickle can write."""
     numbers = {node: index for index, node in enumerate(graph.nodes)}

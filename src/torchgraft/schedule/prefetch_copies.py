@@ -16,6 +16,7 @@ from torchgraft.analysis.effects import effects_of
 from torchgraft.analysis.effects.findings import OUTSIDE
 from torchgraft.analysis.shapes import tree_metadata
 from torchgraft.errors import PassError
+from torchgraft.ir.copying import inherit_origin
 from torchgraft.ir.guards import is_guard
 from torchgraft.ir.node import Node, map_arg
 from torchgraft.ir.origin import at, source_of
@@ -105,7 +106,7 @@ def _as_call(node: Node, device: Any) -> Node:
     rest = (device,) if node.target == "cuda" else node.args[1:]
     with node.graph.inserting_before(node):
         call = node.graph.create_node("call_function", copied, (device, node.args[0], *rest), node.kwargs)
-    call._origin = node._origin
+    inherit_origin(call, node)
     call.meta.update(node.meta)
     node.replace_all_uses_with(call)
     node.graph.erase_node(node)
@@ -136,9 +137,9 @@ def _copy_parameters(module: GraphModule, device: str) -> list[Node]:
             call = graph.create_node("call_function", copies_on, (device, *sources))
             parts = [graph.create_node("call_function", operator.getitem, (call, n)) for n in range(len(sources))]
         for source, part in zip(sources, parts, strict=True):
-            part._origin = node._origin
+            inherit_origin(part, node)
             node.replace_input_with(source, part)
-        call._origin = node._origin
+        inherit_origin(call, node)
         call.meta["tensor_meta"] = tree_metadata(tuple(_tensor_of(source) for source in sources))
         made.append(call)
     return made
