@@ -6,5 +6,5 @@ from torchgraft.analysis.signatures import create_type_hint as create_type_hint
 from torchgraft.analysis.signatures import get_signature_for_torch_op as get_signature_for_torch_op
 from torchgraft.analysis.signatures import normalize_function as normalize_function
 from torchgraft.analysis.signatures import normalize_module as normalize_module
+from torchgraft.analysis.signatures import python_type as _torchscript_type_to_python_type  # noqa: F401
 from torchgraft.analysis.signatures import type_matches as type_matches
-from torchgraft.fx_passes.semi_private import torchscript_type_to_python_type as _torchscript_type_to_python_type  # noqa: F401

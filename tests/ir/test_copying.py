@@ -15,6 +15,7 @@ from torch import nn
 
 import torchgraft as fx
 from torchgraft.ir.arguments import immutable_dict, immutable_list
+from torchgraft.ir.origin import source_of
 
 
 class Pair(NamedTuple):
@@ -346,3 +347,30 @@ def test_torch_save_writes_memory_formats():
     file.seek(0)
     loaded = torch.load(file, weights_only=False)
     assert loaded(torch.ones(2, 3, 4, 4)).is_contiguous(memory_format=torch.channels_last)
+
+
+class Normed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution, self.norm = nn.Conv1d(2, 2, 1), nn.BatchNorm1d(2)
+        self.first, self.second = nn.Linear(4, 3), nn.Linear(4, 3)
+
+    def forward(self, x):
+        y = self.norm(self.convolution(x))
+        return self.first(y) + self.second(y)
+
+
+def without_line(program) -> list[str]:
+    return [node.name for node in program.graph.nodes if source_of(node) is None]
+
+
+def test_what_edits_and_lowering_make_of_a_program_from_a_file_has_its_lines() -> None:
+    x = torch.randn(1, 2, 4)
+    program = pickle.loads(pickle.dumps(fx.capture(Normed().eval(), x, level="function")))
+    inputs = without_line(program)
+    assert set(without_line(fx.lower(program, (x,), level="aten"))) <= {
+        *inputs,
+        "guard_1",
+    }  # what checks inputs has no line
+    assert fx.passes.Pipeline("merge-linears, fuse-conv-norm, functionalize")(program).changes > 1
+    assert without_line(program) == inputs

@@ -265,16 +265,19 @@ def _only_for_guards(graph: Graph) -> set[Node]:
     return found
 
 
-def computing_if_needed(run: Callable[[bool], Any]) -> Any:
+def computing_if_needed(run: Callable[[bool], Any], after_any_error: bool = False) -> Any:
     """What `run(False)` gives; where sizes depend on values, so that nothing can be said without computing, `run(True)`.
+
+    With `after_any_error` it is tried in any case: on fakes a program may fail in any way (experts chosen by tokens, an operator
+    without a fake kernel), and if it is at fault itself, it fails again on real tensors.
 
     >>> computing_if_needed(lambda compute: compute)
     False
     """
     try:
         return run(False)
-    except GraftError as error:
-        if not isinstance(error.__cause__, NeedsValues):
+    except Exception as error:
+        if not after_any_error and not (isinstance(error, GraftError) and isinstance(error.__cause__, NeedsValues)):
             raise
     return run(True)
 

@@ -350,21 +350,26 @@ def _schema_signature(overload: torch._ops.OpOverload) -> inspect.Signature:
             kind = _Kind.POSITIONAL_ONLY if index <= last_reserved else _Kind.POSITIONAL_OR_KEYWORD
         name = "input" if argument.name == "self" else argument.name  # as the Python bindings call it
         default = argument.default_value if argument.has_default_value() else inspect.Parameter.empty
-        parameters.append(inspect.Parameter(name, kind, default=default, annotation=_python_type(argument.type)))
+        parameters.append(inspect.Parameter(name, kind, default=default, annotation=python_type(argument.type)))
     return inspect.Signature(parameters, return_annotation=_result_type(schema.returns))
 
 
 def _result_type(returns: Iterable[Any]) -> Any:
-    kinds = tuple([_python_type(item.type) for item in returns])
+    kinds = tuple([python_type(item.type) for item in returns])
     return kinds[0] if len(kinds) == 1 else kinds or None
 
 
-def _python_type(kind: Any) -> Any:
+def python_type(kind: Any) -> Any:
+    """The Python type for a type in an operator's schema.
+
+    >>> [python_type(argument.type) for argument in torch.ops.aten.sum.dim_IntList._schema.arguments][1]
+    typing.Optional[typing.List[int]]
+    """
     name = kind.kind()
     if name == "OptionalType":
-        return typing.Optional[_python_type(kind.getElementType())]  # noqa: UP045 (the type is made here, not written)
+        return typing.Optional[python_type(kind.getElementType())]  # noqa: UP045 (the type is made here, not written)
     if name == "ListType":
-        return typing.List[_python_type(kind.getElementType())]  # type: ignore[misc] # noqa: UP006 (as torch.fx has it)
+        return typing.List[python_type(kind.getElementType())]  # type: ignore[misc] # noqa: UP006 (as torch.fx has it)
     if name == "TupleType":
-        return tuple[tuple([_python_type(item) for item in kind.elements()])]  # type: ignore[misc]
+        return tuple[tuple([python_type(item) for item in kind.elements()])]  # type: ignore[misc]
     return _PYTHON_TYPES.get(name, Any)

@@ -6,7 +6,6 @@ A backend of your own is a subclass of `Backend` with `compile`, and an entry po
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import importlib.metadata
 import importlib.util
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from torchgraft.errors import BackendError, one_line
+from torchgraft.errors import BackendError, one_line, suggestion
 from torchgraft.ir.node import Node
 
 if TYPE_CHECKING:
@@ -143,9 +142,9 @@ def _by_name(name: Any) -> Backend:
             if not (isinstance(found, type) and issubclass(found, Backend)):
                 raise BackendError(f"the entry point '{name}' is no subclass of torchgraft.Backend: {found!r}")
             return found()
-    close = difflib.get_close_matches(str(name), ["auto", *backend_names()])
-    hint = f"; did you mean '{close[0]}'?" if close else f"; there are auto, {', '.join(backend_names())}"
-    raise BackendError(f"no backend is called {name!r}{hint}")
+    known = ["auto", *backend_names()]
+    hint = suggestion(name, known, f"there are {', '.join(known)}")
+    raise BackendError(f"no backend is called {name!r}; {hint}")
 
 
 def missing(package: str, extra: str) -> str | None:

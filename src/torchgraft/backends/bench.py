@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from torchgraft.analysis.comparison import tensors_in
+from torchgraft.analysis.simulate.plot import colour_of, picture_svg
 from torchgraft.backends.auto import EAGER, candidates, in_turns
 from torchgraft.backends.backend import Options, backend_names, find_backend
 from torchgraft.backends.lower import lower
@@ -204,12 +205,11 @@ def _rows(ways: dict[str, Callable[[], Callable[[], Any]]], batch: int, threads:
 
 # ---- bars ----
 
-_COLOURS = ("#9aa0a6", "#d9a441", "#4f8f6b", "#3d6fb4", "#7d5ba6", "#c0563f", "#4aa3a2", "#86713f", "#b0557f")
 _WIDTH, _LINE, _LEFT = 760, 20, 200
 
 
 def _bars(result: Bench) -> str:
-    """An SVG without scripts or fonts of its own: a bar for each way, as long as it is quick."""
+    """A bar for each way, as long as it is quick."""
     most = max((row.times_eager or 0.0 for row in result.results), default=1.0) or 1.0
     ways = list(dict.fromkeys(row.way for row in result.results))
     parts, top = [], 44
@@ -222,15 +222,10 @@ def _bars(result: Bench) -> str:
             parts.append(f'<text x="12" y="{top + 4}" font-weight="bold">{label}</text>')
             top += _LINE
         length = (row.times_eager or 0.0) / most * (_WIDTH - _LEFT - 130)
-        colour = _COLOURS[ways.index(row.way) % len(_COLOURS)]
+        colour = colour_of(ways.index(row.way))
         text = "failed" if row.seconds is None else f"{row.times_eager:.2f} × ({seconds_text(row.seconds)})"
         parts.append(f'<text x="{_LEFT - 8}" y="{top + 4}" text-anchor="end">{html.escape(row.way)}</text>')
         parts.append(f'<rect x="{_LEFT}" y="{top - 9}" width="{max(length, 1):.1f}" height="15" fill="{colour}"/>')
         parts.append(f'<text x="{_LEFT + max(length, 1) + 6:.1f}" y="{top + 4}" fill="#555">{text}</text>')
         top += _LINE
-    head = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{top + 12}" '
-        'font-family="sans-serif" font-size="12">'
-    )
-    title = f'<text x="12" y="26" font-size="16">{html.escape(result.name)}: times eager</text>'
-    return "\n".join([head, '<rect width="100%" height="100%" fill="white"/>', title, *parts, "</svg>"]) + "\n"
+    return picture_svg(f"{result.name}: times eager", _WIDTH, top + 12, parts)

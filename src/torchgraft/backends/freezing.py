@@ -58,9 +58,7 @@ def _freeze_attributes(body: GraphModule) -> None:
             continue
         value = find_attribute(body, node._target)[0]
         if type(value) in _PLAIN:
-            for user in list(node._users):
-                user.args, user.kwargs = (map_arg(part, _putting(node, value)) for part in (user.args, user.kwargs))
-            body.graph.erase_node(node)
+            _put_constant(node, value)
     for node in list(body.graph.nodes):
         if node._op != "call_function" or node._inputs:
             continue
@@ -70,12 +68,16 @@ def _freeze_attributes(body: GraphModule) -> None:
         elif getattr(node._target, "__module__", None) == "_operator" and not node._kwargs:
             value = node._target(*node._args)  # a choice by the mode, say
             if type(value) in _PLAIN:
-                for user in list(node._users):
-                    user.args, user.kwargs = (map_arg(part, _putting(node, value)) for part in (user.args, user.kwargs))
-                body.graph.erase_node(node)
+                _put_constant(node, value)
     for node in body.graph.find_nodes(op="call_function", target=add_if):
         if node._args[0] is False and not node._users:
             body.graph.erase_node(node)
+
+
+def _put_constant(node: Node, value: Any) -> None:
+    for user in list(node._users):
+        user.args, user.kwargs = (map_arg(part, _putting(node, value)) for part in (user.args, user.kwargs))
+    node.graph.erase_node(node)
 
 
 def _drop_switched_off(body: GraphModule) -> None:

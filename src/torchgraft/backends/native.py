@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from torchgraft.analysis.aliases import Aliases
-from torchgraft.analysis.dry_run import DryRun
+from torchgraft.analysis.dry_run import DryRun, computing_if_needed
 from torchgraft.analysis.shapes import TensorMetadata, tensor_metadata
 from torchgraft.backends.backend import Backend, Options
 from torchgraft.backends.freezing import keep_outputs_contiguous, ranks_follow, spell_directly
@@ -99,10 +99,7 @@ class _Noting(Interpreter):
 def _shapes(part: GraphModule, inputs: tuple[Any, ...]) -> Any:
     """What values look like. A program that writes nothing is run, which is quicker than torch's fake tensors are imported."""
     if Aliases(part.graph).has_writes:
-        try:
-            return _dry_shapes(part, inputs, compute=False)
-        except Exception:  # shapes that depend on values
-            return _dry_shapes(part, inputs, compute=True)
+        return computing_if_needed(lambda compute: _dry_shapes(part, inputs, compute), after_any_error=True)
     noting = _Noting(part)
     for node, value in zip(part.graph.find_nodes(op="placeholder"), inputs, strict=True):
         noting.note(node, value)

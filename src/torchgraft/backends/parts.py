@@ -26,7 +26,6 @@ from torchgraft.errors import BackendError, GraftError, one_line
 from torchgraft.ir.guards import is_guard
 from torchgraft.ir.modules import is_from_torch
 from torchgraft.ir.node import Node
-from torchgraft.ir.origin import source_of
 from torchgraft.ir.verify import find_attribute
 from torchgraft.splitting.split import Part, Split, split
 from torchgraft.splitting.strategies import Size, Supported
@@ -304,12 +303,6 @@ def _assembled(found: Split, compiled: dict[str, Callable[..., Any]], inputs: st
 
 def _stays_because(reason: str) -> str:
     return reason.removeprefix("not supported: ").partition("; needs the value")[0].partition("; must run after")[0]
-
-
-def lines_of(program: GraphModule) -> dict[str, str]:
-    """The user's line of each node, as the end of a line."""
-    found = {node.name: source_of(node) for node in program.graph.nodes}
-    return {name: f"  ({line.place})" for name, line in found.items() if line is not None}
 
 
 # ---- time limits ----

@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from torchgraft.analysis.aliases import Aliases
 from torchgraft.codegen.graph_module import GraphModule
+from torchgraft.ir.copying import inherit_origin
 from torchgraft.ir.node import Node
 from torchgraft.passes.attributes import References
 from torchgraft.passes.layer_calls import Layer, bound, is_layer, layer_arguments, read_layer, uses_of_values
@@ -255,7 +256,7 @@ class Packer:
     def replace(self, chain: _Chain, new: Node) -> None:
         """Put a call in the place of a chain."""
         last = chain.nodes[-1]
-        new._origin = last._origin
+        inherit_origin(new, last)
         self.shapes[new._name] = self.shapes.get(last._name)
         for node in chain.nodes[:-1]:  # what only asks for the shape of a value inside the chain
             node.replace_all_uses_with(new, lambda user: user not in chain.nodes)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import copy
 import functools
-import time
+import timeit
 from collections.abc import Callable
 from statistics import median
 from types import MethodType
@@ -205,12 +205,7 @@ def time_beside_torch_fx(capture: Callable[[], object], model: nn.Module, rounds
 
     # Both libraries fill caches on their first capture, which is not what a user waits for.
     capture(), capture_with_torch_fx()
-    seconds = [(_seconds(capture), _seconds(capture_with_torch_fx)) for _ in range(rounds)]
+    # In turns, so that whatever else the machine does meanwhile slows both.
+    seconds = [[timeit.timeit(action, number=1) for action in (capture, capture_with_torch_fx)] for _ in range(rounds)]
     ours, theirs = zip(*seconds, strict=True)
     return median(ours), median(theirs)
-
-
-def _seconds(action: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    action()
-    return time.perf_counter() - start

@@ -23,7 +23,6 @@ from torchgraft.bridge.calling import our_codegen, their_codegen
 from torchgraft.bridge.counterparts import (
     enter_region,
     factory_name,
-    import_factory,
     note_tracer,
     our_target,
     our_tracer,
@@ -32,6 +31,7 @@ from torchgraft.bridge.counterparts import (
 from torchgraft.errors import BridgeError
 from torchgraft.ir.arguments import EMPTY_DICT, immutable_dict, immutable_list, rebuild_tuple
 from torchgraft.ir.contexts import enter_context
+from torchgraft.ir.copying import import_object
 from torchgraft.ir.graph import Graph
 from torchgraft.ir.node import _LEAVES, Node
 
@@ -143,7 +143,7 @@ def graph_from_fx(source: torch.fx.Graph) -> tuple[Graph, Translation]:
     for theirs, ours in translation.nodes.items():
         args = translation.argument(theirs.args, theirs.name)
         if theirs.target is enter_region:
-            args = (import_factory(args[0]), *args[1:])
+            args = (import_object(args[0]), *args[1:])
         kwargs = translation.argument(theirs.kwargs, theirs.name) if theirs.kwargs else EMPTY_DICT
         ours._set_arguments(args, kwargs)
         ours._meta = translation.entries(theirs.meta)

@@ -7,7 +7,7 @@ from __future__ import annotations
 import argparse
 
 from torchgraft.cli.models import add_model_arguments, chosen_model, wrong_usage
-from torchgraft.cli.programs import add_json, add_output, needs_inputs, seconds_above_zero, whole_number
+from torchgraft.cli.programs import add_json, add_output, counts, needs_inputs, seconds_above_zero
 
 NAME = "bench"
 SUMMARY = "time a model on backends beside eager, torch.compile and each runtime used directly"
@@ -21,9 +21,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAMES",
         help="all that can be used here, or some, with commas (default: all)",
     )
-    parser.add_argument("--batch", type=_numbers, default=(1,), metavar="SIZES", help="with commas (default: 1)")
+    parser.add_argument("--batch", type=counts, default=(1,), metavar="SIZES", help="with commas (default: 1)")
     parser.add_argument(
-        "--threads", type=_numbers, metavar="NUMBERS", help="with commas (default: as many as torch uses)"
+        "--threads", type=counts, metavar="NUMBERS", help="with commas (default: as many as torch uses)"
     )
     parser.add_argument(
         "--time-limit",
@@ -34,10 +34,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_output(parser, "an .svg file with bars, or a .json file")
     add_json(parser)
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(whole_number(item.strip(), 1) for item in text.split(","))
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import argparse
 
 from torchgraft.cli.models import wrong_usage
-from torchgraft.cli.programs import add_json, add_output, whole_number
+from torchgraft.cli.programs import add_json, add_output, positive, whole_number
 
 NAME = "calibrate"
 SUMMARY = "measure the CPU at hand, and write it as a machine that models can be simulated on"
@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--threads",
-        type=lambda text: whole_number(text, 1),
+        type=positive,
         metavar="N",
         help="a machine of so many threads (default: as many as torch has); libraries do other things with one than with two",
     )

@@ -8,7 +8,7 @@ import argparse
 import copy
 from typing import TYPE_CHECKING
 
-from torchgraft.cli.programs import whole_number
+from torchgraft.cli.programs import positive
 from torchgraft.version import __version__
 
 if TYPE_CHECKING:
@@ -27,11 +27,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--rows", type=positive, default=8, metavar="N", help="how many nodes and lines of code to show (default: 8)"
     )
-
-
-def positive(text: str) -> int:
-    """A count from the command line."""
-    return whole_number(text, 1)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -8,7 +8,7 @@ import argparse
 from typing import Any
 
 from torchgraft.cli.models import add_model_arguments, chosen_model, wrong_usage
-from torchgraft.cli.programs import add_json, add_output, needs_inputs, put_out_result, refuse_other_files, whole_number
+from torchgraft.cli.programs import add_json, add_output, needs_inputs, positive, put_out_result, refuse_other_files
 
 NAME = "pipeline"
 SUMMARY = "cut a model into the stages of a pipeline, simulate them on other machines, or run them here for a try"
@@ -17,7 +17,7 @@ SCHEDULES = ("gpipe", "1f1b", "interleaved")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser)
-    parser.add_argument("--stages", type=_count, default=2, metavar="N", help="how many (default: 2)")
+    parser.add_argument("--stages", type=positive, default=2, metavar="N", help="how many (default: 2)")
     parser.add_argument(
         "--cost",
         choices=("flops", "simulated", "measured"),
@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="what is balanced (default: flops)",
     )
     parser.add_argument("--schedule", choices=SCHEDULES, default="1f1b", help="default: 1f1b")
-    parser.add_argument("--microbatches", type=_count, default=8, metavar="N", help="of a batch (default: 8)")
+    parser.add_argument("--microbatches", type=positive, default=8, metavar="N", help="of a batch (default: 8)")
     parser.add_argument(
         "--simulate", action="store_true", help="say how long a step would take, the bubble and the memory"
     )
@@ -41,10 +41,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "an .svg of the timeline (with --simulate), an .html or .json file, or one for the text (default: print it)",
     )
     add_json(parser)
-
-
-def _count(text: str) -> int:
-    return whole_number(text, 1)
 
 
 def run(arguments: argparse.Namespace) -> int:

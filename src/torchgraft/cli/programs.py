@@ -50,6 +50,16 @@ def positive_or_zero(text: str) -> int:
     return whole_number(text, 0)
 
 
+def positive(text: str) -> int:
+    """A count from the command line."""
+    return whole_number(text, 1)
+
+
+def counts(text: str) -> tuple[int, ...]:
+    """Several of them, with commas."""
+    return tuple(positive(item.strip()) for item in text.split(","))
+
+
 def whole_number(text: str, smallest: int) -> int:
     """A number from the command line that is not smaller than one; argparse says the rest in its one line."""
     if not text.isdecimal() or int(text) < smallest:

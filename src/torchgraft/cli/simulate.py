@@ -8,7 +8,7 @@ import argparse
 from typing import Any
 
 from torchgraft.cli.models import ChosenModel, add_model_arguments, chosen_model, wrong_usage
-from torchgraft.cli.programs import add_json, add_output, needs_inputs, put_out_result, refuse_other_files, whole_number
+from torchgraft.cli.programs import add_json, add_output, counts, needs_inputs, put_out_result, refuse_other_files
 from torchgraft.errors import GraftError
 from torchgraft.results.files import refuse_unwritable
 
@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAMES",
         help="machines that come with torchgraft, or .toml files, with commas (default: h200)",
     )
-    parser.add_argument("--batch", type=_numbers, metavar="SIZES", help="with commas (default: that of the inputs)")
+    parser.add_argument("--batch", type=counts, metavar="SIZES", help="with commas (default: that of the inputs)")
     parser.add_argument(
         "--precision",
         type=_names,
@@ -185,10 +185,6 @@ def _modes(text: str) -> tuple[str, ...]:
         if name not in MODES:
             raise argparse.ArgumentTypeError(f"there is no mode '{name}' (choose from {', '.join(MODES)})")
     return _names(text)
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(whole_number(item.strip(), 1) for item in text.split(","))
 
 
 def _change(text: str) -> tuple[str, Any]:

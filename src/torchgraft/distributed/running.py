@@ -14,6 +14,8 @@ import torch
 from torchgraft.codegen.calling import placeholder_values
 from torchgraft.distributed.stage import Stage, looks
 from torchgraft.errors import GraphError
+from torchgraft.ir.verify import find_attribute
+from torchgraft.results.tables import listed
 
 if TYPE_CHECKING:
     from torchgraft.distributed.pipeline import Pipeline
@@ -145,7 +147,7 @@ class Run:
 
         That is what `torch.distributed.checkpoint.save` and `load` take, in every process; another number of stages can load it.
         """
-        tensors = {name: _tensor_at(stage, path) for name, stage, path in self._named()}
+        tensors = {name: find_attribute(stage, path)[0] for name, stage, path in self._named()}
         state: dict[str, Any] = {"model": {name: tensor.detach() for name, tensor in tensors.items()}}
         if optimizer is not None:
             _fill_state(optimizer)
@@ -161,7 +163,7 @@ class Run:
             for name, stage, path in self._named():
                 if name not in state["model"]:
                     raise GraphError(f"the checkpoint has no '{name}', which stage needs at '{path}'")
-                tensor = _tensor_at(stage, path)
+                tensor = find_attribute(stage, path)[0]
                 tensor.copy_(state["model"][name])
                 if optimizer is not None and name in state.get("optimizer", {}):
                     optimizer.state[tensor].update(state["optimizer"][name])
@@ -181,11 +183,10 @@ def load_weights(plan: Pipeline, numbers: Iterable[int], files: Any, others: Map
     for name, tensor in others.items():
         for stage, path in wanted.get(name, ()):
             _put(stage, path, tensor)
-    missing = [name for name, places in wanted.items() if any(_tensor_at(*place).is_meta for place in places)]
+    missing = [name for name, places in wanted.items() if any(find_attribute(*place)[0].is_meta for place in places)]
     if missing:
-        more = f" and {len(missing) - 4} more" if len(missing) > 4 else ""
         raise GraphError(
-            f"the files have no values for {', '.join(missing[:4])}{more}\n"
+            f"the files have no values for {listed(missing, 4)}\n"
             "  give tensors that are not in the files as others={name: tensor}"
         )
     return count
@@ -207,13 +208,8 @@ def _chosen_tensors(files: Any, names: Iterable[str]) -> Iterable[tuple[str, tor
                     yield name, file.get_tensor(name)
 
 
-def _tensor_at(stage: Stage, path: str) -> torch.Tensor:
-    holder, _, leaf = path.rpartition(".")
-    return getattr(stage.get_submodule(holder), leaf)
-
-
 def _put(stage: Stage, path: str, tensor: torch.Tensor) -> None:
-    old = _tensor_at(stage, path)
+    old = find_attribute(stage, path)[0]
     if old.shape != tensor.shape:
         raise GraphError(f"'{path}' is {tuple(tensor.shape)} in the file and {tuple(old.shape)} in the program")
     container, _, leaf = path.rpartition(".")

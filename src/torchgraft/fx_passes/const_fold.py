@@ -14,10 +14,12 @@ import torch
 
 from torchgraft.analysis.aliases import Aliases
 from torchgraft.capturing.symbolic.tracer import symbolic_trace
+from torchgraft.codegen.attributes import Adoption
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import GraphError
 from torchgraft.ir.graph import Graph
 from torchgraft.ir.node import Node
+from torchgraft.ir.verify import find_attribute
 
 
 class FoldedGraphModule(GraphModule):
@@ -127,14 +129,8 @@ def split_const_subgraphs(
         if not node._users:
             graph.erase_node(node)
     for path in {node.target for node in aside.nodes if node.op in ("get_attr", "call_module")}:
-        _bring(traced, main, path)
+        Adoption(traced, main).adopt(path)
     return FoldedGraphModule(main, graph, aside, name, device_for_folded_attrs)
-
-
-def _bring(source: torch.nn.Module, destination: GraphModule, path: str) -> None:
-    from torchgraft.codegen.attributes import Adoption
-
-    Adoption(source, destination).adopt(path)
 
 
 def _constant_nodes(
@@ -149,7 +145,7 @@ def _constant_nodes(
         if is_impure_node is not None and is_impure_node(node):
             continue
         if node.op == "get_attr":
-            is_constant = isinstance(_attribute(graph, node.target), torch.Tensor)
+            is_constant = isinstance(find_attribute(graph.owning_module, node.target)[0], torch.Tensor)
         else:
             # In a region it would be computed otherwise; a caller who writes into a result must not change the next run.
             is_constant = (
@@ -161,10 +157,3 @@ def _constant_nodes(
         if is_constant and not memory.is_touched_between(node, -1, end):
             found[node] = None
     return list(found)
-
-
-def _attribute(graph: Graph, path: str) -> Any:
-    value: Any = graph.owning_module
-    for part in path.split("."):
-        value = getattr(value, part, None)
-    return value

@@ -20,6 +20,7 @@ from torchgraft.ir.arguments import map_aggregate
 from torchgraft.ir.graph import Graph
 from torchgraft.ir.guards import check_value
 from torchgraft.ir.node import Node
+from torchgraft.ir.verify import find_attribute
 
 __all__ = ["MetaAttribute", "MetaDeviceAttribute", "MetaProxy", "MetaTracer", "proxys_to_metas", "symbolic_trace"]
 
@@ -141,8 +142,7 @@ class MetaTracer(Tracer):
         if kind == "call_method":
             return getattr(args[0], target)(*args[1:], **kwargs)
         if kind == "get_attr":
-            holder, _, name = target.rpartition(".")
-            return getattr(self.root.get_submodule(holder), name).to("meta")
+            return find_attribute(self.root, target)[0].to("meta")
         if kind == "call_module":
             module = self.root.get_submodule(target)
             state = {**dict(module.named_parameters()), **dict(module.named_buffers())}

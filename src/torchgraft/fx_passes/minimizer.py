@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import weakref
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -268,21 +269,13 @@ class _MinimizerBase:
             return set()
         first, last = 0, len(nodes)
         if find_last_node is not False:
-            last = _least(1, len(nodes), lambda end: not self._agrees(nodes[:end]))
+            last = 1 + bisect_left(range(1, last), True, key=lambda end: not self._agrees(nodes[:end]))
         if not find_last_node:
-            first = last - _least(1, last, lambda length: not self._agrees(nodes[last - length : last]))
+            lengths = range(1, last)
+            first = (
+                last - 1 - bisect_left(lengths, True, key=lambda length: not self._agrees(nodes[last - length : last]))
+            )
         return set(nodes[first:last])
-
-
-def _least(low: int, high: int, is_enough: Callable[[int], bool]) -> int:
-    """The least number that is enough, by halving; `high` is."""
-    while low < high:
-        middle = (low + high) // 2
-        if is_enough(middle):
-            high = middle
-        else:
-            low = middle + 1
-    return high
 
 
 def _return(piece: GraphModule, results: list[Node]) -> None:

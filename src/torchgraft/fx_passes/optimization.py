@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import copy
 import operator
-import time
+import timeit
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -191,10 +191,7 @@ def _seconds(run: Callable[[], Any], iterations: int, warmup: int) -> float:
     with torch.no_grad():
         for _ in range(warmup):
             run()
-        started = time.perf_counter()
-        for _ in range(iterations):
-            run()
-        return time.perf_counter() - started
+        return timeit.timeit(run, number=iterations)
 
 
 def extract_subgraph(orig_module: nn.Module, nodes: list[Node], inputs: list[Node], outputs: list[Node]) -> GraphModule:

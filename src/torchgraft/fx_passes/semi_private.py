@@ -5,9 +5,6 @@ Each is a few lines over what lives elsewhere; which import path leads here is i
 from __future__ import annotations
 
 import contextlib
-import enum
-import numbers
-import typing
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, TypeVar
 
@@ -169,47 +166,6 @@ def find_module_of_method(method: Callable[..., Any]) -> str:
 def preserve_node_meta(enable: bool = True) -> Iterator[None]:
     """Copies keep metadata here with and without it."""
     yield
-
-
-# ---- torch.fx.operator_schemas ----
-
-
-def torchscript_type_to_python_type(ts_type: Any) -> Any:
-    """The Python type for a type in an operator's schema.
-
-    >>> [torchscript_type_to_python_type(a.type) for a in torch.ops.aten.sum.dim_IntList._schema.arguments][1]
-    typing.Optional[typing.List[int]]
-    """
-    kind = ts_type.kind()
-    if kind == "OptionalType":
-        return typing.Optional[torchscript_type_to_python_type(ts_type.getElementType())]  # noqa: UP045 (its repr)
-    if kind == "ListType":
-        return typing.List[torchscript_type_to_python_type(ts_type.getElementType())]  # type: ignore[misc]  # noqa: UP006
-    if kind == "TupleType":
-        return typing.Tuple[tuple(map(torchscript_type_to_python_type, ts_type.elements()))]  # noqa: UP006 (its repr)
-    if kind == "DictType":
-        parts = ts_type.getKeyType(), ts_type.getValueType()
-        return typing.Dict[tuple(map(torchscript_type_to_python_type, parts))]  # type: ignore[misc]  # noqa: UP006
-    return _PYTHON_TYPES.get(ts_type.annotation_str, Any)
-
-
-_PYTHON_TYPES: dict[str, Any] = {
-    "Tensor": torch.Tensor,
-    "int": int,
-    "float": float,
-    "bool": bool,
-    "str": str,
-    "complex": complex,
-    "Device": torch.device,
-    "Layout": torch.layout,
-    "number": numbers.Number,
-    "QScheme": torch.qscheme,
-    "NoneType": type(None),
-    "Storage": torch.UntypedStorage,
-    "AnyEnumType": enum.Enum,
-    "t": typing.TypeVar("t"),
-    "Generator": torch.Generator,
-}
 
 
 # ---- torch.fx._lazy_graph_module: every GraphModule generates its code when it is first needed ----

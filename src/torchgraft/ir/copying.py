@@ -17,6 +17,7 @@ from torchgraft.ir.arguments import EMPTY_DICT, map_aggregate
 from torchgraft.ir.node import _LEAVES, Node, map_arg
 from torchgraft.ir.printing import qualified_name
 from torchgraft.ir.verify import lint
+from torchgraft.results.tables import listed
 
 if TYPE_CHECKING:
     from torchgraft.ir.graph import Graph
@@ -80,6 +81,22 @@ class _FunctionReference(NamedTuple):
     path: str
 
 
+# The metadata that says where in the user's program a node comes from.
+_WHERE_FROM = ("stack_trace", "nn_module_stack", "source_fn_stack")
+
+
+def inherit_origin(node: Node, source: Node) -> None:
+    """Say that a node, which is there for another one, comes from where that comes from: the user's line and the modules.
+
+    Of a program that was read from a file, or came from another library, metadata alone knows that.
+    """
+    if source._origin is not None:
+        node._origin = source._origin
+    if node._meta is not None or source._meta is not None:
+        known = source.meta
+        node.meta.update({key: known[key] for key in _WHERE_FROM if key in known})
+
+
 def graph_state(graph: Graph) -> dict[str, Any]:
     """The graph as data that pickle can write."""
     numbers = {node: index for index, node in enumerate(graph.nodes)}
@@ -119,7 +136,7 @@ def restore_graph(graph: Graph, state: dict[str, Any]) -> None:
         if isinstance(value, _NodeReference):
             return nodes[value.position]
         if isinstance(value, _FunctionReference):
-            return _import_object(value.path)
+            return import_object(value.path)
         if type(value) is tuple:
             return tuple([walk(item) for item in value])
         if isinstance(value, (list, dict, slice, tuple)):
@@ -128,7 +145,7 @@ def restore_graph(graph: Graph, state: dict[str, Any]) -> None:
 
     for op, target, args, kwargs, name, type_expr, meta in state["rows"]:
         if isinstance(target, _FunctionReference):
-            target = _import_object(target.path)
+            target = import_object(target.path)
         node = Node(graph, name, op, target, walk(args), walk(kwargs) if kwargs else EMPTY_DICT, type_expr)
         node._meta = walk(meta) if meta else {}
         graph._link(node, graph._root)
@@ -152,7 +169,7 @@ def _map_references(value: Any, walk: Any) -> Any:
 def _import_path(node: Node) -> str:
     path = qualified_name(node._target)
     try:
-        found = _import_object(path)
+        found = import_object(path)
     except (ImportError, AttributeError):
         found = None
     if found != node._target:  # a method of a class is a new object each time it is looked up
@@ -163,7 +180,8 @@ def _import_path(node: Node) -> str:
     return path
 
 
-def _import_object(path: str) -> Any:
+def import_object(path: str) -> Any:
+    """The object at a dotted path, as `qualified_name` writes it; ImportError or AttributeError where there is none."""
     parts = path.split(".")
     if parts[0] == "torch":
         value: Any = torch
@@ -209,8 +227,8 @@ def _picklable_meta(node: Node, numbers: dict[Node, int], left_out: dict[str, li
 
 def _warn_of(left_out: dict[str, list[str]]) -> None:
     for what, names in left_out.items():
-        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-        warnings.warn(f"metadata {what} of node '{names[0]}'{more} cannot be pickled and is left out", stacklevel=4)
+        nodes = listed([f"'{name}'" for name in names], 1)
+        warnings.warn(f"metadata {what} of node {nodes} cannot be pickled and is left out", stacklevel=4)
 
 
 def _described(value: Any) -> Any:

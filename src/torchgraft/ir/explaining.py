@@ -8,6 +8,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from torchgraft.ir.guards import Guard, find_guards
+from torchgraft.results.tables import listed
 
 if TYPE_CHECKING:
     from torchgraft.ir.graph import Graph
@@ -67,7 +68,7 @@ def _statement(group: list[Guard]) -> str:
         return f"{first.condition} is {first.expected!r}"
     names = [found[1] for guard in group if (found := _ARGUMENT.fullmatch(guard.condition))]
     if names:
-        return f"the arguments {_listed([repr(name) for name in names])} are {first.expected!r}"
+        return f"the arguments {listed([repr(name) for name in names], _NAMED)} are {first.expected!r}"
     if kind and first.condition.startswith("ndim of "):
         return f"{count} {kind} check that their input has {first.expected} dimensions"
     if kind and _MODE.fullmatch(first.condition):
@@ -75,11 +76,6 @@ def _statement(group: list[Guard]) -> str:
     if kind:
         return f"{count} {kind} check this, the first one that {first.condition} is {first.expected!r}"
     return f"{first.condition} is {first.expected!r}, and the same for {count - 1} more"
-
-
-def _listed(names: list[str]) -> str:
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return ", ".join(names[:_NAMED]) + more
 
 
 def _place(group: list[Guard]) -> str:

@@ -18,6 +18,7 @@ from torchgraft.codegen.calling import copied_inputs, example_inputs, placeholde
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.ir.arguments import leaves
 from torchgraft.ir.contexts import enter_context, exit_context
+from torchgraft.ir.copying import inherit_origin
 from torchgraft.ir.guards import check_length, check_result, check_training
 from torchgraft.ir.modules import paths_of_modules
 from torchgraft.ir.node import Node, map_arg
@@ -119,7 +120,7 @@ class Walk:
         inputs = {}
         for node, value in self.inputs.items():
             new = self.recorder.create_node("placeholder", node.target, node.args, {}, node.name, node.type)
-            new._origin = node._origin
+            inherit_origin(new, node)
             self._placeholders[node] = known = self._known(value, new, is_outside=True)
             if type(known) is TracedTensor:
                 inputs[node.name] = known

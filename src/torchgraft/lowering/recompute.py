@@ -10,7 +10,7 @@ the forward, where the backward begins.
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,8 +80,10 @@ class _Values:
         self._fixed = {node for entry, node in entries if entry.kind == "gradient" and isinstance(node, Node)}
         read = {source for node in self.late for source in node._inputs} | (self._fixed - self.late)
         self.needed = [node for node in self.bytes if node in read]
-        self.work = {node: _work(node) for node in self._reached()}
-        self.direct = self.choice(self._behind_views())
+        reached = self._reached(self.can_be_repeated)
+        self.work = {node: _work(node) for node in self.bytes if node in reached}
+        # Nothing but views is computed again.
+        self.direct = self.choice(self._reached(lambda node: not self.can_be_kept(node)))
 
     def _writes(self) -> tuple[dict[Any, int], int]:
         last: dict[Any, int] = {}
@@ -137,26 +139,15 @@ class _Values:
         read = [node] if not _is_training_norm(node) else []
         return all(self._last_write.get(self._memory.class_of(item), -1) <= position for item in read + _sources(node))
 
-    def _reached(self) -> list[Node]:
-        """What the backward needs, and what that can be computed again from, in order."""
+    def _reached(self, is_computed_again: Callable[[Node], bool]) -> set[Node]:
+        """What the backward needs, and what that is computed of where it is computed again."""
         found: set[Node] = set()
         pending = list(self.needed)
         while pending:
             node = pending.pop()
             if node not in found:
                 found.add(node)
-                pending += self.sources[node] if self.can_be_repeated(node) else []
-        return [node for node in self.bytes if node in found]
-
-    def _behind_views(self) -> set[Node]:
-        """What is kept where nothing but views is computed again."""
-        found: set[Node] = set()
-        pending = list(self.needed)
-        while pending:
-            node = pending.pop()
-            if node not in found:
-                found.add(node)
-                pending += [] if self.can_be_kept(node) else self.sources[node]
+                pending += self.sources[node] if is_computed_again(node) else []
         return found
 
     def choice(self, kept: Iterable[Node]) -> _Choice:

@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 
 from torchgraft.capturing.flowing.sizes import SymbolicNumber, combine, factors, unwrapped, wrapped
 from torchgraft.ir.arguments import map_aggregate
+from torchgraft.ir.copying import inherit_origin
 from torchgraft.ir.graph import Graph
 from torchgraft.ir.guards import check_value
 from torchgraft.ir.names import wish_of
@@ -71,7 +72,7 @@ class Recorder:
         """Put a node at the end of the program."""
         node = self.graph._make_node(op, target, args, kwargs, name or wish_of(target), type_expr)
         if self.above is not None:
-            node._origin = self.above._origin
+            inherit_origin(node, self.above)
             node.meta["from_node"] = self.above.name
             if target is self.above._target and "is_wrapped" in self.above.meta:
                 node.meta["is_wrapped"] = True

@@ -18,6 +18,7 @@ from torch.nn import functional
 from torchgraft.analysis.aliases import Aliases
 from torchgraft.analysis.effects import is_impure
 from torchgraft.capturing.symbolic.inplace import PLAIN_FORM
+from torchgraft.ir.copying import inherit_origin
 from torchgraft.ir.modules import has_hooks
 from torchgraft.ir.node import Node
 from torchgraft.ir.verify import find_attribute
@@ -211,7 +212,7 @@ def _convert(node: Node, form: _Form, later: dict[Node, list[Node]]) -> bool:
                 result = graph.call_function(torch.ops.aten.type_as.default, (node, written))
             else:
                 result = graph.call_method("type_as", (node, written))
-        result._origin = node._origin
+        inherit_origin(result, node)
         for user in list(node._users):
             if user is not result:
                 user.replace_input_with(node, result)

@@ -16,6 +16,7 @@ from torch import nn
 
 from torchgraft.analysis.aliases import Aliases
 from torchgraft.ir.choices import add_if
+from torchgraft.ir.copying import inherit_origin
 from torchgraft.ir.guards import check_training, check_value
 from torchgraft.ir.modules import is_from_torch
 from torchgraft.ir.node import Node
@@ -252,7 +253,7 @@ def _replace_tensors(references: References, layer: Layer, weight: nn.Parameter,
             placed = references.put_new(f"{path.rpartition('.')[0]}.bias".lstrip("."), value)
         with graph.inserting_before(node):
             arguments[key] = graph.create_node("get_attr", placed)
-        arguments[key]._origin = node._origin
+        inherit_origin(arguments[key], node)
         references.change(placed, 1)
     node.args = tuple([arguments[name] for name in layer_arguments(node)[: max(3, len(node._args))]])
     node.kwargs = {name: value for name, value in node._kwargs.items() if name not in ("input", "weight", "bias")}
@@ -282,7 +283,7 @@ def _settle_mode(references: References, node: Node) -> None:
     graph = node.graph
     with graph.inserting_before(node):
         guard = graph.call_function(check_training, (mode, False, _at(node).strip(" ()") or "a norm that was fused"))
-    guard._origin = node._origin
+    inherit_origin(guard, node)
     for user in list(mode._users):
         if user._target is add_if and not user._users:
             _erase(references, user)
@@ -303,7 +304,8 @@ def _guard_dimensions(layer: Layer, norm: Norm) -> None:
         found = graph.call_method("dim", (source,))
         expected = layer.dimensions + 2
         guard = graph.call_function(check_value, (found, expected, f"ndim of '{source._name}'", line))
-    found._origin = guard._origin = norm.node._origin
+    inherit_origin(found, norm.node)
+    inherit_origin(guard, norm.node)
 
 
 def _guarded_dimensions(layer: Layer, norm: Norm) -> Any:

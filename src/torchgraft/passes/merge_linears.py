@@ -14,6 +14,7 @@ import torch
 from torch.nn import functional
 
 from torchgraft.analysis.aliases import Aliases
+from torchgraft.ir.copying import inherit_origin
 from torchgraft.ir.node import Node
 from torchgraft.passes.attributes import References
 from torchgraft.passes.definition import Pass
@@ -106,7 +107,8 @@ def _merge(references: References, layers: list[Layer], memory: Aliases) -> None
         product = graph.call_function(functional.linear, (first.source, *rows))
         sizes = [layer.outputs for layer in layers]
         pieces = graph.call_function(torch.split, (product, sizes), {"dim": -1})
-    product._origin = pieces._origin = first.node._origin
+    for new in (*rows, product, pieces):
+        inherit_origin(new, first.node)
     for number, layer in enumerate(layers):
         _replace(references, layer.node, pieces, number)
 
@@ -123,7 +125,7 @@ def _replace(references: References, node: Node, pieces: Node, number: int) -> N
     graph, inputs = node.graph, node._inputs
     with graph.inserting_before(node):
         piece = graph.call_function(operator.getitem, (pieces, number))
-    piece._origin = node._origin
+    inherit_origin(piece, node)
     node.replace_all_uses_with(piece)
     graph.erase_node(node)
     for old in (node, *inputs):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from torchgraft.analysis.dry_run import computing_if_needed
 from torchgraft.analysis.shapes import shapes
 from torchgraft.analysis.surroundings import Surroundings
 from torchgraft.codegen.source import PyTreeCodeGen
@@ -81,10 +82,7 @@ def note_shapes(program: GraphModule, args: Any = (), kwargs: Any = None, *, com
     `compute` None tries fake tensors first, and copies of the real ones where the shapes depend on values.
     """
     if compute is None:
-        try:
-            return note_shapes(program, args, kwargs, compute=False)
-        except Exception:  # a program may fail on fakes in any way; if it is at fault itself, it fails again here
-            return note_shapes(program, args, kwargs, compute=True)
+        return computing_if_needed(lambda computes: note_shapes(program, args, kwargs, compute=computes), True)
     with Surroundings(program).restored() if compute else contextlib.nullcontext():
         found = shapes(program, args, kwargs, compute=compute)
     changed = 0

@@ -81,23 +81,10 @@ class _Plan:
 
     def peak(self, order: Iterable[Node]) -> int:
         """The most bytes alive at once."""
-        left = dict(self.uses)
-        held: dict[Any, int] = {}
-        alive = most = 0
+        state = _Alive(self)
         for node in order:
-            size = self.size[node]
-            if size:
-                place = self.memory.class_of(node)
-                held[place] = held.get(place, 0) + size
-                alive += size
-                most = max(most, alive)
-            if node._op == "output":
-                break
-            for place in self.touches[node]:
-                left[place] -= 1
-                if not left[place]:
-                    alive -= held.pop(place, 0)
-        return most
+            state.run(node)
+        return state.most
 
     # ---- a better order ----
 
@@ -162,6 +149,7 @@ class _Alive:
         self.plan = plan
         self.left = dict(plan.uses)
         self.held: dict[Any, int] = {}
+        self.bytes = self.most = 0
 
     def change(self, node: Node) -> int:
         """By how much the memory grows if the node is run now."""
@@ -178,13 +166,15 @@ class _Alive:
         if size:
             place = self.plan.memory.class_of(node)
             self.held[place] = self.held.get(place, 0) + size
+            self.bytes += size
+            self.most = max(self.most, self.bytes)
         nearly = []
         for place in self.plan.touches[node]:
             self.left[place] -= 1
             if self.left[place] == 1:
                 nearly.append(place)
             elif not self.left[place]:
-                self.held.pop(place, None)
+                self.bytes -= self.held.pop(place, 0)
         return nearly
 
 

@@ -5,7 +5,6 @@ Edits of functions and patterns are the business of `rewriting/`.
 from __future__ import annotations
 
 import fnmatch
-import importlib
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from torchgraft.errors import PassError
+from torchgraft.ir.copying import import_object
 from torchgraft.ir.verify import find_attribute
 from torchgraft.passes.attributes import References
 from torchgraft.passes.definition import Pass
@@ -115,13 +115,9 @@ def _maker(new: Any) -> Callable[[nn.Module], Any]:
 
 def _imported(path: str) -> Any:
     """What an import path names (`package.module:name`, or with a point), or None."""
-    home, _, name = path.partition(":") if ":" in path else path.rpartition(".")
-    if not home or not name:
+    if "." not in path and ":" not in path:
         return None
     try:
-        value: Any = importlib.import_module(home)
-        for part in name.split("."):
-            value = getattr(value, part)
-    except (ImportError, AttributeError):
+        return import_object(path.replace(":", "."))
+    except (ImportError, AttributeError, ValueError):
         return None
-    return value

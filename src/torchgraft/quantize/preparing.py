@@ -16,6 +16,7 @@ from torchgraft.capturing.program import capture
 from torchgraft.codegen.calling import example_inputs
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import QuantizeError
+from torchgraft.ir.copying import inherit_origin
 from torchgraft.ir.node import Node
 from torchgraft.ir.origin import source_of
 from torchgraft.passes.fold_constants import fold_values
@@ -184,8 +185,6 @@ def insert_observers(program: GraphModule, plan: Plan) -> None:
 
 def inherit(node: Node, source: Node, drawn_as: str | None = None) -> None:
     """Give a node that a rewrite made the source line and module of the one it was made for, and perhaps a colour."""
-    node._origin = source._origin
-    if source._meta is not None:
-        node._meta = {key: value for key, value in source._meta.items() if key in ("stack_trace", "nn_module_stack")}
+    inherit_origin(node, source)
     if drawn_as is not None:
         node.meta["drawn_as"] = drawn_as

@@ -11,6 +11,7 @@ import torch
 from torch.nn import functional
 
 from torchgraft.analysis.aliases import Aliases
+from torchgraft.ir.copying import inherit_origin
 from torchgraft.ir.node import Node
 from torchgraft.passes.attributes import References
 from torchgraft.passes.definition import Pass
@@ -107,6 +108,6 @@ def _transposed(program: GraphModule, references: References, node: Node, weight
     path = references.put_new(f"{weight.target}_transposed", value)
     with program.graph.inserting_before(node):
         fetched = program.graph.get_attr(path)
-    fetched._origin = node._origin
+    inherit_origin(fetched, node)
     references.change(path, 1)
     return fetched

@@ -5,6 +5,7 @@ Errors are in `reporting.py`; what runs faster is made in `native/`.
 from __future__ import annotations
 
 import time
+import timeit
 from dataclasses import dataclass
 from typing import Any
 
@@ -127,12 +128,7 @@ def explain_speed(
 
 def _best(call: Any, repeat: int) -> float:
     call()
-    times = []
-    for _ in range(repeat):
-        started = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - started)
-    return min(times)
+    return min(timeit.repeat(call, number=1, repeat=repeat))
 
 
 class _Timed(Interpreter):

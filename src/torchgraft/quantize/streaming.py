@@ -17,6 +17,7 @@ from torchgraft.quantize.native.weight_only import WeightOnlyLayer
 from torchgraft.quantize.plan import plan_of
 from torchgraft.quantize.preparing import MOVED, STORED, Stored
 from torchgraft.quantize.weights import quantize_weight
+from torchgraft.results.tables import listed
 
 
 def load_weights(
@@ -56,9 +57,8 @@ def load_weights(
             taken += _take(program, stored, name, tensor)
     missing = [name for name, value in [*program.named_parameters(), *program.named_buffers()] if value.is_meta]
     if missing:
-        more = f" and {len(missing) - 4} more" if len(missing) > 4 else ""
         raise QuantizeError(
-            f"the checkpoint has no values for {', '.join(missing[:4])}{more}\n"
+            f"the checkpoint has no values for {listed(missing, 4)}\n"
             "give tensors that are not in the files as others={name: tensor}"
         )
     return taken

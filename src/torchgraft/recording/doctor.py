@@ -27,7 +27,7 @@ from torchgraft.recording.situations import Situation
 from torchgraft.recording.verify import Verification, verify
 from torchgraft.results.progress import stage
 from torchgraft.results.shown import Shown
-from torchgraft.results.tables import count, painted
+from torchgraft.results.tables import count, listed, painted
 
 _NUMBER_REMEDY = (
     "hand the size on to torch calls as it is, without if, range() or int(); or capture once for each size you need"
@@ -356,8 +356,7 @@ def _finding(model: Any, error: Exception, module: torch.nn.Module | None) -> Fi
     what = _what(error, line)
     if root is not None and module is not None:
         paths = [path for path, other in root.named_modules() if path and _same_kind(module)(other)]
-        shown = ", ".join(map(repr, paths[:3])) + (f" and {len(paths) - 3} more" if len(paths) > 3 else "")
-        what += f" (in {type(module).__name__} at {shown})"
+        what += f" (in {type(module).__name__} at {listed(list(map(repr, paths)), 3)})"
     leaf = (
         ""
         if module is None or module is root

@@ -15,6 +15,7 @@ from torchgraft.analysis.interference import ANYTHING, Interference
 from torchgraft.errors import UnknownNodeError
 from torchgraft.ir.graph import Graph
 from torchgraft.ir.node import Node
+from torchgraft.results.tables import listed
 
 Choice = str | Node | Callable[[Node], bool] | Iterable[str | Node] | None
 
@@ -68,13 +69,12 @@ def unknown_node(name: str, names: Iterable[str], known: str = "the program has"
     names = list(names)
     near = difflib.get_close_matches(name, names, 3, 0.5) or [item for item in names if name and name in item][:3]
     what = f"no node matches '{name}'" if _PATTERN & {*name} else f"there is no node '{name}'"
-    hint = f"did you mean {', '.join(map(repr, near))}?" if near else f"{known} {_listed(names)}"
+    hint = (
+        f"did you mean {', '.join(map(repr, near))}?"
+        if near
+        else f"{known} {listed(list(map(repr, names)), 8) or 'none'}"
+    )
     return UnknownNodeError(f"{what}; {hint}")
-
-
-def _listed(names: list[str]) -> str:
-    shown = ", ".join(map(repr, names[:8])) or "none"
-    return f"{shown} and {len(names) - 8} more" if len(names) > 8 else shown
 
 
 # ---- what has to run for them ----

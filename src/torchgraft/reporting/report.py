@@ -6,6 +6,7 @@ whole or not at all.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import secrets
 import shutil
@@ -23,6 +24,7 @@ from torchgraft.reporting.facts import Fact, interesting_facts, short
 from torchgraft.reporting.files import write_files
 from torchgraft.reporting.page import page
 from torchgraft.reporting.seen import STEPS, Failure, Seen, look
+from torchgraft.results.files import named_errors
 from torchgraft.results.progress import stage
 from torchgraft.results.shown import Shown
 from torchgraft.results.tables import painted
@@ -176,12 +178,4 @@ def _put_in_place(temporary: Path, target: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-@contextlib.contextmanager
-def _explained(place: str | PathLike[str]) -> Iterator[None]:
-    try:
-        yield
-    except WriteError:
-        raise
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise WriteError(f"cannot write a report to '{place}': {reason}\nnothing was written") from error
+_explained = functools.partial(named_errors, what="a report to ", remedy="nothing was written")

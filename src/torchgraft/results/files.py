@@ -74,12 +74,16 @@ def written(text: str, path: str | PathLike[str] | None) -> str:
 
 
 @contextlib.contextmanager
-def named_errors(path: str | PathLike[str]) -> Iterator[None]:
-    """Errors of the operating system, said with the path they are about and what to do."""
+def named_errors(
+    path: str | PathLike[str],
+    what: str = "",
+    remedy: str = "give a path in a folder that exists and may be written to",
+) -> Iterator[None]:
+    """Errors of the operating system, said with the path they are about and what to do; `what` is to be written there."""
     try:
         yield
+    except WriteError:
+        raise
     except OSError as error:
         reason = error.strerror or str(error)
-        raise WriteError(
-            f"cannot write '{os.fspath(path)}': {reason}\ngive a path in a folder that exists and may be written to"
-        ) from error
+        raise WriteError(f"cannot write {what}'{os.fspath(path)}': {reason}\n{remedy}") from error

@@ -119,6 +119,15 @@ def count(number: int, one: str, several: str | None = None) -> str:
     return f"{number:,} {one if number == 1 else several or one + 's'}"
 
 
+def listed(names: Sequence[str], most: int) -> str:
+    """The first of many names, and how many more there are.
+
+    >>> listed(["a", "b", "c", "d"], 2), listed(["a", "b"], 2)
+    ('a, b and 2 more', 'a, b')
+    """
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
 def seconds_text(value: float | None) -> str:
     """A time in the unit that suits it; a dash for what is not known.
 

@@ -16,6 +16,7 @@ import torch
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import GraphError
 from torchgraft.ir.arguments import leaves
+from torchgraft.ir.copying import inherit_origin
 from torchgraft.ir.graph import Graph
 from torchgraft.ir.node import Node, map_arg
 from torchgraft.rewriting.attributes import Adoption
@@ -26,9 +27,6 @@ from torchgraft.rewriting.placement import Placement
 
 MatchFilter = Callable[[InternalMatch, Graph, Graph], bool]
 ReplacementCallback = Callable[[InternalMatch, Graph, Graph], ProgramLike]
-
-# What new nodes take over from the node they stand for: where in the user's program they come from.
-PROVENANCE = ("stack_trace", "nn_module_stack", "source_fn_stack")
 
 
 class Match(NamedTuple):
@@ -301,7 +299,7 @@ class Rewrite:
                 new = values[node] = self._graph.node_copy(node, values.__getitem__)
                 if replacement.renamed and node.op in ("get_attr", "call_module"):
                     new.target = replacement.renamed.get(node.target, node.target)
-                _inherit_provenance(new, source)
+                inherit_origin(new, source)
                 edit.new_nodes.append(new)
         for pattern_node, result in replacement.outputs:
             self._became[nodes_map[pattern_node]] = values[result] if isinstance(result, Node) else result
@@ -341,14 +339,6 @@ class Rewrite:
                 nodes_map[node] = current
                 match.__dict__.pop("placeholder_nodes", None)
         return nodes_map
-
-
-def _inherit_provenance(new: Node, source: Node) -> None:
-    if source._origin is not None:
-        new._origin = source._origin
-    if new._meta is not None or source._meta is not None:
-        known = source.meta
-        new.meta.update({key: known[key] for key in PROVENANCE if key in known})
 
 
 def _count(placeholders: list[Node]) -> str:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from torchgraft.analysis.effects.findings import Effects
 from torchgraft.ir.answers import ANSWER
+from torchgraft.ir.copying import inherit_origin
 from torchgraft.ir.node import Node
 from torchgraft.ir.origin import at, source_of
 from torchgraft.passes.definition import Pass
@@ -106,7 +107,8 @@ def _in_two_parts(module: GraphModule, calls: Mapping[Node, Blocking], plan: Pla
         with graph.inserting_before(node):
             start = graph.create_node("call_function", found.start, node.args, {**node.kwargs, **dict(found.options)})
             wait = graph.create_node("call_function", found.wait, (start,))
-        start._origin = wait._origin = node._origin
+        inherit_origin(start, node)
+        inherit_origin(wait, node)
         wait.meta.update(node.meta)
         if ANSWER in node.meta or not found.returns_result:
             start.meta[ANSWER] = None  # without data there is nobody to ask, and nothing to wait for

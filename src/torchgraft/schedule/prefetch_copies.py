@@ -16,11 +16,13 @@ from torchgraft.analysis.effects import effects_of
 from torchgraft.analysis.effects.findings import OUTSIDE
 from torchgraft.analysis.shapes import tree_metadata
 from torchgraft.errors import PassError
+from torchgraft.ir.copying import inherit_origin
 from torchgraft.ir.guards import is_guard
 from torchgraft.ir.node import Node, map_arg
 from torchgraft.ir.origin import at, source_of
 from torchgraft.ir.verify import find_attribute
 from torchgraft.passes.definition import Pass
+from torchgraft.passes.layer_calls import parameter_of
 from torchgraft.schedule.blocking import Blocking
 from torchgraft.schedule.copies import copied, copies_on, start_copies, start_copy, wait_for_copies, wait_for_copy
 from torchgraft.schedule.overlap_remote_calls import check_limit, take_apart
@@ -113,7 +115,7 @@ def _as_call(node: Node, device: Any) -> Node:
     rest = (device,) if node.target == "cuda" else node.args[1:]
     with node.graph.inserting_before(node):
         call = node.graph.create_node("call_function", copied, (device, node.args[0], *rest), node.kwargs)
-    call._origin = node._origin
+    inherit_origin(call, node)
     call.meta.update(node.meta)
     node.replace_all_uses_with(call)
     node.graph.erase_node(node)
@@ -144,9 +146,9 @@ def _copy_parameters(module: GraphModule, device: str) -> list[Node]:
             call = graph.create_node("call_function", copies_on, (device, *sources))
             parts = [graph.create_node("call_function", operator.getitem, (call, n)) for n in range(len(sources))]
         for source, part in zip(sources, parts, strict=True):
-            part._origin = node._origin
+            inherit_origin(part, node)
             node.replace_input_with(source, part)
-        call._origin = node._origin
+        inherit_origin(call, node)
         call.meta["tensor_meta"] = tree_metadata(tuple(_tensor_of(source) for source in sources))
         made.append(call)
     return made
@@ -161,10 +163,8 @@ def _replace_value(node: Node, value: Any) -> None:
 def _tensor_of(node: Node) -> torch.Tensor | None:
     """The parameter, buffer or constant on the CPU that a node fetches."""
     module = node.graph.owning_module
-    if node.op != "get_attr" or module is None:
-        return None
-    value = find_attribute(module, node.target)[0]
-    return value if isinstance(value, torch.Tensor) and value.device.type == "cpu" else None
+    value = None if module is None else parameter_of(node, module)
+    return value if value is not None and value.device.type == "cpu" else None
 
 
 def _staying(module: GraphModule) -> set[Node]:

@@ -12,6 +12,7 @@ import torch
 
 from torchgraft.errors import GraphError
 from torchgraft.ir.node import Node
+from torchgraft.ir.verify import find_attribute
 from torchgraft.results.tables import amount
 from torchgraft.splitting.balance import balanced_cuts, reach_within
 from torchgraft.splitting.order import Order, is_guard, is_mark
@@ -192,8 +193,7 @@ def parameters_of_call(node: Node) -> list[torch.nn.Parameter]:
     found = list(root.get_submodule(node.target).parameters()) if node.op == "call_module" else []
     for source in node.all_input_nodes:
         if source.op == "get_attr":
-            container, _, name = source.target.rpartition(".")
-            value = getattr(root.get_submodule(container), name, None)
+            value = find_attribute(root, source.target)[0]
             found += [value] if isinstance(value, torch.nn.Parameter) else []
     return found
 

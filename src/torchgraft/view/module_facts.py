@@ -13,7 +13,7 @@ import torch
 
 from torchgraft.analysis.cost import Cost, cost
 from torchgraft.analysis.cost.count import parameters_of
-from torchgraft.analysis.dry_run import program_of
+from torchgraft.analysis.dry_run import computing_if_needed, program_of
 from torchgraft.analysis.fake import copied_inputs, copied_module, fake_inputs, fake_mode_of, fake_module, without_log
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import GraftError
@@ -248,9 +248,6 @@ def _add_flops(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, 
 
 def forward_cost(program: GraphModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Cost:
     """What the modules of a program cost in a run, on tensors without data where that is possible, else on copies."""
-    try:
-        return cost(program, args, kwargs, backward=False)
-    except (
-        Exception
-    ):  # experts chosen by tokens, an operator without a fake kernel; if the program is at fault, it fails again
-        return cost(program, args, kwargs, backward=False, compute=True)
+    return computing_if_needed(
+        lambda compute: cost(program, args, kwargs, backward=False, compute=compute), after_any_error=True
+    )

@@ -14,6 +14,7 @@ import torch
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.codegen.source import CodeGen
 from torchgraft.errors import GraphError
+from torchgraft.ir.copying import import_object
 from torchgraft.ir.graph import Graph
 from torchgraft.ir.names import is_legal_name
 from torchgraft.ir.node import OPCODES, Node
@@ -21,7 +22,7 @@ from torchgraft.ir.printing import target_text
 from torchgraft.results.tables import count
 from torchgraft.splitting.fusing import sorted_stably
 from torchgraft.view.networkx_graph import import_networkx
-from torchgraft.view.plain import decode, encode, import_path, short_text, uses_in
+from torchgraft.view.plain import decode, encode, short_text, uses_in
 
 if TYPE_CHECKING:
     import networkx
@@ -146,7 +147,7 @@ class _Assembly:
         try:
             if importable is False:  # what is found by that name is another function
                 raise ImportError
-            return import_path(target)
+            return import_object(target)
         except (ImportError, AttributeError, ValueError):
             advice = "" if self.original is not None else ", or give the original program, which still holds it"
             self.problems.append(f"node '{name}' calls {target!r}, and nothing can be imported by that name{advice}")

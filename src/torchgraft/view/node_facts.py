@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from torchgraft.analysis.dry_run import DryRun
+from torchgraft.analysis.dry_run import DryRun, computing_if_needed
 from torchgraft.analysis.shapes.metadata import memory_format_of
 from torchgraft.capturing.symbolic.tracer import symbolic_trace
 from torchgraft.codegen.graph_module import GraphModule
@@ -220,11 +220,8 @@ def observe(
     def note(node: Node, value: Any) -> None:
         found[node] = describe(value)
 
-    def run(compute: bool) -> None:
-        DryRun(program, args, dict(kwargs), node_done=note, compute=compute).forward()
-
-    try:
-        run(compute=False)
-    except Exception:  # a program may fail on fakes in any way; if it is at fault itself, it fails again here
-        run(compute=True)
+    computing_if_needed(
+        lambda compute: DryRun(program, args, dict(kwargs), node_done=note, compute=compute).forward(),
+        after_any_error=True,
+    )
     return found

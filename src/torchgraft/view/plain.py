@@ -8,7 +8,6 @@ another node's value is `{"input": key}`, where `key` is that of the edge it com
 from __future__ import annotations
 
 import enum
-import importlib
 import math
 import sys
 from collections.abc import Callable
@@ -17,7 +16,7 @@ from typing import Any
 import torch
 
 from torchgraft.errors import GraphError
-from torchgraft.ir.copying import _import_object
+from torchgraft.ir.copying import import_object
 from torchgraft.ir.node import Node
 from torchgraft.ir.printing import DTYPE_LETTERS, qualified_name, target_text, type_text
 from torchgraft.results.tables import shortened
@@ -88,7 +87,7 @@ def is_at(path: str, value: Any) -> bool:
     (True, False, False)
     """
     try:
-        return bool(path) and bool(import_path(path) == value)
+        return bool(path) and bool(import_object(path) == value)
     except (ImportError, AttributeError, ValueError):
         return False
 
@@ -141,13 +140,6 @@ def uses_in(value: Any) -> list[Any]:
     return []
 
 
-def import_path(path: str) -> Any:
-    """The object at a dotted path, as `qualified_name` writes it; `operator.add` is `_operator.add`."""
-    if path.startswith("builtins."):
-        return getattr(importlib.import_module("builtins"), path.removeprefix("builtins."))
-    return _import_object(path)
-
-
 def _torch_word(name: str) -> Any:
     return getattr(torch, name)
 
@@ -161,7 +153,7 @@ def _refuse_object(text: str) -> Any:
 _DECODERS: dict[str, Callable[[Any], Any]] = {
     "tuple": tuple,
     "size": torch.Size,
-    "namedtuple": lambda items: import_path(items[0])(*items[1:]),
+    "namedtuple": lambda items: import_object(items[0])(*items[1:]),
     "dict": dict,
     "float": float,
     "complex": lambda parts: complex(float(parts[0]), float(parts[1])),
@@ -172,8 +164,8 @@ _DECODERS: dict[str, Callable[[Any], Any]] = {
     "slice": lambda parts: slice(*parts),
     "range": lambda parts: range(*parts),
     "ellipsis": lambda _: ...,
-    "enum": lambda parts: import_path(parts[0])[parts[1]],
-    "function": import_path,
+    "enum": lambda parts: import_object(parts[0])[parts[1]],
+    "function": import_object,
     "object": _refuse_object,
 }
 

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from torchgraft.results.shown import Shown, entry_of
-from torchgraft.results.tables import Table, amount, count
+from torchgraft.results.tables import Table, amount, count, listed
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,8 @@ class Cost(Shown):
         if self.unknown:
             lines += ["", "not counted, because no formula is known (add one with @flop_formula):"]
             lines += [
-                f"  {name}: {count(len(nodes), 'call')}, in {_some(nodes)}" for name, nodes in self.unknown.items()
+                f"  {name}: {count(len(nodes), 'call')}, in {listed(list(dict.fromkeys(nodes)), 3)}"
+                for name, nodes in self.unknown.items()
             ]
         return "\n".join([*lines, "", self._detail(by, depth).text(color)])
 
@@ -187,8 +188,3 @@ def _row(entry: Any, by: str) -> dict[str, Any]:
 def _work_cells(work: Work) -> tuple[str, ...]:
     sizes = (amount(work.bytes_read, "B"), amount(work.bytes_written, "B"))
     return (amount(work.flops), amount(work.macs), *sizes, f"{work.intensity:.1f}")
-
-
-def _some(names: tuple[str, ...], most: int = 3) -> str:
-    distinct = list(dict.fromkeys(names))
-    return ", ".join(distinct[:most]) + (f" and {len(distinct) - most} more" if len(distinct) > most else "")

@@ -16,7 +16,7 @@ from torchgraft.ir.graph import Graph
 from torchgraft.ir.node import Node
 from torchgraft.ir.printing import target_text
 from torchgraft.results.shown import Tabular, entry_of
-from torchgraft.results.tables import Table, count
+from torchgraft.results.tables import Table, count, listed
 
 
 @dataclass(frozen=True)
@@ -94,19 +94,13 @@ class ProgramEffects(Tabular):
         for entry in self.nodes:
             marks = [mark for mark, holds in (("random", entry.random), ("UNKNOWN", entry.unknown)) if holds]
             lists = (entry.reads, entry.writes, entry.aliases)
-            rows.append((entry.name, *map(_some, lists), " ".join(marks)))
+            rows.append((entry.name, *[listed(names, 2) or "-" for names in lists], " ".join(marks)))
         unknown = [f"{name} is unknown: {'; '.join(reasons)}" for name, reasons in self.unknown.items()]
         return Table("", ("node", "reads", "writes", "aliases", ""), rows, footer="\n".join(unknown))
 
 
 # A value that may share memory with more places than these may share it with anything; keeps long chains of "perhaps" linear.
 _TOLD_APART = 64
-
-
-def _some(names: tuple[str, ...], most: int = 2) -> str:
-    """The first of many names, for a table; rows() has all."""
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more if names else "-"
 
 
 def effects(program: Any) -> ProgramEffects:

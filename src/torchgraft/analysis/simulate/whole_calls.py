@@ -4,6 +4,7 @@ While a program runs on fakes they are answered here, forward and backward, and 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -55,10 +56,9 @@ class WholeCalls(TorchFunctionMode):
         **rest: Any,
     ) -> Tensor:
         *outer, queries, width = query.shape
-        heads = 1
-        for size in outer:
-            heads *= size
-        kernel = attention_kernel(query, key.shape[-2], heads, width, queries, attn_mask is not None, is_causal)
+        kernel = attention_kernel(
+            query, key.shape[-2], math.prod(outer), width, queries, attn_mask is not None, is_causal
+        )
         tensors = [query, key, value, *([attn_mask] if isinstance(attn_mask, Tensor) else [])]
 
         def made() -> list[Tensor]:

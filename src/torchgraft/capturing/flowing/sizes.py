@@ -93,20 +93,12 @@ class SymbolicNumber:
     def is_symbolic(self) -> bool:
         return True
 
-    def has_hint(self) -> bool:
-        return True
+    has_hint = is_symbolic
 
     def maybe_as_int(self) -> None:
         return None
 
-    def constant_int(self) -> None:
-        return None
-
-    def constant_bool(self) -> None:
-        return None
-
-    def nested_int(self) -> None:
-        return None
+    constant_int = constant_bool = nested_int = maybe_as_int
 
     def clone(self) -> SymbolicNumber:
         return self
@@ -129,7 +121,7 @@ class SymbolicNumber:
     def guard_int(self, *place: Any) -> Any:
         return self._decide()
 
-    guard_float = guard_bool = guard_size_oblivious = guard_int
+    guard_float = guard_bool = guard_size_oblivious = expect_true = expect_size = int_ = guard_int
 
     # Where torch asks like this, what it does for the usual answer is right for the other one, too, or it asks again.
 
@@ -140,14 +132,6 @@ class SymbolicNumber:
         return True if self.value or self.watcher.takes_usual_case(self) else self._decide()
 
     statically_known_true = guard_or_false
-
-    def expect_true(self, *place: Any) -> Any:
-        return self._decide()
-
-    expect_size = expect_true
-
-    def int_(self) -> Any:
-        return self._decide()
 
     def bool_(self) -> Any:
         self.is_branch = True

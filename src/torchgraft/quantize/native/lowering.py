@@ -16,7 +16,7 @@ from torchgraft.errors import QuantizeError
 from torchgraft.ir.node import Node
 from torchgraft.ir.verify import find_attribute
 from torchgraft.passes.attributes import References
-from torchgraft.passes.layer_calls import bound, is_layer, layer_arguments
+from torchgraft.passes.layer_calls import bound, is_layer, layer_arguments, parameter_of
 from torchgraft.passes.remove_dead_code import RemoveDeadCode
 from torchgraft.passes.views import has_written_views, reshape_instead, views_nobody_writes
 from torchgraft.quantize.native.activations import PLAIN, average_options, options_of, pool_options, post_operation
@@ -113,8 +113,8 @@ class _Lowering(Reader):
         if not is_call(weight, dequantize_tensor) or arguments.get("input") is None:
             return
         source = arguments["input"]
-        steps, scale, zero_point = [self.tensor(item) for item in weight.args[:3]]
-        bias = self.tensor(arguments.get("bias"))
+        steps, scale, zero_point = [parameter_of(item, self.program) for item in weight.args[:3]]
+        bias = parameter_of(arguments.get("bias"), self.program)
         axis, group = weight.kwargs.get("axis"), weight.kwargs.get("group")
         dtype = weight.kwargs.get("dtype", torch.float32)
         is_linear = layer_arguments(node)[-1] == "bias"

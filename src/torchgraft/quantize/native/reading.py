@@ -10,8 +10,8 @@ import torch
 
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.ir.node import Node
-from torchgraft.ir.verify import find_attribute
-from torchgraft.quantize.operations import first_input, is_shape_read
+from torchgraft.passes.layer_calls import parameter_of
+from torchgraft.quantize.operations import first_input, is_shape_read, parts_of_join
 from torchgraft.quantize.operators import dequantize_tensor, quantize_tensor, scale_of_values
 
 
@@ -42,7 +42,7 @@ class Reader:
 
     def numbers(self, steps: Node, scale: Any, zero_point: Any) -> Steps | None:
         """A value with its scale and zero point, where they are one buffer each."""
-        scale_value, zero_value = self.tensor(scale), self.tensor(zero_point)
+        scale_value, zero_value = parameter_of(scale, self.program), parameter_of(zero_point, self.program)
         if scale_value is None or scale_value.dim() or (zero_point is not None and zero_value is None):
             return None
         zero = 0 if zero_value is None else int(zero_value.item())
@@ -52,13 +52,6 @@ class Reader:
         """Whether the steps go from 0 to 255, which is what kernels take."""
         source = steps.node
         return not is_call(source, quantize_tensor) or source.args[5] == torch.uint8
-
-    def tensor(self, value: Any) -> torch.Tensor | None:
-        """The tensor that a node fetches."""
-        if not isinstance(value, Node) or value.op != "get_attr":
-            return None
-        found = find_attribute(self.program, value.target)[0]
-        return found if isinstance(found, torch.Tensor) else None
 
 
 def is_call(node: Any, function: Any) -> bool:
@@ -91,6 +84,6 @@ def chain(first: Node, last: Node) -> list[Node]:
 def all_values(node: Node, sources: list[Node], name: str) -> bool:
     """Whether all the values that a call works on are bytes."""
     if name == "cat":
-        listed = node.args[0] if node.args else node.kwargs.get("tensors")
-        return isinstance(listed, (list, tuple)) and all(item in sources for item in listed)
+        parts = parts_of_join(node)
+        return bool(parts) and all(part in sources for part in parts)
     return first_input(node) in sources

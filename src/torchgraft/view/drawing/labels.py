@@ -15,6 +15,7 @@ from torchgraft.ir import guards, printing
 from torchgraft.ir.arguments import leaves
 from torchgraft.ir.origin import source_of
 from torchgraft.ir.printing import target_text
+from torchgraft.ir.verify import find_attribute
 from torchgraft.results.tables import shortened
 from torchgraft.view.plain import argument_text, is_node
 
@@ -55,7 +56,7 @@ _PATH = re.compile(r"(?:[A-Za-z]:)?[\w./\\~@+-]*[/\\]([\w.@+-]+[/\\][\w.@+-]+\.p
 def is_guard(node: Any, root: Any) -> bool:
     """Whether a node checks something instead of computing it."""
     if node.op == "call_module":
-        return type(attribute_of(root, node.target)).__module__ == "torchgraft.bridge.input_guards"
+        return type(find_attribute(root, node.target)[0]).__module__ == "torchgraft.bridge.input_guards"
     return guards.is_guard(node.target)
 
 
@@ -70,7 +71,7 @@ def kind_of(node: Any, root: Any, parameters: Mapping[str, str]) -> str:
             return parameters[node.target]
         return _ORIGIN_KINDS.get(node.meta.get("origin_kind", ""), "input")
     if node.op == "get_attr":
-        return "parameter" if isinstance(attribute_of(root, node.target), torch.nn.Parameter) else "constant"
+        return "parameter" if isinstance(find_attribute(root, node.target)[0], torch.nn.Parameter) else "constant"
     if node.op == "output":
         return "output"
     if is_guard(node, root):
@@ -81,19 +82,12 @@ def kind_of(node: Any, root: Any, parameters: Mapping[str, str]) -> str:
     return said if said in KINDS else _CALLS[node.op]
 
 
-def attribute_of(root: Any, path: str) -> Any:
-    """The attribute of the program's module with this dotted path, or None where there is no such thing."""
-    for name in path.split(".") if root is not None else ():
-        root = getattr(root, name, None)
-    return root
-
-
 def title_of(node: Any, kind: str, root: Any) -> str:
     """The first line: the class of a module, the name of a function without its home, the path of a parameter."""
     if kind == "guard":
         return "guard"
     if node.op == "call_module":
-        return type_name(node, attribute_of(root, node.target))
+        return type_name(node, find_attribute(root, node.target)[0])
     if node.op == "output":
         return "output"
     if isinstance(node.target, str):
@@ -142,7 +136,7 @@ def detail_of(node: Any, kind: str, root: Any) -> str:
     if kind == "guard":
         return _guard_condition(node, root)[0]
     if node.op == "call_module":
-        module = attribute_of(root, node.target)
+        module = find_attribute(root, node.target)[0]
         return shortened(short_options(_extra(module)), 120) if isinstance(module, torch.nn.Module) else ""
     plain = [argument_text(value, 60) for value in node.args if not _holds_node(value)]
     plain += [f"{key}={argument_text(value, 60)}" for key, value in node.kwargs.items() if not _holds_node(value)]
@@ -246,7 +240,7 @@ def tooltip_of(node: Any, kind: str, root: Any, shape: str) -> str:
         lines.append(f"return {argument_text(node.args[0], _LONGEST) if node.args else ''}")
     else:
         lines.append(f"{node.op} {shortened(target_text(node.target), 200)}")
-        module = attribute_of(root, node.target) if node.op == "call_module" else None
+        module = find_attribute(root, node.target)[0] if node.op == "call_module" else None
         if isinstance(module, torch.nn.Module):
             lines.append(shortened(f"{type(module).__name__}({_extra(module)})", _LONGEST))
         if node.op != "get_attr":
@@ -282,7 +276,7 @@ def _guard_condition(node: Any, root: Any) -> tuple[str, str]:
     if asked:
         wanted = [f"{guard.condition} is {argument_text(guard.expected, 60)}" for guard in asked]
         return shortened("; ".join(wanted), 200), _PATH.sub(r"\1", asked[0].where)
-    guard = attribute_of(root, node.target) if node.op == "call_module" else node.target
+    guard = find_attribute(root, node.target)[0] if node.op == "call_module" else node.target
     conditions = getattr(guard, "conditions", None)
     return (shortened("; ".join(map(str, conditions)), 200) if conditions else "types of inputs"), ""
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from torchgraft.ir.verify import find_attribute
 from torchgraft.view.drawing import labels
 from torchgraft.view.plain import is_node, shape_text
 
@@ -126,7 +127,7 @@ class SceneBuilder:
         kind = labels.kind_of(node, self.root, self.parameters)
         shape = shape_text(labels.known_value(node, self.observed)) if self.shapes else ""
         if not shape and self.shapes and node.op == "get_attr":
-            shape = shape_text(labels.attribute_of(self.root, node.target))
+            shape = shape_text(find_attribute(self.root, node.target)[0])
         box = Box(
             node.name,
             kind,

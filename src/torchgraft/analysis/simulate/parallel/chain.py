@@ -21,6 +21,7 @@ from torchgraft.analysis.simulate.simulate import Recorder, recorded
 from torchgraft.errors import GraftError
 from torchgraft.ir.guards import is_guard
 from torchgraft.ir.node import Node
+from torchgraft.ir.verify import find_attribute
 
 
 @dataclass(frozen=True)
@@ -121,8 +122,7 @@ class Chain:
                 tensors += [*inner.parameters(), *inner.buffers()]
             for source in node._inputs:
                 if source._op == "get_attr":
-                    holder, _, name = str(source._target).rpartition(".")
-                    tensors += pytree.tree_leaves(getattr(module.get_submodule(holder), name, None))
+                    tensors += pytree.tree_leaves(find_attribute(module, str(source._target))[0])
             unit.weights = [_weight(tensor) for tensor in _distinct(tensors)]
 
     def _add_crossing(self, calls: Sequence[Node]) -> None:
