@@ -302,3 +302,23 @@ def test_results_that_are_views_of_inputs_stay_so() -> None:
     assert (x[0, 1], x[1, 0]) == (5.0, 6.0) and same is x
     assert "view: its result shares memory with an input" in lowered.explain()
     assert "relu" not in lowered.explain()
+
+
+class Answer:
+    """An object that is made from tensors; nobody knows what making it does."""
+
+    def __init__(self, new: torch.Tensor, part: torch.Tensor, given: torch.Tensor) -> None:
+        self.new, self.part, self.given = new, part, given
+
+
+def test_what_is_made_anew_is_taken_also_beside_an_input_in_an_object() -> None:
+    def model(x: torch.Tensor) -> Answer:
+        return Answer(x.cos().relu(), x.view(-1), x)
+
+    lowered, x = lower(model, torch.randn(2, 4), backend=Copies()), torch.randn(2, 4)
+    found = lowered(x)
+    torch.testing.assert_close(found.new, model(x).new)
+    found.part[0] = 5.0
+    assert x[0, 0] == 5.0 and found.given is x
+    assert "view: its result shares memory with an input" in lowered.explain()
+    assert "relu" not in lowered.explain() and "cos" not in lowered.explain()
