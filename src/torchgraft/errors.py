@@ -199,10 +199,11 @@ def suggestion(name: object, known: Iterable[str], otherwise: str = "") -> str:
 
 
 def one_line(error: BaseException) -> str:
-    """The class of an error and the first line of its message.
+    """The class of an error and the first line of its message, with the next one where that one only announces it.
 
-    >>> one_line(ValueError("bad\\nreally"))
-    'ValueError: bad'
+    >>> one_line(ValueError("bad\\nreally")), one_line(ValueError("bad:\\nreally"))
+    ('ValueError: bad', 'ValueError: bad: really')
     """
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    text = " ".join(lines[:2]) if lines and lines[0].endswith(":") else "".join(lines[:1])
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -332,3 +332,23 @@ def test_a_call_that_compiles_draws_what_the_model_draws(backend: str) -> None:
         found = fast(given)
         torch.manual_seed(0)
         torch.testing.assert_close(found, model(given))
+
+
+class Answer:
+    """An object that is made from tensors; nobody knows what making it does."""
+
+    def __init__(self, new: torch.Tensor, part: torch.Tensor, given: torch.Tensor) -> None:
+        self.new, self.part, self.given = new, part, given
+
+
+def test_what_is_made_anew_is_taken_also_beside_an_input_in_an_object() -> None:
+    def model(x: torch.Tensor) -> Answer:
+        return Answer(x.cos().relu(), x.view(-1), x)
+
+    lowered, x = lower(model, torch.randn(2, 4), backend=Copies()), torch.randn(2, 4)
+    found = lowered(x)
+    torch.testing.assert_close(found.new, model(x).new)
+    found.part[0] = 5.0
+    assert x[0, 0] == 5.0 and found.given is x
+    assert "view: its result shares memory with an input" in lowered.explain()
+    assert "relu" not in lowered.explain() and "cos" not in lowered.explain()

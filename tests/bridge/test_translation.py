@@ -108,3 +108,21 @@ def test_what_torch_fx_writes_wrongly_is_warned_of():
     with pytest.warns(UserWarning, match=r"writes node 'pow_1' as -2 \*\* exponent"):
         theirs = to_fx(module)
     assert module(2) == torch.fx.Interpreter(theirs).run(2) == 4
+
+
+def test_types_that_torch_takes_for_dtypes_cross():
+    def model(x):
+        return x.to(int), torch.zeros(3, dtype=float), torch.ones(2, dtype=bool), x.sum(dtype=complex)
+
+    x = torch.randn(3)
+    theirs = to_fx(torchgraft.capture(model, x))
+    for program in (theirs, from_fx(theirs)):
+        for found, expected in zip(program(x), model(x), strict=True):
+            torch.testing.assert_close(found, expected)
+
+
+def test_types_that_other_functions_take_are_refused():
+    graph = torchgraft.Graph()
+    graph.output(graph.call_function(function, (graph.placeholder("x"), int)))
+    with pytest.raises(BridgeError, match="its argument <class 'int'> of type type cannot be written"):
+        to_fx(torchgraft.GraphModule(nn.Module(), graph))

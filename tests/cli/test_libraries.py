@@ -32,6 +32,11 @@ def test_missing_library_is_one_line(prefix, capsys):
         ("hf:llama", [(1, 16)]),
         ("hf:BertModel", [(1, 16)]),
         ("hf:gpt2", [(1, 16)]),
+        ("hf:jamba", [(1, 16)]),
+        ("hf:bart", [(1, 16), (1, 16)]),
+        ("hf:whisper", [(1, 4, 64), (1, 16)]),
+        ("hf:clip", [(1, 16), (1, 4, 16, 16)]),
+        ("hf:qwen2_5_vl", [(1, 16)]),
     ],
 )
 def test_transformers(text, shapes, capsys):

@@ -39,6 +39,15 @@ def test_report(model, capsys):
     assert lines[-1] == "checked: the program computes the same after every pass"
 
 
+def test_inputs_by_name_may_leave_out_one_before_them(tmp_path, capsys):
+    path = tmp_path / "skipping_model.py"
+    text = FILE.replace("x, scale", "x, mask=None, scale=None").replace("return ", "assert mask is None; return ")
+    path.write_text(text)
+    inputs = ["--input", "x:2x3x8x8", "--input", "scale:scalar"]
+    assert main(["run-passes", f"{path}:Model", "fuse-conv-norm", *inputs, "--check"]) == 0
+    assert "checked" in capsys.readouterr().out
+
+
 def test_code_and_symbolic_capture(model, capsys):
     assert main(["run-passes", model, "fuse-conv-norm", "--code"]) == 0
     text = capsys.readouterr().out

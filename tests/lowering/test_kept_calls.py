@@ -87,6 +87,30 @@ class Caching(nn.Module):
         return {"value": x * self.cache["weight"], "more": (x,)}
 
 
+class Asking(nn.Module):
+    """Asks gradients for a view of its input, as speech models do so that parts can be computed again in the backward."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(6))
+        self.calls = 0
+
+    def forward(self, x):
+        self.calls += 1  # keeps it whole
+        x = x[:, None]
+        if x.is_leaf:
+            x.requires_grad = True
+        return {"value": (x * self.weight)[:, 0], "more": (x,)}
+
+
+def test_a_view_of_the_input_that_the_call_asks_gradients_for_is_no_earlier_run():
+    model = Asking()
+    programs = capture_training(model, (X,), loss=lambda result: result["value"].exp().sum())
+    gradient = torch.autograd.grad((X * model.weight).exp().sum(), model.weight)[0]
+    for _ in range(2):
+        torch.testing.assert_close(programs.run(X).gradients["weight"], gradient)
+
+
 def test_gradients_of_an_earlier_run_are_refused():
     model = Network(Caching())
     programs = capture_training(model, (X,))

@@ -462,6 +462,24 @@ def test_refusals(run, message):
     assert isinstance(model.linear.weight, nn.Parameter) and model.total.shape == (6,)
 
 
+class Asking(nn.Linear):
+    """Asks gradients for a value of its own, as speech models do so that parts can be computed again in the backward."""
+
+    def forward(self, x, own=True):
+        inner = x[:, None] if own else x.to(x.dtype)
+        inner.requires_grad = True
+        return super().forward(inner * 2).exp()
+
+
+def test_a_value_of_its_own_may_be_asked_gradients_for():
+    model = Asking(6, 3)
+    programs = capture_training(model, (X,))
+    _, expected, _, _ = eager_step(model, (X,), {}, None)
+    torch.testing.assert_close(dict(programs.run(X).gradients), expected)
+    with pytest.raises(BridgeError, match="it writes requires_grad of a tensor"):
+        capture_training(Asking(6, 3), (X.clone(), False))
+
+
 def test_a_hook_on_a_parameter_is_refused():
     model = Model()
     handle = model.linear.weight.register_hook(lambda gradient: gradient * 3)

@@ -171,7 +171,8 @@ def _shared_results(body: GraphModule, memory: Aliases) -> set[Node]:
     pending = [node for node in body.graph.output_node()._inputs if memory.is_input_or_state(node)]
     while pending:
         node = pending.pop()
-        if node._op.startswith("call_") and node not in found:
+        # What a call makes anew is no view, also where an object holds it together with an input.
+        if node._op.startswith("call_") and node not in found and not memory.is_fresh(node):
             found.add(node)
             pending += [item for item in memory.shares(node) if isinstance(item, Node)]
     return found

@@ -187,8 +187,12 @@ def graph_to_fx(source: Graph) -> tuple[torch.fx.Graph, Translation]:
         args = ours._args
         if ours._target is enter_context:
             args = (factory_name(args[0], ours._name), *args[1:])
+        kwargs = ours._kwargs
+        if _is_of_torch(ours):
+            args = tuple(map(_as_dtype, args))
+            kwargs = {name: _as_dtype(value) for name, value in kwargs.items()}
         theirs.args = translation.argument(args, ours._name)
-        theirs.kwargs = translation.argument(ours._kwargs, ours._name)
+        theirs.kwargs = translation.argument(kwargs, ours._name)
         theirs.meta = translation.entries(ours.meta)
         if theirs.target is not ours._target and theirs.meta.pop("is_wrapped", False):
             theirs.meta[_OUR_WRAPPED] = True  # torch.fx would look for a function of the other name
@@ -206,6 +210,22 @@ def graph_to_fx(source: Graph) -> tuple[torch.fx.Graph, Translation]:
     graph._graph_namespace._base_count = dict(names._counts)
     graph._codegen = their_codegen(source)
     return graph, translation
+
+
+# What torch takes for a dtype and torch.fx has no way to write.
+_DTYPES = {int: torch.int64, float: torch.float64, bool: torch.bool, complex: torch.complex128}
+
+
+def _is_of_torch(node: Node) -> bool:
+    """Whether a node calls a function of torch's, or a method that tensors have."""
+    if node._op == "call_method":
+        return hasattr(torch.Tensor, str(node._target))
+    home = getattr(node._target, "__module__", None) or ""
+    return node._op == "call_function" and home.partition(".")[0] == "torch"
+
+
+def _as_dtype(value: Any) -> Any:
+    return _DTYPES.get(value, value) if isinstance(value, type) else value
 
 
 def warn(text: str) -> None:

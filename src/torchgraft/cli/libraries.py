@@ -9,18 +9,19 @@ import copy
 import difflib
 import importlib
 import importlib.util
+import itertools
 from collections.abc import Callable, Iterable, Iterator
-from inspect import signature
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
+from torchgraft.cli.library_inputs import fitting_inputs
 from torchgraft.errors import GraftError, one_line, suggestion
 from torchgraft.results.tables import amount
 
 if TYPE_CHECKING:
     from torch import nn
 
-
+Factory = Callable[[Any], "nn.Module"]
 PACKAGES = {"torchvision": "torchvision", "timm": "timm", "hf": "transformers"}
 _PREFIXES = {package: prefix for prefix, package in PACKAGES.items()}
 
@@ -125,37 +126,73 @@ def _timm(name: str, full: bool, computes: bool) -> LibraryModel:
 
 # ---- transformers ----
 
+_MOST_PARAMETERS = 300_000_000  # of a model that is to run in a moment
+
 
 def _transformers(name: str, full: bool, computes: bool) -> LibraryModel:
     transformers = _imported("transformers")
     transformers.logging.set_verbosity_error()
-    hint = "" if full else "; use --full for the real size"
     with _explained(
-        f"cannot import the model {name!r} of transformers", ""
+        f"cannot import the model {name!r} of transformers"
     ):  # it imports its parts when they are asked for
-        make, configuration = _architecture(transformers, name)
+        factories, configuration = _architecture(transformers, name)
     if not full:
-        from torchgraft.cli.small_configurations import smaller
+        model, inputs = _small(name, factories, configuration)
+        size = _parameters(model)
+        note = f"hf:{name} is a small configuration with {size:,} parameters; use --full for its real size"
+        return LibraryModel(model, inputs, note=note)
+    with _explained(f"cannot make the model {name!r} from its configuration"):
+        _without_cache(configuration)
+        model, note = _without_weights(factories[0], configuration, name, computes)
+        inputs = fitting_inputs(model, configuration)
+        return LibraryModel(factories[0](configuration) if computes else model, inputs, note=note)
 
-        with _explained(f"cannot make a small configuration of {name!r}", hint):
-            configuration = smaller(configuration)
+
+def _small(name: str, factories: list[Factory], configuration: Any) -> tuple[nn.Module, list[str]]:
+    """A small model that runs, and what on. Fields hang together in ways that their names do not tell, so that not every small
+    configuration can be built, or runs; the first model that was built is taken where none does."""
+    from torchgraft.cli.small_configurations import fewer_layers, smaller
+
+    built: list[nn.Module] = []
+    problems: list[Exception] = []
+    for make, reduce in itertools.product(factories, (smaller, fewer_layers)):
+        try:
+            small = _without_cache(reduce(copy.deepcopy(configuration)))
+            if reduce is fewer_layers:
+                _check_size(make, small)
+            model = make(small)
+        except Exception as error:  # a library may raise anything
+            problems.append(error)
+            continue
+        inputs = fitting_inputs(model, small)
+        if inputs:
+            return model, inputs
+        built.append(model)
+    if built:
+        return built[0], []
+    raise GraftError(
+        f"cannot make a small model {name!r}: {one_line(problems[0])}\nuse --full for the real size"
+    ) from problems[0]
+
+
+def _without_cache(configuration: Any) -> Any:
+    """It is for the next word, and one run has none; torch.export refuses it."""
     if hasattr(configuration, "use_cache"):
-        configuration.use_cache = False  # it is for the next word, and one run has none; torch.export refuses it
-    with _explained(f"cannot make the model {name!r} from its configuration", hint):
-        model, note = _without_weights(make, configuration, name, computes) if full else (make(configuration), "")
-        if model is None:
-            model = make(configuration)
-    if not full:
-        note = (
-            f"hf:{name} is a small configuration with {_parameters(model):,} parameters; use --full for its real size"
-        )
-    return LibraryModel(model, _transformers_inputs(model, configuration), note=note)
+        configuration.use_cache = False
+    return configuration
 
 
-def _without_weights(
-    make: Callable[[Any], nn.Module], configuration: Any, name: str, computes: bool
-) -> tuple[nn.Module | None, str]:
-    """A model on the meta device, which takes no memory, and what to say; no model where it has to have weights to run."""
+def _check_size(make: Factory, configuration: Any) -> None:
+    import torch
+
+    with torch.device("meta"):
+        size = _parameters(make(copy.deepcopy(configuration)))
+    if size > _MOST_PARAMETERS:
+        raise ValueError(f"with few layers it still has {size:,} parameters")
+
+
+def _without_weights(make: Factory, configuration: Any, name: str, computes: bool) -> tuple[nn.Module, str]:
+    """A model on the meta device, which takes no memory, and what to say of the one that is used."""
     import torch
 
     with torch.device("meta"):
@@ -169,7 +206,7 @@ def _without_weights(
             f"the weights of hf:{name} take {amount(size, 'B')}, and {amount(free, 'B')} of memory are free\n"
             "leave --full out; or use `graft summary --full`, which needs no weights"
         )
-    return None, f"hf:{name} has {_parameters(model):,} parameters, random ones, of {amount(size, 'B')}"
+    return model, f"hf:{name} has {_parameters(model):,} parameters, random ones, of {amount(size, 'B')}"
 
 
 def _parameters(model: nn.Module) -> int:
@@ -186,57 +223,40 @@ def _free_memory() -> int | None:
 
 
 @contextlib.contextmanager
-def _explained(what: str, hint: str) -> Iterator[None]:
+def _explained(what: str) -> Iterator[None]:
     """Errors of a library, which may be anything, as one of ours."""
     try:
         yield
     except GraftError:
         raise
     except Exception as error:
-        raise GraftError(f"{what}: {one_line(error)}{hint}") from error
+        raise GraftError(f"{what}: {one_line(error)}") from error
 
 
-def _architecture(transformers: ModuleType, name: str) -> tuple[Callable[[Any], nn.Module], Any]:
-    """How to make the model, and its usual configuration: by the type of a configuration, or by the name of a class."""
+def _architecture(transformers: ModuleType, name: str) -> tuple[list[Factory], Any]:
+    """How to make the model, the likeliest way first, and its usual configuration: by the type of a configuration, or by the name
+    of a class."""
     found = getattr(transformers, name, None)
     if found is not None and hasattr(found, "config_class") and found.config_class is not None:
-        return found, found.config_class()
+        return [found], found.config_class()
     auto = _part_of_transformers("configuration_auto")
     if name not in auto.CONFIG_MAPPING:
         _unknown("transformers", name, auto.CONFIG_MAPPING.keys())
     configuration = transformers.AutoConfig.for_model(name)
-    for factory in ("AutoModelForCausalLM", "AutoModel"):
-        auto_class = getattr(transformers, factory)
-        if type(configuration) in auto_class._model_mapping:
-            return auto_class.from_config, configuration
-    raise GraftError(
-        f"transformers has a configuration {name!r} and no model for it\nname a class, such as hf:BertModel"
-    )
+    factories = [transformers.AutoModelForCausalLM, transformers.AutoModel]
+    if getattr(configuration, "is_encoder_decoder", False):
+        factories.reverse()  # the language model of an encoder with a decoder is its decoder alone
+    known = [factory.from_config for factory in factories if type(configuration) in factory._model_mapping]
+    if not known:
+        raise GraftError(
+            f"transformers has a configuration {name!r} and no model for it\nname a class, such as hf:BertModel"
+        )
+    return known, configuration
 
 
 def _part_of_transformers(name: str) -> ModuleType:
     _imported("transformers")
     return importlib.import_module(f"transformers.models.auto.{name}")
-
-
-def _transformers_inputs(model: nn.Module, configuration: Any) -> list[str]:
-    kind = getattr(model, "main_input_name", "input_ids")
-    if kind == "input_ids":
-        words = getattr(configuration.get_text_config(), "vocab_size", None) or 100
-        # The last words of a small vocabulary mark places of images and sounds, and the example has none.
-        names = ["input_ids"]
-        if (
-            getattr(configuration, "is_encoder_decoder", False)
-            and "decoder_input_ids" in signature(model.forward).parameters
-        ):
-            names.append("decoder_input_ids")
-        return [f"{name}:1x16:int64:{max(2, words - 16)}" for name in names]
-    if kind == "pixel_values":
-        vision = getattr(configuration, "vision_config", configuration)
-        size = getattr(vision, "image_size", 224)
-        height, width = size if isinstance(size, (list, tuple)) else (size, size)
-        return [f"pixel_values:1x{getattr(vision, 'num_channels', 3)}x{height}x{width}:float32"]
-    return []
 
 
 LIBRARIES: dict[str, Callable[[str, bool, bool], LibraryModel]] = {

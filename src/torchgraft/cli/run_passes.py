@@ -56,4 +56,6 @@ def _arguments(chosen: ChosenModel) -> tuple[Any, ...] | None:
     """The example inputs in the order in which the program takes them."""
     if not chosen.has_inputs:
         return None
-    return inspect.signature(chosen.model.forward).bind(*(chosen.args or ()), **chosen.kwargs).args
+    bound = inspect.signature(chosen.model.forward).bind(*(chosen.args or ()), **chosen.kwargs)
+    bound.apply_defaults()  # an input that is left out stands before others
+    return bound.args

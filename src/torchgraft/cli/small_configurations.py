@@ -4,6 +4,7 @@ How a model is made from one, and what it is fed, is in `libraries.py`.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from typing import Any
 
@@ -55,6 +56,7 @@ LAYER_COUNTS = (
     "decoder_layers",
     "num_decoder_layers",
 )
+DEPTHS = ("layers", "depth", "depths", *LAYER_COUNTS)
 # Places for images and sounds in a text: the last words of the vocabulary, which no example contains.
 MARKER_ENDINGS = ("_token_id", "_token_index")
 VOCABULARY = FIELDS["vocab_size"]
@@ -78,7 +80,53 @@ def smaller(configuration: Any, **chosen: Any) -> Any:
     for name, part in parts.items():
         inner = chosen.pop(name, {})
         values[name] = smaller(part, **inner)
-    return type(configuration)(**(values | chosen))
+    small = type(configuration)(**(values | chosen))
+    _three_positions(small)
+    return small
+
+
+def _three_positions(configuration: Any) -> None:
+    """Where a word has a position in time, height and width, each rotates a part of half a head; the usual ones are wide."""
+    rotation, width = (
+        getattr(configuration, "rope_parameters", None),
+        getattr(configuration, "head_dim", FIELDS["head_dim"]),
+    )
+    if isinstance(rotation, dict) and "rope_type" in rotation and _is_number(width):
+        half = int(width * rotation.get("partial_rotary_factor", 1.0)) // 2
+        rotation["mrope_section"] = [half - half // 4 * 2, half // 4, half // 4]
+
+
+def fewer_layers(configuration: Any) -> Any:
+    """The same configuration with one or two layers wherever it counts them, and few words; all else as it is."""
+    for owner in parts(configuration):
+        for name, value in list(vars(owner).items()):
+            if name in ("vocab_size", "text_vocab_size") and _is_number(value):
+                set_field(owner, name, VOCABULARY)
+            elif name.endswith(DEPTHS) and _is_number(value) and value > 2:
+                set_field(owner, name, 2)
+            elif name.endswith(DEPTHS) and are_numbers(value):
+                set_field(owner, name, type(value)(min(item, 1) for item in value))
+    return configuration
+
+
+def parts(configuration: Any) -> list[Any]:
+    """A configuration and those inside it."""
+    found = [configuration]
+    for value in vars(configuration).values():
+        if hasattr(value, "attribute_map"):
+            found += parts(value)
+    return found
+
+
+def are_numbers(value: Any) -> bool:
+    """Whether a field has one number for each of several stages."""
+    return isinstance(value, (list, tuple)) and bool(value) and all(type(item) is int for item in value)
+
+
+def set_field(owner: Any, name: str, value: Any) -> None:
+    """Set a field, where that can be done."""
+    with contextlib.suppress(Exception):  # a field that is computed
+        setattr(owner, name, value)
 
 
 def _parameters(cls: type) -> set[str]:

@@ -257,6 +257,9 @@ class _JointWalk(Walk):
         if kind is Kind.GRADIENT:  # as it was when the program was captured: primals are detached
             return getattr(*(args if isinstance(args[0], torch.Tensor) else concrete(args)))
         if kind is Kind.WRITE:
+            if args[1:] == ("requires_grad", True) and self._is_inner(args[0]):
+                args[0].requires_grad_()  # nobody gets that gradient
+                return None
             raise _refusal(f"it writes {args[1]} of a tensor{_at(node)}", "write it in place with copy_()")
         if kind is Kind.REGION or kind is Kind.RESULT:
             return self._run(node, args, kwargs)
@@ -274,6 +277,11 @@ class _JointWalk(Walk):
         if kind is Kind.OPERATORS:
             return self._unless_fixed(functools.partial(super().call, kind), node, args, kwargs, True)
         return super().call(kind, node, args, kwargs)
+
+    def _is_inner(self, value: Any) -> bool:
+        """Whether a traced tensor was made by the program: it is neither an input nor state."""
+        actual = value.actual if type(value) is TracedTensor else None
+        return actual is not None and all(actual is not primal.actual for primal in self._traced_primals)
 
     def _unless_fixed(self, write: Callable[..., Any], node: Node, args: Any, kwargs: Any, is_torch: bool) -> Any:
         """What a call computes, unless sizes of this run go into that, or decide in a function that is not torch's: then it stays

@@ -71,7 +71,8 @@ def _run(function: Callable[..., Any], tree: Any, needed: Sequence[int]) -> tupl
             else function(*args, **kwargs)
         )
     outputs = take_apart(result, lambda item: isinstance(item, torch.Tensor))[1]
-    if _depends_on_others(outputs, inputs):
+    given = [leaf for leaf in leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+    if _depends_on_others(outputs, inputs, given):
         raise GuardError(
             f"the result of {_name(function)} depends on a tensor that requires a gradient and is not given to it\n"
             "  it may be left from an earlier run, in a cache: switch that off, or train the program at level 'function'"
@@ -79,15 +80,19 @@ def _run(function: Callable[..., Any], tree: Any, needed: Sequence[int]) -> tupl
     return KeptRun([tensor.detach() for tensor in outputs], outputs, inputs), result
 
 
-def _depends_on_others(outputs: list[torch.Tensor], inputs: list[torch.Tensor]) -> bool:
+def _depends_on_others(outputs: list[torch.Tensor], inputs: list[torch.Tensor], given: list[torch.Tensor]) -> bool:
+    """Whether there is a history beside that of `inputs`. A view of what is given that the call itself asks gradients for, as
+    models do that compute parts of themselves again in the backward, has none."""
     known, seen = set(map(id, inputs)), set()
+    memory = {tensor.untyped_storage()._cdata for tensor in given}
     pending: list[Any] = [output.grad_fn for output in outputs]
     while pending:
         function = pending.pop()
         if function is None or function in seen:
             continue
         seen.add(function)
-        if hasattr(function, "variable") and id(function.variable) not in known:
+        leaf = getattr(function, "variable", None)
+        if leaf is not None and id(leaf) not in known and leaf.untyped_storage()._cdata not in memory:
             return True
         pending += [item for item, _ in function.next_functions]
     return False

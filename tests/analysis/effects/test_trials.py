@@ -55,6 +55,8 @@ CASES = [
     (torch.split, ("x", [12, 16, 16]), {"dim": -1}, "", False, "x"),
     (torch.einsum, ("nhwpqc->nchpwq", "x"), {}, "", False, "x"),
     (torch.einsum, ("bij,bjk->bik", "x", "y"), {}, "", False, ""),
+    (torch.einsum, ("bzch,bzhpn->bchpn", "x", "y"), {}, "", False, ""),
+    (torch.einsum, ("bhij,hk->bkij", "x", "y"), {}, "", False, ""),
     (torch.meshgrid, ("x", "y"), {"indexing": "ij"}, "", False, "xy"),
     (torch.broadcast_tensors, ("x", "y"), {}, "", False, "xy"),
     (torch.unique, ("x",), {"return_inverse": True}, "", False, ""),

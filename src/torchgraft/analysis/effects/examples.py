@@ -18,7 +18,7 @@ from torchgraft.ir.arguments import leaves, map_plain
 _SIZE = 720
 _BATCH = 2
 _RANKS = (4, 3, 2, 1, 5, 6)
-_MOST_TRIALS = 150
+_MOST_TRIALS = 180
 _MOST_SIZES = 6
 
 Known = tuple[tuple[int, ...], torch.dtype]
@@ -154,6 +154,10 @@ def _choices(count: int, shapes: list[tuple[int, ...]], dtype: torch.dtype) -> I
         return
     for shape, other in itertools.product([shape for shape in shapes if len(shape) == 2], repeat=2):
         yield ((shape, dtype), *[(other, dtype)] * (count - 1))
+    for rank, other_rank in itertools.permutations(
+        _RANKS, 2
+    ):  # sums of products, whose operands have ranks of their own
+        yield (((_SIZE,) * rank, dtype), *[((_SIZE,) * other_rank, dtype)] * (count - 1))
     for shape in shapes:
         unlike = (
             (shape, torch.int64),
