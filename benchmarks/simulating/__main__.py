@@ -41,6 +41,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--keep", type=Path, help="also keep all rows in one file, such as measured/h200.jsonl.gz")
     parser.add_argument("--write", action="store_true", help=f"write the tables and the plot into {PAGE}")
     options = parser.parse_args(arguments)
+    if missing := [str(path) for path in options.files if not path.exists()]:
+        parser.error(
+            f"{', '.join(missing)} is not there; python -m benchmarks.simulating.measure_gpu OUT writes such files"
+        )
     machine = Machine.named(options.machine)
     if options.keep is not None:
         kept = [options.keep] if options.keep.exists() else []

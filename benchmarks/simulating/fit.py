@@ -72,6 +72,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, default=2, help="how often to go over all tables (default: 2)")
     parser.add_argument("-o", "--output", type=Path, required=True, help="the .toml file to write")
     options = parser.parse_args(arguments)
+    if missing := [str(path) for path in options.measured if not path.exists()]:
+        parser.error(
+            f"{', '.join(missing)} is not there; python -m benchmarks.simulating.measure_gpu OUT writes such files"
+        )
     rows = all_rows(options.measured)
     machine = copy.deepcopy(Machine.named(options.machine))
     samples = samples_of([row for row in rows if "hot" in row], machine)

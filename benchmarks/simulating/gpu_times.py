@@ -14,6 +14,7 @@ from torch import Tensor
 
 from torchgraft.analysis.simulate.calibration.measuring import MOST_SETS, Measured, call_of_probe
 from torchgraft.analysis.simulate.calibration.probes import Probe
+from torchgraft.backends.graph_recording import record_graph
 
 _COLD_BYTES = 250e6  # more than any cache, so that what is used in turn is never in it
 
@@ -60,13 +61,15 @@ def replay_seconds(calls: Sequence[Callable[[], Any]], flush: Tensor | None = No
     """The least seconds for each of some calls, recorded as one CUDA graph and replayed; `flush` is written before each."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
-    graph = torch.cuda.CUDAGraph()
     with torch.cuda.stream(stream):
         calls[0]()
     torch.cuda.current_stream().wait_stream(stream)
-    with torch.cuda.graph(graph):
+
+    def record() -> None:
         for call in calls:
             call()
+
+    graph, _ = record_graph(record)  # where that fails, what is measured next is not the worse for it
     best = float("inf")
     for _ in range(replays):
         if flush is not None:

@@ -108,7 +108,12 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--precisions", type=_words(PRECISIONS), default=PRECISIONS)
     parser.add_argument("--probes", type=int, help="so many of each kind (default: many)")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
-    return parser.parse_args()
+    options = parser.parse_args()
+    if options.known == [MEASURED] and not MEASURED.exists():
+        options.known = []  # nothing was kept yet
+    if missing := [str(path) for path in options.known if not path.exists()]:
+        parser.error(f"--known {', '.join(missing)}: there is no such file or folder")
+    return options
 
 
 def _words(known: Sequence[str]) -> Callable[[str], tuple[str, ...]]:

@@ -234,6 +234,22 @@ def test_mistakes(tmp_path, capsys):
     with pytest.raises(SystemExit):
         command.main([str(tmp_path)])
     assert "no measured models in" in capsys.readouterr().err
+    for main, rest in ((command.main, []), (fit.main, ["-o", str(tmp_path / "other.toml")])):
+        with pytest.raises(SystemExit):
+            main([str(tmp_path / "nowhere"), *rest])
+        assert "nowhere is not there; python -m benchmarks.simulating.measure_gpu OUT writes" in capsys.readouterr().err
+
+
+def test_nothing_that_was_kept_is_needed_to_measure(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(measure_gpu, "MEASURED", tmp_path / "measured")
+    monkeypatch.setattr(sys, "argv", ["measure_gpu", str(tmp_path)])
+    assert measure_gpu._options().known == []
+    (tmp_path / "measured").mkdir()
+    assert measure_gpu._options().known == [tmp_path / "measured"]
+    monkeypatch.setattr(sys, "argv", ["measure_gpu", str(tmp_path), "--known", "nowhere"])
+    with pytest.raises(SystemExit):
+        measure_gpu._options()
+    assert "--known nowhere: there is no such file or folder" in capsys.readouterr().err
     with pytest.raises(SystemExit, match="has no place for the tables"):
         command.with_section("nothing", "text")
 

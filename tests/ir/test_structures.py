@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
+import torchgraft
 from torchgraft.ir.arguments import immutable_dict, immutable_list
-from torchgraft.ir.structures import parts_of, put_together, remade, take_apart
+from torchgraft.ir.structures import Template, parts_of, put_together, remade, take_apart
 
 
 class Holder:
@@ -119,3 +120,28 @@ def test_other_items_in_a_container_of_the_same_class() -> None:
     recent = remade(deque([1, 2], maxlen=2), [5, 6, 7])
     assert recent == deque([6, 7], maxlen=2) and recent.maxlen == 2
     assert remade(torch.Size([1]), [2, 3]) == torch.Size([2, 3])
+
+
+def test_compilers_see_inside_results_by_name() -> None:
+    def model(x: torch.Tensor) -> Any:
+        return OrderedDict(out=x + 1, others=[{"twice": x * 2}, (x * 3, 4)])
+
+    program = torchgraft.capture(model, torch.ones(2), level="function")
+    found = torch.compile(program, fullgraph=True, backend="eager")(torch.ones(2))
+    assert type(found) is OrderedDict and list(found) == ["out", "others"]
+    assert found["others"][0]["twice"].tolist() == [2.0, 2.0] and found["others"][1][1] == 4
+
+
+def test_what_is_met_twice_and_containers_with_attributes_are_no_trees() -> None:
+    shared = [torch.ones(1)]
+    template, _ = take_apart({"one": shared, "other": shared}, is_tensor)
+    found = put_together(Template(template), "x")
+    assert found["one"] is found["other"] and found["one"] == ["x"] and not Template(template).is_tree
+    named: Any = OrderedDict(a=torch.ones(1))
+    named.label = "kept"
+    template, _ = take_apart(named, is_tensor)
+    assert put_together(Template(template), "x").label == "kept"
+    template, _ = take_apart(OrderedDict(a=[torch.ones(1)]), is_tensor)
+    for kept in (Template(template), copy.deepcopy(Template(template)), pickle.loads(pickle.dumps(Template(template)))):
+        assert kept.is_tree and put_together(kept, "x") == OrderedDict(a=["x"])
+        assert put_together(kept, "x")["a"] is not put_together(kept, "x")["a"]

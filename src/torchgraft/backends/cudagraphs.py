@@ -1,5 +1,6 @@
 """The backend `cudagraphs`: torch's kernels on a GPU, launched all at once as one CUDA graph for each size in use.
-Which kernels there are is chosen in `prepacking.py`; what is cut into parts, and where guards run, in `parts.py`.
+Which kernels there are is chosen in `prepacking.py`; what is cut into parts, and where guards run, in `parts.py`; one graph is
+recorded in `graph_recording.py`.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ import torch
 
 from torchgraft.analysis.aliases import Aliases
 from torchgraft.backends.backend import Backend, Options
+from torchgraft.backends.graph_recording import record_graph, recording
 from torchgraft.backends.native import make_direct
-from torchgraft.capturing.patching.active import paused_collection
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.ir.node import Node
 
@@ -23,6 +24,8 @@ from torchgraft.ir.node import Node
 _WARM_UPS = 3
 # Graphs that are kept for tensors which a part writes, by the place of those tensors.
 _MOST_PLACES = 4
+# Ways of calling that a thread remembers to have chosen kernels for.
+_MOST_KINDS = 64
 
 
 def on_gpu(inputs: tuple[Any, ...]) -> bool:
@@ -30,7 +33,8 @@ def on_gpu(inputs: tuple[Any, ...]) -> bool:
     return any(isinstance(item, torch.Tensor) and item.is_cuda for item in inputs)
 
 
-# Where in memory the written inputs of a call are and how they are laid out, and what numbers it is given.
+# How the written inputs of a call are laid out, and what numbers it is given; and with that, where in memory they are.
+_Kind = tuple[Any, ...]
 _Place = tuple[Any, ...]
 
 
@@ -58,16 +62,26 @@ class GraphOfPart:
         # As the function was made for them; a caller may lay out tensors in another way.
         self._strides = [item.clone().stride() if isinstance(item, torch.Tensor) else () for item in inputs]
         self._in_thread = threading.local()
-        self._warm_up(inputs)
+        self._warm_up(inputs, self._kind(inputs))
 
-    def _warm_up(self, inputs: tuple[Any, ...]) -> None:
+    def _kind(self, inputs: tuple[Any, ...]) -> _Kind:
+        return (*[inputs[index].stride() for index in self._written], *[inputs[index] for index in self._plain])
+
+    def _warm_up(self, inputs: tuple[Any, ...], kind: _Kind) -> None:
         """Run on copies, so that libraries have chosen their kernels before a graph is recorded. They do so for each
-        thread, which has handles and plans of its own; to make those while a graph is recorded is an error."""
-        if getattr(self._in_thread, "is_warm", False):
+        thread, which has handles and plans of its own, and for each layout; torch.compile does for each number, and inside
+        of inference mode. To do that while a graph is recorded is an error."""
+        known = self._in_thread.__dict__.setdefault("known", set())
+        kind = (torch.is_inference_mode_enabled(), *kind)
+        if kind in known:
             return
+        if len(known) >= _MOST_KINDS:
+            known.clear()
         copies = [
-            item.new_empty_strided(item.shape, strides).copy_(item) if isinstance(item, torch.Tensor) else item
-            for item, strides in zip(inputs, self._strides, strict=True)
+            item.new_empty_strided(item.shape, item.stride() if index in self._written else strides).copy_(item)
+            if isinstance(item, torch.Tensor)
+            else item
+            for index, (item, strides) in enumerate(zip(inputs, self._strides, strict=True))
         ]
         with torch.cuda.device(self._device.index):
             stream = torch.cuda.Stream()
@@ -77,12 +91,12 @@ class GraphOfPart:
                     self._function(*copies)
             torch.cuda.current_stream().wait_stream(stream)
             stream.synchronize()  # before the copies go, whose memory is another stream's
-        self._in_thread.is_warm = True
+        known.add(kind)
 
-    def _record(self, inputs: tuple[Any, ...]) -> Callable[[tuple[Any, ...]], Any]:
+    def _record(self, inputs: tuple[Any, ...], kind: _Kind) -> Callable[[tuple[Any, ...]], Any]:
         """A graph; where memory is short, the function itself, whose kernels are launched one by one."""
         try:
-            self._warm_up(inputs)
+            self._warm_up(inputs, kind)
             with (
                 _best_kernels(self._options),
                 torch.cuda.device(self._device.index if self._device.index is not None else -1),
@@ -102,15 +116,19 @@ class GraphOfPart:
         addresses = [item.data_ptr() for item in written]
         if written and not set(addresses).isdisjoint([inputs[index].data_ptr() for index in self._copied]):
             return self._function(*inputs)  # an input is written under another name, too; a copy would not see it
-        place = (*addresses, *[item.stride() for item in written], *[inputs[index] for index in self._plain])
+        if given.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            return self._function(*inputs)  # these kernels become part of the caller's own graph
+        kind = self._kind(inputs)
+        place = (*addresses, *kind)
         with self._lock:
             self._follow_stream()
             recorded = self._graphs.get(place)
             if recorded is None:
                 if len(self._graphs) >= _MOST_PLACES:
-                    torch.cuda.synchronize(self._device)  # it may still be running
+                    with recording:
+                        torch.cuda.synchronize(self._device)  # it may still be running
                     self._graphs.pop(next(iter(self._graphs)))
-                recorded = self._graphs[place] = self._record(inputs)
+                recorded = self._graphs[place] = self._record(inputs, kind)
             return recorded(inputs)
 
     def _follow_stream(self) -> None:
@@ -120,6 +138,9 @@ class GraphOfPart:
         stream = torch.cuda.current_stream(self._device)
         if self._stream is not None and stream != self._stream:
             stream.wait_stream(self._stream)
+            for recorded in self._graphs.values():
+                if isinstance(recorded, _Recorded):
+                    recorded.used_by(stream)
         self._stream = stream
 
 
@@ -179,16 +200,7 @@ class _Recorded:
                 shape, options = inputs[index].shape, {"dtype": inputs[index].dtype, "device": inputs[index].device}
                 held[index] = torch.empty_strided(shape, strides[index], **options).copy_(inputs[index])
         self._held = [held[index] for index in self._copied]
-        self._alive = held  # also those that the caller may let go of
-        self._graph = torch.cuda.CUDAGraph()
-        torch.cuda.synchronize()
-        # cuBLAS keeps its workspace for the next call. What a graph uses must be the graph's own memory, or it is gone with
-        # another graph, or when torch.compile clears it.
-        torch._C._cuda_clearCublasWorkspaces()
-        # Other threads may go on using the device meanwhile. What is collected could be another graph, or an event.
-        with paused_collection, torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
-            result = function(*held)
-        torch._C._cuda_clearCublasWorkspaces()
+        self._graph, result = record_graph(lambda: function(*held))
         self._is_one = isinstance(result, torch.Tensor)
         self._results = [result] if self._is_one else list(result)
         # Results that are inputs which the graph writes, by the numbers of both.
@@ -198,6 +210,14 @@ class _Recorded:
             for index in written
             if isinstance(found, torch.Tensor) and is_same_memory(found, held[index])
         }
+        # What the caller owns is not kept alive: a graph is replayed only for tensors that are where these are now, and a model
+        # that was tried on copies of a cache would keep all of them.
+        self._results = [None if number in self._same else item for number, item in enumerate(self._results)]
+
+    def used_by(self, stream: Any) -> None:
+        """Memory that belongs to the stream of the recording must not be given away while another one still uses it."""
+        for item in self._held:
+            item.record_stream(stream)
 
     def __call__(self, inputs: tuple[Any, ...]) -> Any:
         if len(self._held) == 1:
@@ -206,7 +226,9 @@ class _Recorded:
             torch._foreach_copy_(self._held, [inputs[index] for index in self._copied])
         self._graph.replay()
         results = [
-            (inputs[self._same[number]] if number in self._same else item.clone())
+            inputs[self._same[number]]
+            if number in self._same
+            else item.clone()
             if isinstance(item, torch.Tensor)
             else item
             for number, item in enumerate(self._results)

@@ -74,6 +74,7 @@ def _builtin(cls: type) -> Any:
 _MADE_BY_PYTHON_CODE = 1 << 9
 _WITHOUT_ATTRIBUTES = frozenset({list, tuple, set, frozenset, deque, dict, defaultdict})
 _USUAL = _WITHOUT_ATTRIBUTES | {OrderedDict}
+_CONSTANTS = frozenset({int, float, bool, str, type(None)})  # whose ids compilers do not know
 
 
 def has_attributes(value: Any) -> bool:
@@ -157,17 +158,18 @@ def take_apart(value: Any, is_part: Callable[[Any], bool]) -> tuple[Any, list[An
             parts.append(leaf)
         return slots[id(leaf)]
 
-    return _rebuild(value, replace, {}, _holders(value, is_part)), parts
+    return _rebuild(value, replace, {}, _holders(value, is_part)[0]), parts
 
 
 def put_together(template: Any, *parts: Any) -> Any:
     """A new object like the template, with the parts in its slots."""
     if has_torch_function(parts):
         return handle_torch_function(put_together, parts, template, *parts)
-    if isinstance(template, Template):
-        template = template.value
-    holders = _holders(template, lambda leaf: isinstance(leaf, _Slot))
-    return _rebuild(template, lambda leaf: parts[leaf.number] if isinstance(leaf, _Slot) else leaf, {}, holders)
+    kept = template if isinstance(template, Template) else Template(template)
+    memo: Any = None if kept.is_tree else {}
+    return _rebuild(
+        kept.value, lambda leaf: parts[leaf.number] if isinstance(leaf, _Slot) else leaf, memo, kept.holders
+    )
 
 
 class _Kept:
@@ -185,7 +187,15 @@ class Template(_Kept):
     """The template of an object that a program puts together."""
 
     def __init__(self, value: Any) -> None:
-        self.value = value
+        self.__setstate__({"value": value})
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"value": self.value}  # ids mean nothing elsewhere
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.value = state["value"]
+        # Known before the program runs: torch.compile of torch 2.11 cannot trace the ids of containers.
+        self.holders, self.is_tree = _holders(self.value, lambda leaf: isinstance(leaf, _Slot))
 
 
 class Record(_Kept):
@@ -252,12 +262,16 @@ def put_into(target: Any, keys: tuple[Any, ...], *values: Any) -> None:
 put_into.__torchgraft_effect__ = True  # type: ignore[attr-defined]
 
 
-def _holders(value: Any, is_part: Callable[[Any], bool]) -> set[int]:
+def _holders(value: Any, is_part: Callable[[Any], bool]) -> tuple[set[int], bool]:
     """The ids of the objects in which there is a part, or a container that everybody gets a copy of; also where they hold one
-    another in a circle.
+    another in a circle. And whether it is a tree, in which nothing that is rebuilt occurs twice, and plain containers have no
+    attributes.
     """
     above: dict[int, list[int]] = {}
     found: list[int] = []
+    twice: set[int] = set()
+    containers: set[int] = set()
+    is_plain = True
     pending = [(value, -1)]
     while pending:
         item, holder = pending.pop()
@@ -267,8 +281,12 @@ def _holders(value: Any, is_part: Callable[[Any], bool]) -> set[int]:
             continue
         if id(item) in above:
             above[id(item)].append(holder)
+            twice.add(id(item))
             continue
         above[id(item)] = [holder]
+        if isinstance(item, (list, tuple, set, frozenset, deque, dict, _Container)):
+            containers.add(id(item))
+            is_plain = is_plain and not (type(item) in _USUAL and attributes_of(item))
         pending += [(inner, id(item)) for inner in _contents(item)]
     result: set[int] = set()
     while found:
@@ -276,7 +294,7 @@ def _holders(value: Any, is_part: Callable[[Any], bool]) -> set[int]:
         if holder not in result:
             result.add(holder)
             found += above.get(holder, ())
-    return result
+    return result, is_plain and twice.isdisjoint(result | containers)
 
 
 def _contents(value: Any) -> list[Any]:
@@ -290,11 +308,11 @@ def _contents(value: Any) -> list[Any]:
     return list(attributes_of(value).values()) if has_attributes(value) and not callable(value) else []
 
 
-def _rebuild(value: Any, replace: Callable[[Any], Any], memo: dict[int, Any], holders: set[int]) -> Any:
+def _rebuild(value: Any, replace: Callable[[Any], Any], memo: dict[int, Any] | None, holders: set[int]) -> Any:
     new = replace(value)
     if new is not value or isinstance(value, (torch.Tensor, torch.nn.Module, type, _Slot)):
         return new
-    if id(value) in memo:
+    if memo is not None and id(value) in memo:
         return memo[id(value)][1]
     inner = functools.partial(_rebuild, replace=replace, memo=memo, holders=holders)
     if isinstance(value, _Container):
@@ -306,7 +324,7 @@ def _rebuild(value: Any, replace: Callable[[Any], Any], memo: dict[int, Any], ho
         return _remember(memo, value, immutable_dict(_each(inner, value)))
     if isinstance(value, (list, tuple, set, frozenset, deque, dict)):
         return _rebuilt_container(value, inner, memo)
-    if id(value) not in holders or not has_attributes(value) or callable(value):
+    if type(value) in _CONSTANTS or id(value) not in holders or not has_attributes(value) or callable(value):
         return value
     result = _remember(memo, value, copy.copy(value))
     inside = attributes_of(value)
@@ -315,12 +333,12 @@ def _rebuild(value: Any, replace: Callable[[Any], Any], memo: dict[int, Any], ho
     return result
 
 
-def _rebuilt_container(value: Any, inner: Callable[[Any], Any], memo: dict[int, Any]) -> Any:
-    attributes = attributes_of(value)
+def _rebuilt_container(value: Any, inner: Callable[[Any], Any], memo: dict[int, Any] | None) -> Any:
+    attributes = {} if memo is None and type(value) in _USUAL else attributes_of(value)
     if type(value) in _USUAL and not attributes:
         if isinstance(value, dict):
-            # Compilers cannot trace `copy` of a plain one.
-            result = _remember(memo, value, {} if type(value) is dict else copy.copy(value))
+            # Compilers cannot trace `copy` of these.
+            result = _remember(memo, value, type(value)() if type(value) in (dict, OrderedDict) else copy.copy(value))
             for key, item in value.items():
                 result[key] = inner(item)
             return result
@@ -345,6 +363,7 @@ def _each(function: Callable[[Any], Any], items: Any) -> Any:
     return [function(item) for item in items]
 
 
-def _remember(memo: dict[int, Any], value: Any, result: Any) -> Any:
-    memo[id(value)] = (value, result)  # holding the original keeps its id its own
+def _remember(memo: dict[int, Any] | None, value: Any, result: Any) -> Any:
+    if memo is not None:
+        memo[id(value)] = (value, result)  # holding the original keeps its id its own
     return result

@@ -84,6 +84,10 @@ def _start(device: Any, tensors: tuple[Tensor, ...], copy: Callable[[Tensor], Te
     # Only from pinned memory a copy is made beside other work. What is pinned here belongs to nobody else.
     sources = [tensor if is_pinned else tensor.pin_memory() for tensor, is_pinned in zip(tensors, pinned, strict=True)]
     stream = _stream(torch.cuda.current_device() if device.index is None else device.index)
+    if any(pinned):
+        stream.wait_stream(
+            torch.cuda.current_stream(device)
+        )  # a copy from the device may still be filling pinned memory
     with torch.cuda.stream(stream):
         results = tuple(copy(source.to(device, non_blocking=True)) for source in sources)
         event = stream.record_event()

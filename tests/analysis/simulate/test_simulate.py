@@ -378,7 +378,8 @@ def test_views_take_no_time_on_the_device():
             return x.t().unsqueeze(0).expand(3, -1, -1)[1:]
 
     found = simulate(Views(), inputs(64, 64))
-    assert found.kernels == () and found.device_seconds == 0 and found.seconds == found.host_seconds > 0
+    assert found.kernels == () and found.device_seconds == 0 < found.host_seconds
+    assert found.seconds == pytest.approx(found.host_seconds)  # the same figures, added up in another order
     assert simulate(Views(), inputs(64, 64), mode="graph").seconds == 0
 
 

