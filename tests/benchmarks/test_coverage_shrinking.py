@@ -93,3 +93,21 @@ def test_what_is_chosen_overrides_the_names_also_inside() -> None:
 
 def test_latent_attention_has_as_many_keys_as_heads() -> None:
     assert smaller(Latent()).num_key_value_heads == FIELDS["num_attention_heads"]
+
+
+class Rotating:
+    """A configuration with a width of heads that each layer has of its own."""
+
+    def __init__(self, head_dim=128, rope_parameters=None):
+        self.head_dim, self.rope_parameters = head_dim, dict(rope_parameters or {"rope_type": "default"})
+
+    def __getattribute__(self, name):
+        if name == "head_dim":
+            raise ValueError("each layer has its own")
+        return super().__getattribute__(name)
+
+
+def test_parts_of_a_head_that_rotate_fit_a_small_head():
+    assert smaller(Rotating()).rope_parameters["mrope_section"] == [2, 1, 1]
+    half = {"rope_type": "default", "partial_rotary_factor": 0.5}
+    assert smaller(Rotating(), rope_parameters=half).rope_parameters["mrope_section"] == [2, 0, 0]

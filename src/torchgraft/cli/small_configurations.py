@@ -87,10 +87,8 @@ def smaller(configuration: Any, **chosen: Any) -> Any:
 
 def _three_positions(configuration: Any) -> None:
     """Where a word has a position in time, height and width, each rotates a part of half a head; the usual ones are wide."""
-    rotation, width = (
-        getattr(configuration, "rope_parameters", None),
-        getattr(configuration, "head_dim", FIELDS["head_dim"]),
-    )
+    fields = vars(configuration)  # asking for a field that each layer has of its own is an error
+    rotation, width = fields.get("rope_parameters"), fields.get("head_dim", FIELDS["head_dim"])
     if isinstance(rotation, dict) and "rope_type" in rotation and _is_number(width):
         half = int(width * rotation.get("partial_rotary_factor", 1.0)) // 2
         rotation["mrope_section"] = [half - half // 4 * 2, half // 4, half // 4]
