@@ -197,7 +197,7 @@ def patching_tools(of: Any) -> Any:
         tools._orig_module_call is nn.Module.__call__,
         tools._orig_module_getattr is nn.Module.__getattr__,
         tools.HAS_VARSTUFF,
-        tools._is_fx_tracing_flag,
+        getattr(tools, "_is_fx_tracing_flag", False),  # gone since torch 2.15
         callable(tools._autowrap_check),
         callable(tools._patch_wrapped_functions),
         isinstance(tools._wrapped_methods_to_patch, list),

@@ -75,17 +75,18 @@ def test_nothing_is_cast_twice(forward, is_on):
         expected = model(X)
         program = capture(model, (X,), level="core_aten")
         step = capture_training(model, (X,))
+        # Attention is rounded to 16 bits at other places when it is taken apart.
+        near = {"rtol": 1.6e-2, "atol": 2e-3} if is_on and forward is attention else {}
         for found in (program(X), torchgraft.Interpreter(program).run(X), torchgraft.to_fx(program)(X)):
             assert found.dtype is expected.dtype
-            torch.testing.assert_close(found, expected)
+            torch.testing.assert_close(found, expected, **near)
         value, gradients = step.run(X)
         learned = step.module()(X)
     for found in (value, learned):
         assert found.dtype is expected.dtype
-        torch.testing.assert_close(found, expected)
+        torch.testing.assert_close(found, expected, **near)
     expected.sum().backward()
     for name, parameter in model.named_parameters():
-        # Attention is rounded to 16 bits at other places when it is taken apart.
         close = {"rtol": 0.1, "atol": 0.05} if is_on and forward is attention else {}
         torch.testing.assert_close(gradients[name], parameter.grad, **close)
 

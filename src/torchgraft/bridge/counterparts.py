@@ -36,7 +36,9 @@ def enter_region(factory: str, *args: Any, **kwargs: Any) -> Any:
 def _refuse_tracing(factory: str) -> None:
     """torch.fx records calls that have a traced argument. This one has none, so a trace would lose it without a word."""
     # The flag and not the function, which answers for our traces too (capturing/patching/fx_tracing.py).
-    is_tracing = torch.fx._symbolic_trace._is_fx_tracing_flag and not torch.compiler.is_compiling()
+    tracing: Any = torch.fx._symbolic_trace
+    flag = tracing._get_is_fx_tracing() if hasattr(tracing, "_get_is_fx_tracing") else tracing._is_fx_tracing_flag
+    is_tracing = flag and not torch.compiler.is_compiling()  # torch 2.15 has a flag for each thread
     if is_tracing and get_proxy_mode() is None:
         raise BridgeError(
             f"torch.fx cannot trace a program that enters the region {factory}: it would lose the region; "
