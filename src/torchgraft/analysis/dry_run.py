@@ -5,6 +5,7 @@ What is counted is the watcher's business (`cost/`, `memory/`); what fake tensor
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -330,7 +331,19 @@ def program_of(
         if has_bare_inputs:
             raise
     # Python reads values, or an operator has no fake kernel: only a real run can tell which way the model goes.
+    if dtype is not None:
+        with contextlib.suppress(Exception):  # what the CPU cannot do in that type is captured in its own
+            subject = copy.deepcopy(model).to(dtype) if isinstance(model, torch.nn.Module) else model
+            values, keywords = [_in_dtype(tree, dtype) for tree in (args, kwargs)]
+            return capture(subject, values, keywords, level=level)
     return capture(model, args, kwargs, level=level)
+
+
+def _in_dtype(tree: Any, dtype: torch.dtype) -> Any:
+    """Values with tensors of floating point in another type."""
+    return pytree.tree_map_only(
+        torch.Tensor, lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor, tree
+    )
 
 
 def _is_bare(leaf: Any) -> bool:

@@ -25,6 +25,7 @@ from torch._subclasses.fake_tensor import (  # private: `tests/analysis/test_fak
 )
 from torch.utils import _pytree as pytree
 
+from torchgraft.analysis.finite_numbers import ASKING, note, noted, truth_of
 from torchgraft.errors import GraftError
 
 _fast_detach: Any = getattr(fake_impls, "fast_detach", None)  # nothing but speed depends on it
@@ -71,14 +72,21 @@ def fake_mode_of(*trees: Any) -> FakeTensorMode:
 
 def _dispatch(mode: FakeTensorMode, dispatch: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
     """The result of an operator: torch's, but for products of groups (mixtures of experts), whose fakes refuse all types but
-    bfloat16, which the kernels do not."""
+    bfloat16, which the kernels do not, and for what is asked of numbers that are finite."""
     if func is _GROUPED_PRODUCT:
         with mode:
             return _grouped_product(*args, **(kwargs or {}))
     try:
-        return dispatch(func, types, args, kwargs)
+        result = dispatch(func, types, args, kwargs)
+        if func in ASKING and (truth := truth_of(func, args)) is not None and isinstance(result, FakeTensor):
+            note(result, truth)
+        return result
     except DataDependentOutputException:
-        if func is not torch.ops.aten._local_scalar_dense.default or not _in_optimizers.get():
+        if func is not torch.ops.aten._local_scalar_dense.default:
+            raise
+        if (truth := noted(args[0])) is not None:
+            return truth
+        if not _in_optimizers.get():
             raise
         # An optimizer multiplies by the number that it reads, such as a norm: what it does next is the same for any.
         return 1.0 if args[0].is_floating_point() else 1

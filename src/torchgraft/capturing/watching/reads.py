@@ -95,7 +95,11 @@ class Reads:
         symbol = unwrapped(number)
         if symbol is not None and function.__name__ in ("__int__", "__float__"):
             self._flow.before_plain(function.__name__.strip("_"))
-        return function(args[0]) if symbol is None else function(torch.tensor(symbol._decide()))
+        if symbol is None:
+            return function(args[0])
+        plain = symbol._decide()
+        # Where tensors are made fakes, making one writes attributes onto it.
+        return self._watcher.unwatched(lambda: function(torch.tensor(plain)))
 
     def contains(self, function: Any, args: Any, kwargs: Any) -> Any:
         """`0 in x`, written down as torch works it out, so that the answer is a tensor until somebody decides by it."""

@@ -49,6 +49,10 @@ from torchgraft.quantize.operators import dequantize_tensor, quantize_tensor
 from torchgraft.quantize.preparing import MOVED, STORED, inherit
 
 
+# What only says of which shape a value is.
+_SHAPES = frozenset({"view", "reshape", "flatten", "squeeze", "unsqueeze"})
+
+
 def to_native(program: GraphModule) -> GraphModule:
     """The program with torch's own integer kernels in the place of the reference form; the given one stays as it is.
 
@@ -375,7 +379,11 @@ class _Lowering(Reader):
         layer, source = find_attribute(self.program, node.target)[0], first_input(node)
         if type(layer) is not IntegerLayer or layer.convolution is not None or layer.output is not None:
             return
-        if layer.post.name not in ("none", "relu") or not isinstance(source, Node) or len(source._users) != 1:
+        moved = None
+        is_shape = source is not None and operation(source, self.program) in _SHAPES and not writes_in_place(source)
+        if source is not None and is_shape and len(source._users) == 1:
+            moved, source = source, first_input(source)  # of floats it is the same
+        if layer.post.name not in ("none", "relu") or source is None or not self._is_only_use(moved or node, source):
             return
         if is_call(source, quantize_fast) and len(source.args) == 3:
             value = source.args[0]
@@ -385,12 +393,21 @@ class _Lowering(Reader):
             inherit(value, source)
         else:
             return
+        if moved is not None:
+            moved.replace_input_with(source, value)
+            value = moved
         taking = IntegerLinear(
             layer.weight, layer.weight_scale, layer.bias, layer.input_scale, None, layer.post, None, layer.dtype
         )
         self.program.add_module(node.target, taking)
         node.args = (value,)
         self.graph.erase_node(source)
+
+    def _is_only_use(self, user: Node, source: Node) -> bool:
+        """Whether nothing else takes a value, and erase what makes floats of it that nobody takes any more."""
+        for other in [item for item in source._users if is_call(item, dequantize_fast) and not item._users]:
+            self.graph.erase_node(other)
+        return set(source._users) == {user}
 
     def _activation_of_own(self, node: Any, users: int | None = 1) -> tuple[Node, str, tuple[Any, ...]] | None:
         """An activation of what a layer just wrote for it alone, so that it may write there, too."""
