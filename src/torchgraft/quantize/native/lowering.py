@@ -48,7 +48,6 @@ from torchgraft.quantize.operations import ACTIVATIONS, MOVES, SELECTS, first_in
 from torchgraft.quantize.operators import dequantize_tensor, quantize_tensor
 from torchgraft.quantize.preparing import MOVED, STORED, inherit
 
-
 # What only says of which shape a value is.
 _SHAPES = frozenset({"view", "reshape", "flatten", "squeeze", "unsqueeze"})
 
