@@ -146,6 +146,8 @@ def test_the_same_batch_keeps_the_inputs():
         ({"machine": "h999"}, GraftError, "there is no machine named 'h999'"),
         ({"mode": "fast"}, GraftError, "there is no mode 'fast'"),
         ({"precision": "fp17"}, GraftError, "there is no precision 'fp17'"),
+        ({"batch": []}, GraftError, "there is nothing to simulate: one of machine, batch, precision and mode is empty"),
+        ({"machine": ()}, GraftError, "there is nothing to simulate"),
         ({"batch": 0}, GraftError, "a batch is a whole number, 1 or more, not 0"),
         ({"batch": [1, True]}, GraftError, "a batch is a whole number, 1 or more, not True"),
         ({"bandwidth": -1}, GraftError, "bandwidth is multiplied by a positive number, not by -1"),

@@ -279,7 +279,12 @@ def _row(
 
 
 def _several(value: Any) -> Iterable[Any]:
-    return list(value) if isinstance(value, (list, tuple, range, set)) else [value]
+    several = list(value) if isinstance(value, (list, tuple, range, set)) else [value]
+    if not several:
+        raise GraftError(
+            "there is nothing to simulate: one of machine, batch, precision and mode is empty\ngive at least one of each"
+        )
+    return several
 
 
 def _machine_text(machine: AnyMachine) -> str:
