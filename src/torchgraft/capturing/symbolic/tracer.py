@@ -318,12 +318,11 @@ class Tracer(ModelAttributes):
         cls = type(module)
         # The default rule looks at the type alone, so that it is asked once for each; see call_module.
         is_leaf = self._leaf_types.get(cls)
-        if is_leaf is None and self._default_rules and not self._is_overridden:
-            if parametrize._cache_enabled:
-                self._refuse_cached_parametrisations()
+        is_asked = is_leaf is None and self._default_rules and not self._is_overridden
+        if is_asked and not parametrize._cache_enabled:
             is_leaf = self._leaf_types[cls] = self.is_leaf_module(module, "")
         path = None if is_leaf is None else self.submodule_paths.get(module)  # type: ignore[union-attr]
-        if path is None or (not is_leaf and has_hooks(module)):
+        if path is None or ((is_asked or not is_leaf) and has_hooks(module)):
             return self.call_module(module, ModuleForward(module, self), args, kwargs)
         outer = self._scope_chain
         count = self._calls[path] = self._calls.get(path, -1) + 1
