@@ -61,9 +61,9 @@ def test_a_process_that_ends_and_one_that_does_not_answer() -> None:
     with pytest.raises(GraphError, match="exit code -9"):
         tried(Net("killed").eval())
     started = time.monotonic()
-    with pytest.raises(GraphError, match="did not answer in 30 seconds|process . of the pipeline failed"):
-        tried(Net("sleeping").eval(), time_limit=30.0)
-    assert time.monotonic() - started < 55
+    with pytest.raises(GraphError, match="did not answer in 12 seconds|process . of the pipeline failed"):
+        tried(Net("sleeping").eval(), time_limit=12.0)
+    assert time.monotonic() - started < 40
     assert not multiprocessing.active_children()
 
 
