@@ -138,24 +138,8 @@ class _Types:
     def _types_of(self, node: Node) -> _TwoTypes:
         """The types of the value of a node, as far as they are known without an input."""
         types = self._types
-        found, passed = types.get(node), []
-        while found is None:  # mostly a chain of layers, each with the type of the one before
-            found, sources, keeps = self._rule(node)
-            if found is None and len(sources) > 1:
-                found = self._common_types(node)
-            elif found is None:
-                passed.append((node, keeps))
-                node = sources[0]
-                found = types.get(node)
-            else:
-                types[node] = found
-        for node, keeps in reversed(passed):
-            found = types[node] = found if keeps else (found[0], None)
-        return found
-
-    def _common_types(self, node: Node) -> _TwoTypes:
-        """The types of a value that has those of several others."""
-        types = self._types
+        if node in types:
+            return types[node]
         pending = [(node, *self._rule(node))]
         while pending:  # no recursion: a chain may be longer than Python's stack
             current, decided, sources, keeps = pending[-1]

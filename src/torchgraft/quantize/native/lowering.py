@@ -382,7 +382,10 @@ class _Lowering(Reader):
         is_shape = source is not None and operation(source, self.program) in _SHAPES and not writes_in_place(source)
         if source is not None and is_shape and len(source._users) == 1:
             moved, source = source, first_input(source)  # of floats it is the same
-        if layer.post.name not in ("none", "relu") or source is None or not self._is_only_use(moved or node, source):
+        if layer.post.name not in ("none", "relu") or source is None:
+            return
+        self._forget_floats(source)
+        if set(source._users) != {moved or node}:
             return
         if is_call(source, quantize_fast) and len(source.args) == 3:
             value = source.args[0]
@@ -402,11 +405,10 @@ class _Lowering(Reader):
         node.args = (value,)
         self.graph.erase_node(source)
 
-    def _is_only_use(self, user: Node, source: Node) -> bool:
-        """Whether nothing else takes a value, and erase what makes floats of it that nobody takes any more."""
-        for other in [item for item in source._users if is_call(item, dequantize_fast) and not item._users]:
-            self.graph.erase_node(other)
-        return set(source._users) == {user}
+    def _forget_floats(self, steps: Node) -> None:
+        """Erase what makes floats of bytes that nobody takes any more."""
+        for floats in [user for user in steps._users if is_call(user, dequantize_fast) and not user._users]:
+            self.graph.erase_node(floats)
 
     def _activation_of_own(self, node: Any, users: int | None = 1) -> tuple[Node, str, tuple[Any, ...]] | None:
         """An activation of what a layer just wrote for it alone, so that it may write there, too."""
