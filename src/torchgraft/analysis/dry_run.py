@@ -35,6 +35,7 @@ from torchgraft.ir.guards import is_guard
 from torchgraft.ir.modules import has_hooks
 from torchgraft.ir.node import Node
 from torchgraft.ir.origin import at, line_of_error, source_of
+from torchgraft.ir.structures import in_dtype
 
 OperatorWatch = Callable[[Any, tuple[Any, ...], dict[str, Any], Any], None]
 _SKIPPED: Any = object()
@@ -334,16 +335,9 @@ def program_of(
     if dtype is not None:
         with contextlib.suppress(Exception):  # what the CPU cannot do in that type is captured in its own
             subject = copy.deepcopy(model).to(dtype) if isinstance(model, torch.nn.Module) else model
-            values, keywords = [_in_dtype(tree, dtype) for tree in (args, kwargs)]
+            values, keywords = [in_dtype(tree, dtype) for tree in (args, kwargs)]
             return capture(subject, values, keywords, level=level)
     return capture(model, args, kwargs, level=level)
-
-
-def _in_dtype(tree: Any, dtype: torch.dtype) -> Any:
-    """Values with tensors of floating point in another type."""
-    return pytree.tree_map_only(
-        torch.Tensor, lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor, tree
-    )
 
 
 def _is_bare(leaf: Any) -> bool:

@@ -19,7 +19,7 @@ from torchgraft.backends.calls import call_text
 from torchgraft.backends.freezing import frozen
 from torchgraft.backends.late_guards import draws_before_check, late_guard
 from torchgraft.backends.parts import Compiled, compile_parts, within
-from torchgraft.backends.precision import Casting, mapped, type_of_model
+from torchgraft.backends.precision import Casting, type_of_model
 from torchgraft.backends.sizes import OneForEachSize, for_one_size
 from torchgraft.backends.variants import Variant, VariantModule, is_watched, program_or_error
 from torchgraft.backends.verifying import first_wrong
@@ -31,6 +31,7 @@ from torchgraft.codegen.calling import placeholder_values
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import BackendError, GraftError, InputError, one_line
 from torchgraft.ir.input_kinds import misfit_of_tensor
+from torchgraft.ir.structures import in_dtype
 from torchgraft.ir.verify import find_attribute
 from torchgraft.recording.program_comparison import compare as compare_programs
 
@@ -230,10 +231,10 @@ class Lowered(VariantModule):
         """Inputs in the precision to compute in."""
         if self._keeps_types():
             return value
-        return mapped(value, PRECISIONS[self.options.precision], None)
+        return in_dtype(value, PRECISIONS[self.options.precision])
 
     def _cast_back(self, value: Any) -> Any:
-        return mapped(value, type_of_model(self._model) or torch.float32, PRECISIONS[self.options.precision])
+        return in_dtype(value, type_of_model(self._model) or torch.float32, PRECISIONS[self.options.precision])
 
     # ---- is it right ----
 

@@ -9,8 +9,6 @@ from typing import Any
 
 import torch
 
-from torchgraft.ir.structures import put_together, take_apart
-
 
 def type_of_model(model: Any) -> torch.dtype | None:
     """The floating-point type of a model's weights; None where it has none."""
@@ -21,18 +19,6 @@ def type_of_model(model: Any) -> torch.dtype | None:
 def precision_of(model: Any) -> str:
     """The precision that a model computes in, by the name that users give it."""
     return {torch.float16: "fp16", torch.bfloat16: "bf16"}.get(type_of_model(model) or torch.float32, "fp32")
-
-
-def mapped(value: Any, dtype: torch.dtype, only: torch.dtype | None) -> Any:
-    """Floating-point tensors in another dtype, inside containers and objects too; with `only`, those of one dtype."""
-
-    def is_meant(item: Any) -> bool:
-        return isinstance(item, torch.Tensor) and item.is_floating_point() and only in (None, item.dtype)
-
-    if isinstance(value, torch.Tensor):
-        return value.to(dtype) if is_meant(value) else value
-    template, tensors = take_apart(value, is_meant)
-    return put_together(template, *[tensor.to(dtype) for tensor in tensors]) if tensors else value
 
 
 class Casting:

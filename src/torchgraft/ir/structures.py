@@ -367,3 +367,19 @@ def _remember(memo: dict[int, Any] | None, value: Any, result: Any) -> Any:
     if memo is not None:
         memo[id(value)] = (value, result)  # holding the original keeps its id its own
     return result
+
+
+def in_dtype(value: Any, dtype: torch.dtype, only: torch.dtype | None = None) -> Any:
+    """Floating-point tensors in another dtype, inside containers and objects too; with `only`, those of one dtype.
+
+    >>> in_dtype({"x": torch.ones(1), "ids": torch.ones(1, dtype=torch.int64)}, torch.float16)
+    {'x': tensor([1.], dtype=torch.float16), 'ids': tensor([1])}
+    """
+
+    def is_meant(item: Any) -> bool:
+        return isinstance(item, torch.Tensor) and item.is_floating_point() and only in (None, item.dtype)
+
+    if isinstance(value, torch.Tensor):
+        return value.to(dtype) if is_meant(value) else value
+    template, tensors = take_apart(value, is_meant)
+    return put_together(template, *[tensor.to(dtype) for tensor in tensors]) if tensors else value
