@@ -25,9 +25,8 @@ def record_graph(function: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any
     with recording:
         graph, pool = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
         before, failure = torch.cuda.current_stream(), None
-        stream = torch.cuda.Stream(
-            before.device
-        )  # the one that torch would take belongs to the device it was first used for
+        # The stream that torch would take belongs to the device it was first used for.
+        stream = torch.cuda.Stream(before.device)
         torch.cuda.synchronize()
         # cuBLAS keeps its workspace for the next call. What a graph uses must be the graph's own memory, or it is gone with
         # another graph, or when torch.compile clears it.
