@@ -31,6 +31,7 @@ _FUNCTIONS: dict[Any, tuple[int, bool]] = {functional.linear: (0, False)}
 for _number in (1, 2, 3):
     _FUNCTIONS[getattr(functional, f"conv{_number}d")] = (_number, False)
     _FUNCTIONS[getattr(functional, f"conv_transpose{_number}d")] = (_number, True)
+_FUNCTIONS_OF_MODULES = {form: function for function, form in _FUNCTIONS.items()}
 _aten = torch.ops.aten
 # The operators themselves, as a program of ATen calls them, take the same arguments in the same order.
 _FUNCTIONS |= {
@@ -82,6 +83,13 @@ class Layer:
     def inputs(self) -> int:
         """The number of channels that go in."""
         return self.weight.shape[0] if self.transposed else self.weight.shape[1] * self.groups
+
+    def as_function(self) -> tuple[Any, dict[str, Any]]:
+        """The function that computes it, and the options that it is given beside weight and bias."""
+        if self.module is not None:
+            return function_of(self.module)
+        names = layer_arguments(self.node)
+        return self.node._target, {name: value for name, value in bound(self.node, names).items() if name in names[3:]}
 
 
 @dataclass
@@ -138,7 +146,7 @@ def read_layer(node: Node, root: nn.Module) -> Layer | str:
     found = _lookup(_FUNCTIONS, node._target)
     if found is None:
         return "it is no convolution"
-    names = ("input", "weight", "bias") if found[0] == 0 else _TRANSPOSED if found[1] else _CONVOLUTION
+    names = _argument_names(*found)
     arguments = bound(node, names)
     weight = parameter_of(arguments.get("weight"), root)
     bias = parameter_of(arguments.get("bias"), root)
@@ -213,8 +221,22 @@ def bound(node: Node, names: tuple[str, ...]) -> dict[str, Any]:
 
 def layer_arguments(node: Node) -> tuple[str, ...]:
     """The names of the arguments of a convolution or linear function, in order."""
-    dimensions, transposed = _FUNCTIONS[node._target]
+    return _argument_names(*_FUNCTIONS[node._target])
+
+
+def _argument_names(dimensions: int, transposed: bool) -> tuple[str, ...]:
     return ("input", "weight", "bias") if dimensions == 0 else _TRANSPOSED if transposed else _CONVOLUTION
+
+
+def function_of(module: nn.Module) -> tuple[Any, dict[str, Any]]:
+    """The function that a convolution or linear layer calls, and the options that it gives beside weight and bias.
+
+    >>> function_of(nn.ConvTranspose1d(2, 2, 3, stride=2))
+    (<built-in method conv_transpose1d of type object at ...>,
+     {'stride': (2,), 'padding': (0,), 'output_padding': (0,), 'groups': 1, 'dilation': (1,)})
+    """
+    form = _MODULES[type(module)]
+    return _FUNCTIONS_OF_MODULES[form], {name: getattr(module, name) for name in _argument_names(*form)[3:]}
 
 
 def norm_arguments(node: Node) -> tuple[str, ...]:

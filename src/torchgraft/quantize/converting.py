@@ -10,7 +10,6 @@ import operator
 from typing import Any
 
 import torch
-from torch.nn import functional
 
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import QuantizeError
@@ -29,9 +28,6 @@ from torchgraft.quantize.preparing import STORED, Stored, inherit
 from torchgraft.quantize.schemes import Numbers
 from torchgraft.quantize.training import TrainedLayer, settle
 from torchgraft.quantize.weights import QuantizedWeight, quantize_weight
-
-_CONVOLUTIONS = (functional.linear, functional.conv1d, functional.conv2d, functional.conv3d)
-_TRANSPOSED = (None, functional.conv_transpose1d, functional.conv_transpose2d, functional.conv_transpose3d)
 
 
 def convert(program: GraphModule) -> GraphModule:
@@ -236,21 +232,19 @@ class _Conversion:
 
     def _rebuild(self, node: Node, layer: Layer, source: Node, weight: Node | None, planned: PlannedLayer) -> None:
         """The layer as a function of its input and the given weight, in another type where the scheme casts."""
-        target, arguments = self._as_function(node, layer, weight is not None)
-        old = arguments["weight"]
-        arguments["input"] = source
-        if self.bias is not None:
-            arguments["bias"] = self.bias
-        if weight is not None:
-            arguments["weight"] = weight
+        target, options = layer.as_function()
+        parts = [
+            source,
+            self._as_it_is(node, layer, "weight") if weight is None else weight,
+            self._as_it_is(node, layer, "bias") if self.bias is None else self.bias,
+        ]
         if planned.scheme.cast is not None:
             dtype = getattr(torch, planned.scheme.cast)
-            for name in ("input", "weight", "bias"):
-                if isinstance(arguments.get(name), Node):
-                    arguments[name] = self._cast(node, arguments[name], dtype)
+            parts = [None if part is None else self._cast(node, part, dtype) for part in parts]
         path = node.target if node.op == "call_module" else None
+        old = None if path is not None else bound(node, layer_arguments(node))["weight"]
         node.op, node.target = "call_function", target
-        node._set_arguments(tuple(arguments.values()), {})
+        node._set_arguments(tuple(parts), options)
         node.meta["drawn_as"] = "integer"
         if planned.scheme.cast is not None:
             users = list(node._users)
@@ -260,25 +254,14 @@ class _Conversion:
                 user.replace_input_with(node, back)
         self._drop(path, old)
 
-    def _as_function(self, node: Node, layer: Layer, weight_is_new: bool) -> tuple[Any, dict[str, Any]]:
+    def _as_it_is(self, node: Node, layer: Layer, name: str) -> Node | None:
+        """The weight or the bias of a layer, in floats."""
         if layer.module is None:
-            names = layer_arguments(node)
-            given = bound(node, names)
-            count = max(3, *[names.index(name) + 1 for name in given])
-            return node.target, {name: given.get(name, _DEFAULTS.get(name)) for name in names[:count]}
-        module: Any = layer.module
-        target = (_TRANSPOSED if layer.transposed else _CONVOLUTIONS)[layer.dimensions]
-        names = ("weight", "bias")
-        if layer.dimensions:
-            last = ("output_padding", "groups", "dilation") if layer.transposed else ("dilation", "groups")
-            names = (*names, "stride", "padding", *last)
-        arguments: dict[str, Any] = {"input": None}
-        for name in names:
-            value = getattr(module, name)
-            if isinstance(value, torch.nn.Parameter) and not (name == "weight" and weight_is_new):
-                value = self._fetch(self._place(f"{node.target.replace('.', '_')}_{name}", value), node)
-            arguments[name] = value
-        return target, arguments
+            return bound(node, layer_arguments(node)).get(name)
+        value: Any = getattr(layer.module, name)
+        return (
+            None if value is None else self._fetch(self._place(f"{node.target.replace('.', '_')}_{name}", value), node)
+        )
 
     def _cast(self, node: Node, value: Node, dtype: torch.dtype) -> Node:
         result = self.graph.call_method("to", (value, dtype))
@@ -315,8 +298,3 @@ class _Conversion:
             self.graph.erase_node(weight)
             self.references.change(weight.target, -1)
             self.references.drop_unused(weight.target)
-
-
-_DEFAULTS: dict[str, Any] = {
-    "bias": None, "stride": 1, "padding": 0, "dilation": 1, "groups": 1, "output_padding": 0,
-}  # fmt: skip

@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.nn import functional
 
 from torchgraft.interpreter import Interpreter
 from torchgraft.ir.node import Node
-from torchgraft.passes.layer_calls import Layer, bound, layer_arguments, read_layer
+from torchgraft.passes.layer_calls import Layer, read_layer
 from torchgraft.quantize.operators import dequantize_tensor
 from torchgraft.quantize.plan import Plan, weight_axis
 from torchgraft.quantize.weights import QuantizedWeight, spread, weight_scale
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
 INPUTS = "quantize_inputs"
 ROUNDED = "quantize_rounded"
 _MOST_VALUES = 1 << 20
+_STEPS, _RATE = 400, 5e-2
 
 
 @dataclass
@@ -90,10 +90,10 @@ def corrected_bias(layer: Layer, weight: QuantizedWeight, inputs: LayerInputs) -
     return (bias + moved).to(layer.weight.dtype)
 
 
-def learn_rounding(program: GraphModule, plan: Plan, steps: int = 400, rate: float = 5e-2) -> int:
+def learn_rounding(program: GraphModule, plan: Plan) -> None:
     """Learn for each weight whether to round it up or down, so that the results of its layer stay as they are.
 
-    Runs on what `calibrate` collected, and says how many layers it has rounded; `convert` uses what was learned.
+    Runs on what `calibrate` collected; `convert` uses what was learned.
     """
     found: dict[str, LayerInputs] = program.meta.get(INPUTS, {})
     rounded: dict[str, QuantizedWeight] = program.meta.setdefault(ROUNDED, {})
@@ -102,11 +102,10 @@ def learn_rounding(program: GraphModule, plan: Plan, steps: int = 400, rate: flo
         layer = read_layer(nodes[name], program)
         numbers = plan.layers[name].scheme.weights
         if isinstance(layer, Layer) and numbers is not None and numbers.kind == "int":
-            rounded[name] = _learned(nodes[name], layer, inputs, numbers, steps, rate)
-    return len(rounded)
+            rounded[name] = _learned(layer, inputs, numbers)
 
 
-def _learned(node: Node, layer: Layer, inputs: LayerInputs, numbers: Any, steps: int, rate: float) -> QuantizedWeight:
+def _learned(layer: Layer, inputs: LayerInputs, numbers: Any) -> QuantizedWeight:
     axis, (low, high) = weight_axis(layer), numbers.range
     weight = layer.weight.detach().float()
     scale, zero_point = weight_scale(weight, numbers, axis)
@@ -119,56 +118,40 @@ def _learned(node: Node, layer: Layer, inputs: LayerInputs, numbers: Any, steps:
     rest = weight / unit - down
     # A rectified sigmoid that starts where rounding would change nothing.
     free = torch.logit(((rest + 0.1) / 1.2).clamp(1e-4, 1 - 1e-4)).requires_grad_(True)
-    optimizer = torch.optim.Adam([free], rate)
+    optimizer = torch.optim.Adam([free], _RATE)
     samples = inputs.samples
     with torch.no_grad():
-        wanted = [_result(node, layer, sample.float(), weight) for sample in samples]
+        wanted = [_result(layer, sample.float(), weight) for sample in samples]
         size = sum(float(item.square().mean()) for item in wanted) / len(wanted)
     with torch.enable_grad():
-        for step in range(steps):
+        for step in range(_STEPS):
             up = (torch.sigmoid(free) * 1.2 - 0.1).clamp(0, 1)
             candidate = (torch.clamp(down + up + zero, low, high) - zero) * unit
             place = step % len(samples)
-            error = (_result(node, layer, samples[place].float(), candidate) - wanted[place]).square().mean() / max(
+            error = (_result(layer, samples[place].float(), candidate) - wanted[place]).square().mean() / max(
                 size, 1e-12
             )
             # Towards the end each weight has to decide.
-            sharpness = 20 - 18 * step / steps
+            sharpness = 20 - 18 * step / _STEPS
             decided = 1 - (2 * up - 1).abs().pow(sharpness)
-            loss = error + (0.1 * decided.mean() if step > steps // 5 else 0.0)
+            loss = error + (0.1 * decided.mean() if step > _STEPS // 5 else 0.0)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
     up = ((torch.sigmoid(free.detach()) * 1.2 - 0.1) >= 0.5).float()
     learned = torch.clamp(down + up + zero, low, high).round().to(numbers.dtype)
     nearest = torch.clamp(torch.round(weight / unit) + zero, low, high).round().to(numbers.dtype)
-    chosen = min(
-        (learned, nearest), key=lambda item: _error(node, layer, samples, wanted, (item.float() - zero) * unit)
-    )
+    chosen = min((learned, nearest), key=lambda item: _error(layer, samples, wanted, (item.float() - zero) * unit))
     return QuantizedWeight(chosen, scale, zero_point, axis, group)
 
 
-def _error(node: Node, layer: Layer, samples: Any, wanted: Any, weight: torch.Tensor) -> float:
+def _error(layer: Layer, samples: Any, wanted: Any, weight: torch.Tensor) -> float:
     with torch.no_grad():
         pairs = zip(samples, wanted, strict=True)
-        return sum(
-            [float((_result(node, layer, sample.float(), weight) - old).square().mean()) for sample, old in pairs]
-        )
+        return sum([float((_result(layer, sample.float(), weight) - old).square().mean()) for sample, old in pairs])
 
 
-def _result(node: Node, layer: Layer, values: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+def _result(layer: Layer, values: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """A layer, without its bias, on other weights."""
-    if layer.dimensions == 0:
-        return functional.linear(values, weight)
-    kind = f"conv{'_transpose' if layer.transposed else ''}{layer.dimensions}d"
-    names = (
-        ("stride", "padding", "output_padding", "groups", "dilation")
-        if layer.transposed
-        else ("stride", "padding", "dilation", "groups")
-    )
-    if layer.module is not None:
-        options = {name: getattr(layer.module, name) for name in names}
-    else:
-        given = bound(node, layer_arguments(node))
-        options = {name: given[name] for name in names if name in given}
-    return getattr(functional, kind)(values, weight, None, **options)
+    function, options = layer.as_function()
+    return function(values, weight, None, **options)

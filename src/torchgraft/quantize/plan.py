@@ -109,13 +109,6 @@ def weight_axis(layer: Layer) -> int | None:
     return 1 if layer.groups == 1 else None
 
 
-def weight_axis_of(module: torch.nn.Module) -> int | None:
-    """The same of a module."""
-    if not isinstance(module, torch.nn.modules.conv._ConvTransposeNd):
-        return 0
-    return 1 if module.groups == 1 else None
-
-
 class _Planner:
     def __init__(self, program: GraphModule, plan: Plan) -> None:
         self.program, self.plan = program, plan

@@ -165,22 +165,25 @@ def check_anything(plan: Plan, program: GraphModule) -> None:
 
 def insert_observers(program: GraphModule, plan: Plan) -> None:
     """Put an observer after each value of the plan, in the way of those who take it as integers."""
-    graph = program.graph
-    nodes = {node.name: node for node in graph.nodes}
+    nodes = {node.name: node for node in program.graph.nodes}
     for name, group in plan.groups.items():
         value = nodes[name]
         if not hasattr(program, group):
             line = source_of(value)
             where = f"'{name}'" + (f", {line}" if line else "")
             program.add_module(group, observer(plan.observers[group], plan.numbers[group], where))
-        # Inputs are checked before they are used, and before they are quantized, too.
-        users = [nodes[user] for user in plan.consumers[name]]
-        is_input = value.op == "placeholder"
-        with graph.inserting_before(min(users)) if is_input else graph.inserting_after(value):
-            watching = graph.call_module(group, (value,))
-        inherit(watching, value)
-        for user in users:
-            user.replace_input_with(value, watching)
+        observe(program, group, value, [nodes[user] for user in plan.consumers[name]])
+
+
+def observe(program: GraphModule, group: str, value: Node, users: list[Node]) -> None:
+    """Put the observer of a group between a value and these users."""
+    graph = program.graph
+    # Inputs are checked before they are used, and before they are quantized, too.
+    with graph.inserting_before(min(users)) if value.op == "placeholder" else graph.inserting_after(value):
+        watching = graph.call_module(group, (value,))
+    inherit(watching, value)
+    for user in users:
+        user.replace_input_with(value, watching)
 
 
 def inherit(node: Node, source: Node, drawn_as: str | None = None) -> None:

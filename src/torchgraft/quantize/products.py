@@ -17,7 +17,6 @@ from torchgraft.passes.attributes import References
 from torchgraft.passes.definition import Pass
 from torchgraft.passes.layer_calls import parameter_of
 from torchgraft.quantize.operations import operation
-from torchgraft.rewriting.meaning import coarse_key
 
 if TYPE_CHECKING:
     from torchgraft.codegen.graph_module import GraphModule
@@ -71,27 +70,23 @@ def _parts(node: Node, program: GraphModule) -> tuple[Node, Node, bool, Node | N
     bias = values[0] if name == "addmm" else None
     if bias is not None and (getattr(parameter_of(bias, program), "ndim", 0) != 1):
         return None
-    weight, is_transposed = _matrix(right)
+    weight, is_transposed = _matrix(right, program)
     tensor = parameter_of(weight, program)
     if tensor is None or tensor.dim() != 2 or not tensor.is_floating_point() or source.op == "get_attr":
         return None
     return source, weight, is_transposed, bias
 
 
-def operation_name(node: Node) -> Any:
-    """What a function or method is called."""
-    return coarse_key(node) if node.op in ("call_function", "call_method") else ""
-
-
-def _matrix(node: Node) -> tuple[Node, bool]:
+def _matrix(node: Node, program: GraphModule) -> tuple[Node, bool]:
     """What is fetched, and whether it is transposed."""
     if node.target is getattr and node.args[1] in ("T", "mT"):
         return node.args[0], True
-    if operation_name(node) in ("t", "numpy_T"):
+    name = operation(node, program)
+    if name in ("t", "numpy_T"):
         return node.args[0], True
-    if operation_name(node) == "transpose" and set(node.args[1:]) in ({0, 1}, {-1, -2}):
+    if name == "transpose" and set(node.args[1:]) in ({0, 1}, {-1, -2}):
         return node.args[0], True
-    if operation_name(node) == "permute":
+    if name == "permute":
         order = node.args[1] if isinstance(node.args[1], (list, tuple)) else node.args[1:]
         if (
             len(order) == 2

@@ -12,7 +12,6 @@ from collections import OrderedDict
 from typing import Any
 
 import torch
-from torch.nn import functional
 
 from torchgraft.capturing.program import capture
 from torchgraft.codegen.calling import example_inputs
@@ -21,13 +20,13 @@ from torchgraft.errors import QuantizeError
 from torchgraft.ir.node import Node
 from torchgraft.ir.verify import find_attribute
 from torchgraft.passes.functionalize import Functionalize
-from torchgraft.passes.layer_calls import LAYERS, is_norm
+from torchgraft.passes.layer_calls import Layer, function_of, is_norm, read_layer
 from torchgraft.quantize.config import as_config
 from torchgraft.quantize.observers import MovingAverage
 from torchgraft.quantize.operations import real_users
 from torchgraft.quantize.operators import fake_quantize, scale_of_values
-from torchgraft.quantize.plan import KEY, Plan, make_plan, weight_axis_of
-from torchgraft.quantize.preparing import ConfigLike, Model, check_anything, clean, inherit
+from torchgraft.quantize.plan import KEY, Plan, make_plan, weight_axis
+from torchgraft.quantize.preparing import ConfigLike, Model, check_anything, clean, observe
 from torchgraft.quantize.schemes import Numbers, Scheme
 from torchgraft.quantize.weights import spread, weight_scale
 
@@ -166,12 +165,12 @@ class TrainedLayer(torch.nn.Module):
 
     def _times(self, factor: torch.Tensor) -> torch.Tensor:
         weight: torch.Tensor = self.layer.weight
-        if weight_axis_of(self.layer) is None:  # a transposed convolution in groups: each has some of the channels
+        if self.axis is None:  # a transposed convolution in groups: each has some of the channels
             groups, rest = self.layer.groups, [1] * (weight.dim() - 2)
             parts = weight.unflatten(0, (groups, -1)) * factor.reshape(groups, 1, -1, *rest)
             return parts.flatten(0, 1)
         shape = [1] * weight.dim()
-        shape[self.axis or 0] = -1
+        shape[self.axis] = -1
         return weight * factor.reshape(shape)
 
     def _over_channels(self, values: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
@@ -186,16 +185,8 @@ class TrainedLayer(torch.nn.Module):
         return fake_quantize(weight, scale, zero_point, *self.numbers.range, *spread(self.numbers, self.axis))
 
     def _call(self, values: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        layer = self.layer
-        if isinstance(layer, torch.nn.Linear):
-            return functional.linear(values, weight, bias)
-        name = type(layer).__name__  # Conv2d, ConvTranspose2d
-        if name.startswith("ConvTranspose"):
-            function = getattr(functional, f"conv_transpose{name[-2:]}")
-            places = (layer.stride, layer.padding, layer.output_padding, layer.groups, layer.dilation)
-            return function(values, weight, bias, *places)
-        options = (layer.stride, layer.padding, layer.dilation, layer.groups)
-        return getattr(functional, name.lower())(values, weight, bias, *options)
+        function, options = function_of(self.layer)
+        return function(values, weight, bias, **options)
 
 
 class TrainingObserver(MovingAverage):
@@ -227,15 +218,15 @@ def _join_norms(program: GraphModule, plan: Plan, freeze_after: int | None) -> N
         if planned.reason is not None:
             continue
         node = nodes[name]
-        layer: Any = find_attribute(program, node.target)[0] if node.op == "call_module" else None
-        if type(layer) not in LAYERS:
+        layer = read_layer(node, program)
+        if not isinstance(layer, Layer) or layer.module is None:
             raise QuantizeError(
                 f"cannot train '{name}': only layers that are modules are trained\n"
                 'capture the model with level="module" or symbolic_trace(), or give the model itself'
             )
         norm_node = _norm_after(node, program)
         norm = None if norm_node is None else find_attribute(program, norm_node.target)[0]
-        trained = TrainedLayer(layer, norm, planned.scheme, weight_axis_of(layer), freeze_after, planned.path)
+        trained = TrainedLayer(layer.module, norm, planned.scheme, weight_axis(layer), freeze_after, planned.path)
         path = f"trained_{name}"
         program.add_module(path, trained)
         node.target = path
@@ -254,25 +245,18 @@ def _norm_after(node: Node, program: GraphModule) -> Node | None:
 
 
 def _insert(program: GraphModule, plan: Plan, freeze_after: int | None) -> None:
-    graph = program.graph
-    nodes = {node.name: node for node in graph.nodes}
+    nodes = {node.name: node for node in program.graph.nodes}
     for name, group in plan.groups.items():
         value = nodes[name]
         if not hasattr(program, group):
             program.add_module(group, TrainingObserver(plan.numbers[group], f"'{name}'", freeze_after))
         wanted = set(plan.consumers[name])
         if name in plan.layers and plan.layers[name].reason is not None:
-            value = (
-                _norm_after(value, program) or value
-            )  # where the layer is trained in floats, its norm is not a part of it
+            # Where the layer is trained in floats, its norm is not a part of it.
+            value = _norm_after(value, program) or value
         users = [user for user in value._users if user.name in wanted or _is_dropout(user, program)]
-        if not users:
-            continue
-        with graph.inserting_before(min(users)) if value.op == "placeholder" else graph.inserting_after(value):
-            watching = graph.call_module(group, (value,))
-        inherit(watching, value)
-        for user in users:
-            user.replace_input_with(value, watching)
+        if users:
+            observe(program, group, value, users)
 
 
 def _is_dropout(node: Node, program: GraphModule) -> bool:
