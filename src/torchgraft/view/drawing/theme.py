@@ -27,7 +27,7 @@ class Palette:
     kinds: dict[str, tuple[str, str, str]]
 
 
-# Of each kind of box the colours in light surroundings, and in dark ones.
+# The colours in light surroundings, and in dark ones.
 _KINDS = {
     "input": (("#2563eb", "#1d4ed8", "#ffffff"), ("#2563eb", "#60a5fa", "#ffffff")),
     "tangent": (("#db2777", "#be185d", "#ffffff"), ("#be185d", "#f472b6", "#ffffff")),
@@ -51,30 +51,24 @@ _KINDS = {
     "update": (("#cdeae6", "#0f766e", "#0b4f4a"), ("#123f3b", "#2dd4bf", "#ccfbf1")),
     "gradient": (("#9d2660", "#7f1d4e", "#ffffff"), ("#9d2660", "#f472b6", "#ffffff")),
 }
-LIGHT = Palette(
-    paper="#ffffff",
-    ink="#1e293b",
-    quiet="#64748b",
-    line="#94a3b8",
-    frame="#f8fafc",
-    frame_edge="#cbd5e1",
-    backward_frame="#fff5f8",
-    backward_edge="#f3c6d6",
-    glow="#2563eb",
-    kinds={kind: colours[0] for kind, colours in _KINDS.items()},
-)
-DARK = Palette(
-    paper="#0f172a",
-    ink="#e2e8f0",
-    quiet="#94a3b8",
-    line="#64748b",
-    frame="#172136",
-    frame_edge="#37465f",
-    backward_frame="#26182a",
-    backward_edge="#5b3450",
-    glow="#60a5fa",
-    kinds={kind: colours[1] for kind, colours in _KINDS.items()},
-)
+_SURFACES = {
+    "paper": ("#ffffff", "#0f172a"),
+    "ink": ("#1e293b", "#e2e8f0"),
+    "quiet": ("#64748b", "#94a3b8"),
+    "line": ("#94a3b8", "#64748b"),
+    "frame": ("#f8fafc", "#172136"),
+    "frame_edge": ("#cbd5e1", "#37465f"),
+    "backward_frame": ("#fff5f8", "#26182a"),
+    "backward_edge": ("#f3c6d6", "#5b3450"),
+    "glow": ("#2563eb", "#60a5fa"),
+}
+LIGHT, DARK = [
+    Palette(
+        **{name: colours[place] for name, colours in _SURFACES.items()},
+        kinds={kind: colours[place] for kind, colours in _KINDS.items()},
+    )
+    for place in (0, 1)
+]
 THEMES = ("auto", "light", "dark")
 
 
