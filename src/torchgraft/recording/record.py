@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Mapping
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -31,7 +31,7 @@ from torchgraft.recording.recorded import Entry, Recording, Stored
 from torchgraft.recording.selection import Choice, chosen_nodes, required_nodes
 from torchgraft.recording.snapshots import Slot, Snapshots
 from torchgraft.recording.statistics import Reduction, reducer
-from torchgraft.recording.tensor_file import TensorWriter, tensor_file
+from torchgraft.recording.tensor_file import tensor_file
 from torchgraft.results.progress import stage
 from torchgraft.results.shown import plain
 from torchgraft.results.tables import count
@@ -92,13 +92,15 @@ def recording_of(
     running = everything if nodes is None or gradients else required_nodes(everything, wanted)
     recording = Recording(program, wanted, None if to is None else Path(to))
     measure = reducer(reduce)
-    keeper = _Reduced(measure) if measure is not None else _Kept(program)
     inputs = placeholder_values(program, args, kwargs)
     if to is None:
+        keeper = _memory(program) if measure is None else _Keeper(lambda node, key, tensor: measure(tensor.detach()))
         _run(recording, keeper, inputs, running, gradients)
         return recording
-    with tensor_file(to, len(wanted) * (2 if gradients else 1)) as writer:
-        _run(recording, _Streamed(Path(to), writer), inputs, running, gradients)
+    path = Path(to)
+    with tensor_file(path, len(wanted) * (2 if gradients else 1)) as writer:
+        keeper = _Keeper(lambda node, key, tensor: Stored(path, key, writer.write(key, tensor)))
+        _run(recording, keeper, inputs, running, gradients)
         writer.finish(_file_metadata(recording))
     return recording
 
@@ -116,56 +118,21 @@ def as_program(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], level:
     return capture(model, args, kwargs, level=level)
 
 
-# ---- what is kept of a tensor ----
+class _Keeper(NamedTuple):
+    """What is kept of each tensor, given its node (None: it is a gradient) and its key; and what to do before a node runs."""
+
+    keep: Callable[[Node | None, str, torch.Tensor], Any]
+    before: Callable[[Node, dict[Node, Any]], None] | None = None
 
 
-class _Kept:
-    """The tensors themselves, as they were."""
+def _memory(program: GraphModule) -> _Keeper:
+    """The tensors themselves are kept, as they were."""
+    snapshots = Snapshots(program)
 
-    def __init__(self, program: GraphModule) -> None:
-        self._snapshots = Snapshots(program)
-        self.before = self._snapshots.before
+    def keep(node: Node | None, key: str, tensor: torch.Tensor) -> Slot:
+        return Slot(tensor.detach().clone()) if node is None else snapshots.keep(node, tensor)
 
-    def keep(self, node: Node, key: str, tensor: torch.Tensor) -> Any:
-        return self._snapshots.keep(node, tensor)
-
-    def keep_gradient(self, key: str, gradient: torch.Tensor) -> Any:
-        return Slot(gradient.detach().clone())
-
-
-class _Reduced:
-    """What a function says about each tensor."""
-
-    before = None
-
-    def __init__(self, measure: Callable[[torch.Tensor], Any]) -> None:
-        self._measure = measure
-
-    def keep(self, node: Node, key: str, tensor: torch.Tensor) -> Any:
-        return self._measure(tensor.detach())
-
-    def keep_gradient(self, key: str, gradient: torch.Tensor) -> Any:
-        return self._measure(gradient.detach())
-
-
-class _Streamed:
-    """Nothing but the place in the file where each tensor is."""
-
-    before = None
-
-    def __init__(self, path: Path, writer: TensorWriter) -> None:
-        self._path = path
-        self._writer = writer
-
-    def keep(self, node: Node, key: str, tensor: torch.Tensor) -> Any:
-        return Stored(self._path, key, self._writer.write(key, tensor))
-
-    def keep_gradient(self, key: str, gradient: torch.Tensor) -> Any:
-        name = f"gradient of {key}"
-        return Stored(self._path, name, self._writer.write(name, gradient))
-
-
-_Keeper = _Kept | _Reduced | _Streamed
+    return _Keeper(keep, snapshots.before)
 
 
 # ---- the run ----
@@ -178,7 +145,7 @@ def _run(
     running: list[Node],
     gradients: bool | Callable[[Any], torch.Tensor],
 ) -> None:
-    run = _RecordingRun(recording, keeper, Gradients(recording.gradients.entries, keeper) if gradients else None)
+    run = _RecordingRun(recording, keeper, Gradients(recording.gradients.entries, keeper.keep) if gradients else None)
     mode = torch.enable_grad() if gradients else contextlib.nullcontext()
     try:
         with mode:
@@ -192,8 +159,7 @@ def _run(
     except Exception as error:
         if run.at is None:  # it was not the program
             raise
-        partial = None if isinstance(keeper, _Streamed) else recording
-        raise RunError(_failure(run.at, error, recording, isinstance(keeper, _Streamed)), partial) from error
+        raise RunError(_failure(run.at, error, recording), recording if recording.path is None else None) from error
 
 
 class _RecordingRun(Interpreter):
@@ -209,7 +175,7 @@ class _RecordingRun(Interpreter):
     def through(self, running: list[Node], inputs: dict[Node, Any]) -> tuple[bool, Any]:
         """Run the nodes in order; says whether the end was reached, and what the program returned."""
         env = self.env = {}
-        wanted, before = self._recording.gradients.nodes, self._keeper.before
+        wanted, before = self._recording.nodes, self._keeper.before
         frees = _last_uses(running)
         contexts: list[Any] = []
         try:
@@ -286,12 +252,12 @@ def _last_uses(running: list[Node]) -> dict[Node, list[Node]]:
     return frees
 
 
-def _failure(node: Node, error: Exception, recording: Recording, is_streamed: bool) -> str:
+def _failure(node: Node, error: Exception, recording: Recording) -> str:
     line = source_of(node)
     where = f"node '{node.name}'" + (f" at {line}" if line else "")
     return (
         f"the program raised {one_line(error)} in {where}, after "
-        f"{len(recording)} recorded nodes{'; no file was written' if is_streamed else ''}"
+        f"{len(recording)} recorded nodes{'; no file was written' if recording.path else ''}"
     )
 
 
@@ -307,11 +273,11 @@ def _file_metadata(recording: Recording) -> dict[str, str]:
 
 
 class Gradients:
-    """Waits for the gradients of the values it is told of, and keeps what its keeper says of them."""
+    """Waits for the gradients of the values it is told of, and keeps of them what is to be kept."""
 
-    def __init__(self, entries: dict[str, Entry], keeper: Any) -> None:
+    def __init__(self, entries: dict[str, Entry], keep: Callable[[None, str, torch.Tensor], Any]) -> None:
         self._entries = entries
-        self._keeper = keeper
+        self._keep = keep
 
     def expect(self, node: Node, template: Any, keys: list[str], tensors: list[torch.Tensor]) -> None:
         """Catch the gradient of each tensor of a node's value as it is now: a later write makes another value of it."""
@@ -322,7 +288,7 @@ class Gradients:
 
     def _catcher(self, name: str, entry: Entry, index: int) -> Callable[[torch.Tensor], None]:
         def catch(gradient: torch.Tensor) -> None:
-            entry.parts[index] = self._keeper.keep_gradient(entry.keys[index], gradient)
+            entry.parts[index] = self._keep(None, f"gradient of {entry.keys[index]}", gradient)
             self._entries[name] = entry
 
         return catch

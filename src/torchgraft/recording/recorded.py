@@ -5,7 +5,7 @@ How values come into it is in `record.py`.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -52,7 +52,37 @@ def _content(part: Any) -> Any:
     return part.tensor if isinstance(part, Slot) else part.read() if isinstance(part, Stored) else part
 
 
-class Recording(Tabular, Mapping[str, Any]):
+class Values(Mapping[str, Any]):
+    """Values by node or by name; `missing` says what happened to those that were asked for and are missing."""
+
+    def __init__(self, nodes: dict[str, Node], missing: str) -> None:
+        self.nodes = nodes
+        self.missing = missing
+        self.entries: dict[str, Entry] = {}
+
+    def __getitem__(self, key: str | Node) -> Any:
+        name = key.name if isinstance(key, Node) else key
+        is_other = isinstance(key, Node) and self.nodes.get(name) not in (key, None)
+        if name in self.entries and not is_other:
+            return self.entries[name].value
+        if name in self.nodes and not is_other:
+            error = unknown_node(name, [])
+            error.args = (f"there is no value for '{name}': {self.missing} this node",)
+            raise error
+        raise unknown_node(str(name), self.entries, "recorded were")
+
+    def __contains__(self, key: object) -> bool:
+        name = key.name if isinstance(key, Node) else key
+        return name in self.entries and (not isinstance(key, Node) or self.nodes.get(key.name) is key)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.entries)
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+
+class Recording(Tabular, Values):
     """The values of the recorded nodes, by node or by name, in the order in which the program computed them.
 
     Tensors are detached, and stay what they were when the node had run. With `reduce` there are statistics in their place; with
@@ -61,29 +91,16 @@ class Recording(Tabular, Mapping[str, Any]):
     """
 
     def __init__(self, program: Any, nodes: list[Node], path: Path | None = None) -> None:
+        super().__init__({node.name: node for node in nodes}, "the program stopped before")
         self.program = program
         self.path = path
         self.result: Any = None
         self.complete = False
-        self.entries: dict[str, Entry] = {}
-        self.gradients = Values({node.name: node for node in nodes}, {}, "no gradient reached")
-        self._values = Values(self.gradients.nodes, self.entries, "the program stopped before")
-
-    def __getitem__(self, key: str | Node) -> Any:
-        return self._values[key]
-
-    def __contains__(self, key: object) -> bool:
-        return key in self._values
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.entries)
-
-    def __len__(self) -> int:
-        return len(self.entries)
+        self.gradients = Values(self.nodes, "no gradient reached")
 
     def node(self, name: str) -> Node:
         """The recorded node of that name."""
-        return self._values.nodes[name]
+        return self.nodes[name]
 
     def headline(self) -> str:
         where = f", in {self.path}" if self.path else ""
@@ -95,9 +112,12 @@ class Recording(Tabular, Mapping[str, Any]):
 
     def rows(self) -> list[dict[str, Any]]:
         """One dict for each recorded tensor, and for each node without one."""
-        entries = [(name, entry, False) for name, entry in self.entries.items()]
-        entries += [(name, entry, True) for name, entry in self.gradients.entries.items()]
-        return [row for name, entry, gradient in entries for row in _rows(self.node(name), entry, gradient)]
+        return [
+            row
+            for values in (self, self.gradients)
+            for name, entry in values.entries.items()
+            for row in _rows(self.node(name), entry, values is not self)
+        ]
 
     def to_dict(self) -> dict[str, Any]:
         return {"file": None if self.path is None else str(self.path), "complete": self.complete, "nodes": self.rows()}
@@ -120,36 +140,6 @@ class Recording(Tabular, Mapping[str, Any]):
         ]
         columns = ("node", "op", "target", "value", *measures, *notes)
         return Table("", columns, cells, frozenset(measures), footer=self.headline())
-
-
-@dataclass(frozen=True)
-class Values(Mapping[str, Any]):
-    """Values by node or by name; `missing` says what happened to those that were asked for and are missing."""
-
-    nodes: dict[str, Node]
-    entries: dict[str, Entry] = field(repr=False)
-    missing: str = ""
-
-    def __getitem__(self, key: str | Node) -> Any:
-        name = key.name if isinstance(key, Node) else key
-        is_other = isinstance(key, Node) and self.nodes.get(name) not in (key, None)
-        if name in self.entries and not is_other:
-            return self.entries[name].value
-        if name in self.nodes and not is_other:
-            error = unknown_node(name, [])
-            error.args = (f"there is no value for '{name}': {self.missing} this node",)
-            raise error
-        raise unknown_node(str(name), self.entries, "recorded were")
-
-    def __contains__(self, key: object) -> bool:
-        name = key.name if isinstance(key, Node) else key
-        return name in self.entries and (not isinstance(key, Node) or self.nodes.get(key.name) is key)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.entries)
-
-    def __len__(self) -> int:
-        return len(self.entries)
 
 
 def _rows(node: Node, entry: Entry, is_gradient: bool) -> Iterator[dict[str, Any]]:
