@@ -33,7 +33,7 @@ def test_a_model_is_quantized_kept_and_reported(tmp_path, data, capsys):
     assert printed.startswith("MLP: 2 of 2 layers quantized") and f"written: {kept}" in printed
     program = torch.load(kept, weights_only=False)
     assert program(torch.rand(3, 16)).shape == (3, 16)
-    assert page.read_text().startswith("<!doctype html>")
+    assert page.read_text().startswith("<!DOCTYPE html>")
 
 
 def test_as_json_with_a_scheme(capsys):

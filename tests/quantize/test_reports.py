@@ -44,7 +44,7 @@ def test_a_report_says_what_became_of_each_layer_and_why(model):
     assert text.startswith("Residual: 3 of 4 layers quantized, weights ")
     assert "float: the configuration keeps it in floats" in text and "test_flow.py" in text
     assert json.loads(found.to_json())["layers"][0]["scheme"] == "static-int8"
-    assert found.to_html().startswith("<!doctype html>") and "<table>" in found.to_html()
+    assert found.to_html().startswith("<!DOCTYPE html>") and "<table>" in found.to_html()
     assert repr(found).startswith("<QuantizeReport: Residual: 3 of 4")
 
 

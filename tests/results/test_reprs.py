@@ -48,7 +48,7 @@ def test_short_repr_text_and_html(name):
     assert repr(result).startswith(beginning) and len(repr(result)) < 200 and "\n" not in repr(result)
     assert str(result) == result.text() and (len(str(result)) > len(repr(result)) or name in ("diff", "pipeline"))
     assert result._repr_html_().startswith("<") and result.rows() is not None
-    assert result.to_json()
+    assert result.to_json() and result._repr_html_() in result.to_html()
 
 
 def test_repr_of_a_report(tmp_path):

@@ -7,7 +7,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import copy
-import html
 import json
 import os
 import sys
@@ -161,8 +160,7 @@ def put_out_result(arguments: argparse.Namespace, result: Any) -> None:
     if suffix == "svg" and hasattr(result, "svg"):
         put_out(arguments, result.svg())
     elif suffix == "html":
-        title = html.escape(result.headline())
-        put_out(arguments, f'<!DOCTYPE html>\n<meta charset="utf-8">\n<title>{title}</title>\n{result._repr_html_()}')
+        put_out(arguments, result.to_html())
     elif arguments.json or suffix == "json":
         put_out(arguments, result.to_json())
     elif arguments.output is not None:

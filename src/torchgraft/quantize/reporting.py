@@ -8,7 +8,6 @@ import copy
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from os import PathLike
 from typing import Any
 
 from torchgraft.codegen.graph_module import GraphModule
@@ -18,7 +17,6 @@ from torchgraft.quantize.converting import convert
 from torchgraft.quantize.measuring import error_of, float_of, node_errors
 from torchgraft.quantize.plan import KEY, Plan, plan_of
 from torchgraft.quantize.preparing import ConfigLike, Model, prepare
-from torchgraft.results.files import written
 from torchgraft.results.shown import Tabular
 from torchgraft.results.tables import Table, amount
 
@@ -115,15 +113,6 @@ class QuantizeReport(Tabular):
                     f", {_decibels(arising)} of what arises here" if arising is not None else ""
                 )
         return result
-
-    def to_html(self, path: str | PathLike[str] | None = None) -> str:
-        """A page of its own, also written to `path` where one is given."""
-        import html
-
-        title = html.escape(self.headline())
-        text = f'<!doctype html><meta charset="utf-8"><title>{title}</title><body style="font-family: sans-serif">'
-        text += f"<h1 style='font-size: 1.2em'>{title}</h1>{self._table().html()}"
-        return written(text, path)
 
     def _table(self) -> Table:
         cells = []

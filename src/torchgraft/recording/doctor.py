@@ -8,7 +8,7 @@ import re
 import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
@@ -65,10 +65,13 @@ class Diagnosis(Shown):
         """How many nodes the program has."""
         return 0 if self.program is None else len(self.program.graph.nodes)
 
+    def _sections(self) -> dict[str, list[dict[str, Any]]]:
+        sections = {"specialised": self.specialised, "leaves": self.leaves, "symbolic": self.symbolic}
+        return {name: [asdict(finding) for finding in findings] for name, findings in sections.items()}
+
     def rows(self) -> list[dict[str, Any]]:
         """One dict for each finding."""
-        sections = {"specialised": self.specialised, "leaves": self.leaves, "symbolic": self.symbolic}
-        return [{"section": name, **finding.to_dict()} for name, findings in sections.items() for finding in findings]
+        return [{"section": name, **finding} for name, findings in self._sections().items() for finding in findings]
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -76,9 +79,7 @@ class Diagnosis(Shown):
             "ok": self.ok,
             "captured": {"way": self.way, "nodes": self.node_count, "failure": self.failure or None},
             "verification": None if self.verification is None else self.verification.to_dict(),
-            "specialised": [finding.to_dict() for finding in self.specialised],
-            "leaves": [finding.to_dict() for finding in self.leaves],
-            "symbolic": [finding.to_dict() for finding in self.symbolic],
+            **self._sections(),
         }
 
     def text(self, color: bool = False) -> str:
@@ -289,10 +290,6 @@ class Finding:
     where: str
     remedy: str
     count: int = 1
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
-        return {"what": self.what, "where": self.where, "remedy": self.remedy, "count": self.count}
 
     def __str__(self) -> str:
         times = f" ({self.count} in all)" if self.count > 1 else ""

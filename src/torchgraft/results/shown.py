@@ -48,6 +48,11 @@ class Shown(ABC):
         """The result as JSON text, also written to `path` where one is given. What JSON has no number for is a string."""
         return written(json.dumps(plain(self.to_dict()), indent=1), path)
 
+    def to_html(self, path: str | PathLike[str] | None = None) -> str:
+        """The result as a page of its own, also written to `path` where one is given."""
+        title = html.escape(self.headline())
+        return written(f'<!DOCTYPE html>\n<meta charset="utf-8">\n<title>{title}</title>\n{self._repr_html_()}', path)
+
     def show(self, file: TextIO | None = None) -> None:
         """Print to `file` (standard output), with colours if that is a terminal and NO_COLOR is not set."""
         stream = sys.stdout if file is None else file
