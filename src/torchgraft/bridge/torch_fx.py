@@ -91,7 +91,7 @@ class _Crossing:
         result = GraphModule(torch.nn.Module(), Graph(), type(source).__name__)
         self._made[id(source)] = result
         graph, translation = graph_from_fx(source.graph)
-        self._share_state(source, result, _own_of_torch_fx())
+        self._share_state(source, result, _own_of(torch.fx.GraphModule, torch.fx.Graph))
         graph._constants = find_constants(graph, result)
         result.meta = translation.entries(getattr(source, "meta", {}))
         if getattr(source, "shape_env", None) is not None:
@@ -104,7 +104,7 @@ class _Crossing:
         result = torch.fx.GraphModule(torch.nn.Module(), torch.fx.Graph(), type(source).__name__)
         self._made[id(source)] = result
         graph, translation = graph_to_fx(source.graph)
-        self._share_state(source, result, _own_of_torchgraft())
+        self._share_state(source, result, _own_of(GraphModule, Graph))
         codegen = source.graph._codegen
         if isinstance(codegen, PyTreeCodeGen):
             result._in_spec, result._out_spec = codegen.in_spec, codegen.out_spec
@@ -153,16 +153,9 @@ def _tables() -> frozenset[str]:
 
 
 @functools.cache
-def _own_of_torch_fx() -> frozenset[str]:
-    """What every torch.fx module has for its own purposes; read from one, because it differs between versions."""
-    return frozenset(
-        vars(torch.fx.GraphModule(torch.nn.Module(), torch.fx.Graph())).keys() - vars(torch.nn.Module()).keys()
-    )
-
-
-@functools.cache
-def _own_of_torchgraft() -> frozenset[str]:
-    return frozenset(vars(GraphModule(torch.nn.Module(), Graph())).keys() - vars(torch.nn.Module()).keys())
+def _own_of(kind: Any, graph: Any) -> frozenset[str]:
+    """What every module of a kind has for its own purposes; read from one, because it differs between versions."""
+    return frozenset(vars(kind(torch.nn.Module(), graph())).keys() - vars(torch.nn.Module()).keys())
 
 
 def _check_subclass(module: torch.nn.Module, base: type, harmless: tuple[type, ...], direction: str) -> None:

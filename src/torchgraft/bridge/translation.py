@@ -4,13 +4,12 @@ The modules around graphs are in `torch_fx.py`.
 
 from __future__ import annotations
 
-import copy
 import enum
 import functools
 import operator
 import re
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -29,11 +28,12 @@ from torchgraft.bridge.counterparts import (
     their_target,
 )
 from torchgraft.errors import BridgeError
-from torchgraft.ir.arguments import EMPTY_DICT, immutable_dict, immutable_list, rebuild_tuple
+from torchgraft.ir.arguments import EMPTY_DICT, immutable_dict, immutable_list, map_plain, rebuild_tuple
 from torchgraft.ir.contexts import enter_context
 from torchgraft.ir.copying import import_object
 from torchgraft.ir.graph import Graph
 from torchgraft.ir.node import _LEAVES, Node
+from torchgraft.ir.structures import remade
 
 # What a trace calls the values that were no attributes of the model.
 _CONSTANT = re.compile(r"_(tensor_constant|module_constant|\w+_constant_|torchbind_obj|generator)\d+")
@@ -51,26 +51,19 @@ class Translation:
         self._dict_type = dict_type
 
     def argument(self, value: Any, user: str) -> Any:
-        """An argument tree with nodes and containers of the other language; `user` is named if a node is unknown."""
-        if type(value) in _LEAVES:
-            return value
-        if isinstance(value, self._node_type):
-            try:
-                return self.nodes[value]
-            except KeyError:
+        """An argument tree with nodes of the other language, which freezes it; `user` is named if a node is unknown."""
+
+        def counterpart(leaf: Any) -> Any:
+            if not isinstance(leaf, self._node_type):
+                return leaf
+            if leaf not in self.nodes:
                 raise BridgeError(
-                    f"cannot convert node '{user}': its argument '{value.name}' is not in the same graph; "
+                    f"cannot convert node '{user}': its argument '{leaf.name}' is not in the same graph; "
                     "graph.lint() shows what else is wrong"
-                ) from None
-        if isinstance(value, tuple):
-            return rebuild_tuple(value, [self.argument(item, user) for item in value])
-        if isinstance(value, list):
-            return self._list_type([self.argument(item, user) for item in value])
-        if isinstance(value, dict):
-            return self._dict_type([(key, self.argument(item, user)) for key, item in value.items()])
-        if isinstance(value, slice):
-            return slice(*[self.argument(item, user) for item in (value.start, value.stop, value.step)])
-        return value
+                )
+            return self.nodes[leaf]
+
+        return value if type(value) in _LEAVES else map_plain(value, counterpart)
 
     def entries(self, values: dict[Any, Any]) -> dict[Any, Any]:
         """A dict of its own with the same entries, nodes in the values mapped."""
@@ -87,40 +80,33 @@ class Translation:
         if isinstance(value, self._node_type):
             return self.nodes.get(value, value)
         if isinstance(value, list):
-            own = self._list_type if cls in (their_list, immutable_list) else cls
-            return self._rebuilt(value, list(value), own is not cls, lambda items: _refilled(value, own, items))
+            own = self._list_type if cls in (their_list, immutable_list) else None
+            return self._rebuilt(value, list(value), own)
         if isinstance(value, tuple):
-            return self._rebuilt(value, list(value), False, lambda items: rebuild_tuple(value, items))
+            return self._rebuilt(value, list(value), None, lambda items: rebuild_tuple(value, items))
         if isinstance(value, dict):
-            own = self._dict_type if cls in (their_dict, immutable_dict) else cls
-            pairs = list(value.items())
-            return self._rebuilt(value, pairs, own is not cls, lambda items: _refilled(value, own, items))
+            own = self._dict_type if cls in (their_dict, immutable_dict) else None
+            return self._rebuilt(value, list(value.items()), own, lambda items: remade(value, dict(items)))
         if isinstance(value, (set, frozenset)):
-            return self._rebuilt(value, list(value), False, cls)
+            return self._rebuilt(value, list(value))
         if isinstance(value, slice):
-            parts = [value.start, value.stop, value.step]
-            return self._rebuilt(value, parts, False, lambda items: slice(*items))
+            return self._rebuilt(value, [value.start, value.stop, value.step], None, lambda items: slice(*items))
         return value
 
-    def _rebuilt(self, value: Any, items: list[Any], always: bool, build: Callable[[list[Any]], Any]) -> Any:
+    def _rebuilt(
+        self, value: Any, items: list[Any], own: Any = None, remake: Callable[[list[Any]], Any] | None = None
+    ) -> Any:
+        """A container with its items mapped; `own` is its class in the other language, if that has one for it."""
         mapped = [self.metadata(item) for item in items]
-        if not always and all(new is old for new, old in zip(mapped, items, strict=True)):
+        if own is not None and own is not type(value):
+            return own(mapped)
+        if all(new is old for new, old in zip(mapped, items, strict=True)):
             return value
-        return build(mapped)
+        return remade(value, mapped) if remake is None else remake(mapped)
 
     def users(self, users: dict[Any, None]) -> dict[Any, None]:
         """The users of a node, in their order."""
         return {self.nodes[user]: None for user in users if user in self.nodes}
-
-
-def _refilled(original: Any, cls: Any, items: Iterable[Any]) -> Any:
-    """A container like `original`; a defaultdict keeps its default, a subclass its attributes."""
-    if type(original) is not cls or cls in (list, dict, their_list, their_dict, immutable_list, immutable_dict):
-        return cls(items)
-    result = copy.copy(original)
-    result.clear()
-    result.extend(items) if isinstance(result, list) else result.update(items)
-    return result
 
 
 # ---- from torch.fx ----
