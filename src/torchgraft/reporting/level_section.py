@@ -15,7 +15,9 @@ from torchgraft.reporting.markup import (
     code_cell,
     element,
     escape,
+    line_cell,
     link,
+    name_cell,
     number_cell,
     table,
     text_cell,
@@ -58,16 +60,13 @@ def side_by_side(seen: Seen, written: Written) -> str:
 def _count_row(title: str, name: str, counts: Counts | None, seconds: float, most: int) -> list[Cell]:
     label = escape(title) if name == "jit" else element("a", escape(title), href=f"#level-{name}")
     if counts is None:
-        nothing = [number_cell(None, "") for _ in range(6)]
-        return [Cell(label), nothing[0], Cell('<a href="#failures">unavailable</a>', None, "wide"), *nothing]
+        nothing = number_cell(None, "")
+        return [Cell(label), nothing, Cell('<a href="#failures">unavailable</a>', None, "wide"), *[nothing] * 6]
     return [
         Cell(label),
-        number_cell(counts.nodes, f"{counts.nodes:,}"),
+        number_cell(counts.nodes),
         Cell(bar(counts.nodes / most, "other" if name == "jit" else ""), None, "wide"),
-        number_cell(counts.calls, f"{counts.calls:,}"),
-        number_cell(counts.different_calls, f"{counts.different_calls:,}"),
-        number_cell(counts.inputs, f"{counts.inputs:,}"),
-        number_cell(counts.state, f"{counts.state:,}"),
+        *map(number_cell, (counts.calls, counts.different_calls, counts.inputs, counts.state)),
         number_cell(counts.guards, f"{counts.guards:,}" if name != "jit" else "none"),
         number_cell(seconds, seconds_text(seconds) if seconds else ""),
     ]
@@ -126,9 +125,16 @@ def level_section(level: Level, written: Written) -> str:
         f"<b>{counts.guards:,}</b> guard{'' if counts.guards == 1 else 's'}, captured in <b>{seconds_text(level.seconds)}</b>"
     )
     notes = "".join([element("p", escape(note), class_="note") for note in level.notes])
-    tabs = [("Drawing", _viewer(level.name, texts)), ("Code", _code(level.name, texts)), ("Nodes", _nodes(level))]
-    tabs.append(("Calls", _all_calls(counts)))
-    tabs.append(("Files", _files_of(level.name, written)))
+    tabs = [
+        ("Drawing", _viewer(level.name, texts)),
+        (
+            "Code",
+            code_block(texts.readable, f"code-{level.name}", f"programs/{level.name}.py") if texts.readable else "",
+        ),
+        ("Nodes", _nodes(level)),
+        ("Calls", _all_calls(counts)),
+        ("Files", _files_of(level.name, written)),
+    ]
     return intro + element("p", facts, class_="note") + notes + tab_group(level.name, tabs)
 
 
@@ -137,16 +143,11 @@ def tab_group(name: str, tabs: list[tuple[str, str]]) -> str:
     buttons, panels = [], []
     for place, (title, content) in enumerate([tab for tab in tabs if tab[1]]):
         tab, panel, is_first = f"tab-{name}-{place}", f"panel-{name}-{place}", place == 0
+        attributes = {"type": "button", "role": "tab", "id": tab, "aria_controls": panel}
         selected = "true" if is_first else "false"
-        button = {"type": "button", "role": "tab", "id": tab, "aria_controls": panel, "aria_selected": selected}
-        buttons.append(element("button", escape(title), **button))
-        shown = {
-            "role": "tabpanel",
-            "id": panel,
-            "aria_labelledby": tab,
-            "class_": "panel" if is_first else "panel away",
-        }
-        panels.append(element("div", content, **shown))
+        buttons.append(element("button", escape(title), **attributes, aria_selected=selected))
+        look = "panel" if is_first else "panel away"
+        panels.append(element("div", content, role="tabpanel", id=panel, aria_labelledby=tab, class_=look))
     row = element("div", "".join(buttons), role="tablist", class_="tabs")
     return element("div", row + "".join(panels), class_="tab-group")
 
@@ -201,20 +202,16 @@ _BUTTONS = (
 )
 
 
-def _code(name: str, texts: LevelTexts) -> str:
-    return code_block(texts.readable, f"code-{name}", f"programs/{name}.py") if texts.readable else ""
-
-
 def _nodes(level: Level) -> str:
     rows = [
         [
-            number_cell(place, str(place)),
-            Cell(element("code", escape(row.name), class_="strong"), None, "keep"),
+            number_cell(place),
+            name_cell(row.name),
             text_cell(row.op, "keep"),
             code_cell(row.target, "keep"),
             code_cell(row.value, "keep"),
             code_cell(row.module, "keep"),
-            Cell(element("code", escape(row.place), title=row.line), None, "keep"),
+            line_cell(row.place, row.line),
             code_cell(row.arguments, "long"),
         ]
         for place, row in enumerate(node_rows(level))
@@ -225,11 +222,7 @@ def _nodes(level: Level) -> str:
 
 def _all_calls(counts: Counts) -> str:
     rows = [
-        [
-            Cell(element("code", escape(name))),
-            number_cell(count, f"{count:,}"),
-            Cell(bar(count / (counts.calls or 1)), None, "wide"),
-        ]
+        [code_cell(name), number_cell(count), Cell(bar(count / (counts.calls or 1)), None, "wide")]
         for name, count in counts.by_call.items()
     ]
     return table(("call", "times", "share of all calls"), rows)

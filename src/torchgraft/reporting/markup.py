@@ -51,9 +51,19 @@ def code_cell(value: Any, classes: str = "") -> Cell:
     return Cell(element("code", escape(value), title=title) if value else "", None, classes)
 
 
-def number_cell(value: float | None, text: str) -> Cell:
-    """A number, right-aligned and sorted by its value."""
-    return Cell(escape(text), value, "n")
+def name_cell(name: str) -> Cell:
+    """A cell with the name that a row goes by."""
+    return Cell(element("code", escape(name), class_="strong"), None, "keep")
+
+
+def line_cell(place: str, line: str) -> Cell:
+    """A cell with the place of a source line, which is said whole where the mouse is."""
+    return Cell(element("code", escape(place), title=line), None, "keep")
+
+
+def number_cell(value: float | None, text: str | None = None) -> Cell:
+    """A number, right-aligned and sorted by its value; without a text it is a count."""
+    return Cell(escape(f"{value:,}" if text is None else text), value, "n")
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[Cell]], *, find: str = "", more: str = "") -> str:

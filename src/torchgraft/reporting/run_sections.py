@@ -17,7 +17,9 @@ from torchgraft.reporting.markup import (
     element,
     escape,
     histogram,
+    line_cell,
     link,
+    name_cell,
     number_cell,
     table,
     text_cell,
@@ -82,13 +84,13 @@ def calls_section(seen: Seen) -> str:
         slowest = max([call.seconds for call in log], default=0.0) or 1.0
         rows = [
             [
-                number_cell(call.number, str(call.number)),
-                Cell(element("code", escape(call.name), class_="strong"), None, "keep"),
+                number_cell(call.number),
+                name_cell(call.name),
                 text_cell(f"raised {call.error}", "bad") if call.error else code_cell(call.result, "keep"),
                 code_cell(call.module, "keep"),
                 number_cell(call.seconds, seconds_text(call.seconds)),
                 Cell(bar(call.seconds / slowest)),
-                Cell(element("code", escape(place_of(call.line)), title=call.line), None, "keep"),
+                line_cell(place_of(call.line), call.line),
                 code_cell(call.arguments, "long"),
             ]
             for call in log
@@ -124,8 +126,8 @@ def statistics_section(seen: Seen) -> str:
         bad = (row.get("nan") or 0) + (row.get("inf") or 0)
         rows.append(
             [
-                Cell(element("code", escape(row["key"]), class_="strong"), None, "keep"),
-                Cell(element("code", escape(f"{row['dtype']}{row['shape']}")), None, "keep"),
+                name_cell(row["key"]),
+                code_cell(f"{row['dtype']}{row['shape']}", "keep"),
                 Cell(histogram(row.get("histogram"))),
                 *[number_cell(row.get(name), number_text(row.get(name))) for name in _MEASURES],
                 number_cell(share, "" if share is None else f"{share:.1%}"),

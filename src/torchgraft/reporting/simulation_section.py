@@ -5,7 +5,18 @@ The simulations are made in `seen.py`; what they hold is decided in `analysis/si
 from __future__ import annotations
 
 from torchgraft.analysis.simulate import Simulation, WhatIf
-from torchgraft.reporting.markup import Cell, bar, code_cell, element, escape, link, number_cell, table, text_cell
+from torchgraft.reporting.markup import (
+    Cell,
+    bar,
+    code_cell,
+    element,
+    escape,
+    link,
+    name_cell,
+    number_cell,
+    table,
+    text_cell,
+)
 from torchgraft.reporting.run_sections import NOTHING
 from torchgraft.reporting.seen import Seen
 from torchgraft.results.tables import amount, seconds_text
@@ -49,12 +60,12 @@ def _nodes(simulation: Simulation) -> str:
     longest = sorted(simulation.nodes, key=lambda node: -node.seconds)[:MOST_NODES]
     rows = [
         [
-            Cell(element("code", escape(node.name), class_="strong"), None, "keep"),
+            name_cell(node.name),
             number_cell(node.seconds, seconds_text(node.seconds)),
             number_cell(node.seconds / whole, f"{node.seconds / whole:.1%}"),
             Cell(bar(node.seconds / whole)),
             text_cell(node.bound),
-            number_cell(node.kernels, str(node.kernels)),
+            number_cell(node.kernels),
             number_cell(node.flops, amount(node.flops)),
             number_cell(node.bytes, amount(node.bytes, "B")),
             code_cell(node.target, "keep"),

@@ -27,30 +27,21 @@ PLAIN: dict[str, Callable[..., torch.Tensor]] = {
 }
 
 
+# What oneDNN calls activations that its kernels do; the second are done by those of linear layers only.
+_BY_ALL = {"relu": "relu", "relu6": "hardtanh", "hardtanh": "hardtanh", "hardswish": "hardswish", "silu": "swish"}
+_BY_LINEAR = {"gelu": "gelu", "tanh": "tanh", "leaky_relu": "leaky_relu"}
+_BOUNDS = {"hardtanh": ("min_val", "max_val"), "leaky_relu": ("negative_slope",)}
+
+
 def post_operation(node: Node, program: torch.nn.Module, dimensions: int) -> PostOperation | None:
     """What oneDNN calls an activation, where its kernel of a linear layer (no dimensions) or convolution does it."""
-    if dimensions > 2:
-        return None
-    is_linear = dimensions == 0
     meaning = _meaning(node, program)
+    known = {} if dimensions > 2 else _BY_ALL if dimensions else {**_BY_ALL, **_BY_LINEAR}
+    if not isinstance(meaning.key, str) or meaning.key not in known:
+        return None
     name, given = meaning.key, meaning.arguments
-    if name == "relu":
-        return PostOperation("relu")
-    if name == "hardtanh":
-        return PostOperation("hardtanh", (float(given["min_val"]), float(given["max_val"])))
-    if name == "relu6":
-        return PostOperation("hardtanh", (0.0, 6.0))
-    if name == "hardswish":
-        return PostOperation("hardswish")
-    if name == "silu":
-        return PostOperation("swish")
-    if is_linear and name == "gelu":
-        return PostOperation("gelu", (), given.get("approximate", "none"))
-    if is_linear and name == "tanh":
-        return PostOperation("tanh")
-    if is_linear and name == "leaky_relu":
-        return PostOperation("leaky_relu", (float(given["negative_slope"]),))
-    return None
+    options = (0.0, 6.0) if name == "relu6" else tuple([float(given[option]) for option in _BOUNDS.get(name, ())])
+    return PostOperation(known[name], options, given.get("approximate", "none") if name == "gelu" else "")
 
 
 def options_of(node: Node, program: torch.nn.Module) -> tuple[Any, ...] | None:
