@@ -48,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
     args, kwargs = inputs_of(data[0])
     prepared = prepare(chosen.model, args, kwargs, config=arguments.config, backend=arguments.backend)
     calibrate(prepared, data)
-    program = finish(prepared, data, arguments.backend)
+    program = finish(prepared, arguments.backend)
     found = report(prepared, data)
     if arguments.output is not None:
         from torchgraft.cli.capture import keep

@@ -197,14 +197,18 @@ def replace_weights(references: References, layer: Layer, weight: torch.Tensor, 
 
 
 def _after(layer: Layer, scale: torch.Tensor, shift: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    weight = layer.weight.detach()
     bias = shift if layer.bias is None else layer.bias.detach().double() * scale + shift
-    factor = scale.to(weight.dtype)
-    if not layer.transposed:
-        return weight * factor.reshape(-1, *[1] * (weight.dim() - 1)), bias
+    weight = layer.weight.detach()
+    return scaled_weight(weight, scale.to(weight.dtype), layer.transposed, layer.groups), bias
+
+
+def scaled_weight(weight: torch.Tensor, factor: torch.Tensor, transposed: bool, groups: int) -> torch.Tensor:
+    """The weights of a layer of which each channel that comes out is so many times as large."""
+    if not transposed:
+        return weight * factor.reshape(-1, *[1] * (weight.dim() - 1))
     # Channel number j of group g comes from column j of the rows of that group.
-    rows = factor.reshape(layer.groups, 1, -1).expand(-1, weight.shape[0] // layer.groups, -1)
-    return weight * rows.reshape(weight.shape[0], -1, *[1] * (weight.dim() - 2)), bias
+    rows = factor.reshape(groups, 1, -1).expand(-1, weight.shape[0] // groups, -1)
+    return weight * rows.reshape(weight.shape[0], -1, *[1] * (weight.dim() - 2))
 
 
 def _before(layer: Layer, scale: torch.Tensor, shift: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -222,19 +226,24 @@ def _before(layer: Layer, scale: torch.Tensor, shift: torch.Tensor) -> tuple[tor
 
 
 def _replace_module(references: References, layer: Layer, weight: nn.Parameter, bias: nn.Parameter) -> None:
-    module: Any = layer.module
-    kind: Any = type(module)
-    fused = kind.__new__(kind)
-    # Not by its constructor, which would draw random weights first.
-    fused.__dict__.update(
-        {key: value.copy() if type(value) in (dict, OrderedDict) else value for key, value in module.__dict__.items()}
-    )
-    fused._parameters = {"weight": weight, "bias": bias}
+    assert layer.module is not None
+    fused = with_weights(layer.module, weight, bias)
     path = references.put(layer.node._target, fused)
     if path != layer.node._target:
         references.change(layer.node._target, -1)
         references.change(path, 1)
         layer.node.target = path
+
+
+def with_weights(module: nn.Module, weight: nn.Parameter | None, bias: nn.Parameter | None) -> nn.Module:
+    """A module like this one with other weights, not by its constructor, which would draw random weights first."""
+    kind: Any = type(module)
+    result = kind.__new__(kind)
+    result.__dict__.update(
+        {key: value.copy() if type(value) in (dict, OrderedDict) else value for key, value in module.__dict__.items()}
+    )
+    result._parameters = {"weight": weight, "bias": bias}
+    return result
 
 
 def _replace_tensors(references: References, layer: Layer, weight: nn.Parameter, bias: nn.Parameter) -> None:

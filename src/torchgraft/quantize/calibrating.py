@@ -11,10 +11,11 @@ from typing import Any
 import torch
 
 from torchgraft.capturing.state.tensor_state import TensorState
-from torchgraft.codegen.calling import example_inputs, placeholder_values
+from torchgraft.codegen.calling import example_inputs
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import InputError, QuantizeError, StructureError
 from torchgraft.ir.modules import inner_modules
+from torchgraft.quantize.corrections import Collector
 from torchgraft.quantize.observers import Observer
 from torchgraft.quantize.plan import plan_of
 
@@ -35,7 +36,7 @@ def calibrate(program: GraphModule, data: Iterable[Any], progress: Progress | No
     plan.refuse_converted(program)
     run: Callable[..., Any] = program
     if plan.config.correct_bias or plan.config.learn_rounding:
-        run = _collecting(program)
+        run = Collector(program, plan).collect
     done = 0
     total = number_of(data)
     watching = inner_modules(module for module in program.modules() if isinstance(module, Observer))
@@ -65,17 +66,6 @@ def calibrate(program: GraphModule, data: Iterable[Any], progress: Progress | No
             "there is no calibration data\ngive an iterable of batches such as [x1, x2] or a DataLoader"
         )
     return done
-
-
-def _collecting(program: GraphModule) -> Callable[..., Any]:
-    """The program, keeping what goes into its layers."""
-    from torchgraft.quantize.corrections import Collector
-
-    def run(*args: Any, **kwargs: Any) -> None:
-        values = placeholder_values(program, args, kwargs)
-        Collector(program, plan_of(program)).run(initial_env=dict(values))
-
-    return run
 
 
 def batches(data: Any) -> Iterable[Any]:

@@ -64,8 +64,15 @@ class Config:
         for table in ("modules", "types", "functions"):
             given = {text_of(key): value for key, value in getattr(self, table).items()}
             object.__setattr__(self, table, given)
-        for name in (self.scheme, *self.modules.values(), *self.types.values(), *self.functions.values()):
+        for name in self.scheme_names:
             scheme(name, dict(self.schemes))
+
+    @property
+    def scheme_names(self) -> list[str]:
+        """The names of the schemes that layers are given, each once."""
+        return list(
+            dict.fromkeys((self.scheme, *self.modules.values(), *self.types.values(), *self.functions.values()))
+        )
 
     def scheme_of(self, path: str, kind: type | None, function: Any = None) -> Scheme:
         """The scheme of a layer: the path and class of its module, and the function that computes it."""
@@ -73,9 +80,7 @@ class Config:
 
     def name_of(self, path: str, kind: type | None, function: Any = None) -> str:
         """The name of that scheme."""
-        around = [path]
-        while "." in around[-1]:
-            around.append(around[-1].rpartition(".")[0])
+        around = places_around(path)
         for place in around:  # what is said of a module holds for all that is in it
             if place in self.modules:
                 return self.modules[place]
@@ -163,9 +168,7 @@ def check_machine(config: Config, backend: str) -> None:
     has_gpu = torch.cuda.is_available()
     if backend == "cuda" and not has_gpu:
         raise QuantizeError('there is no CUDA device for backend="cuda"\nuse backend="native" or "reference" here')
-    for name in dict.fromkeys(
-        (config.scheme, *config.modules.values(), *config.types.values(), *config.functions.values())
-    ):
+    for name in config.scheme_names:
         used = scheme(name, dict(config.schemes))
         is_float8 = any(part is not None and part.kind == "float8" for part in (used.weights, used.inputs))
         if is_float8 and not (backend == "cuda" and torch.cuda.get_device_capability() >= (8, 9)):
@@ -178,15 +181,13 @@ def check_machine(config: Config, backend: str) -> None:
 
 def as_config(value: Config | str | PathLike[str] | None, backend: str) -> Config:
     """A configuration, however it was given: a `Config`, the name of a scheme, a TOML text or a file."""
-    default = default_config(backend)
+    default = default_config(backend)  # which refuses a backend that is not known
     if value is None:
         return default
     if isinstance(value, Config):
         return value
     if isinstance(value, Scheme):
         return Config("own", schemes={"own": value})
-    if isinstance(value, str) and value in NAMED:
-        return Config(value)
     if isinstance(value, PathLike) or (isinstance(value, str) and value.endswith(".toml")):
         return Config.load(value)
     if isinstance(value, str) and ("=" in value or "\n" in value):
@@ -212,6 +213,18 @@ def text_of(item: Any) -> str:
         if hasattr(torch.nn.functional, plain):
             home, name = "torch.nn.functional", plain
     return f"{home}.{name}" if home else name
+
+
+def places_around(path: str) -> list[str]:
+    """A path, and those of the modules around it, from the inside out.
+
+    >>> places_around("encoder.0.linear")
+    ['encoder.0.linear', 'encoder.0', 'encoder']
+    """
+    found = [path]
+    while "." in found[-1]:
+        found.append(found[-1].rpartition(".")[0])
+    return found
 
 
 def _scheme_from(name: str, table: Mapping[str, Any]) -> Scheme:

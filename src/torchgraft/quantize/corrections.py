@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from torchgraft.codegen.calling import placeholder_values
 from torchgraft.interpreter import Interpreter
 from torchgraft.ir.node import Node
 from torchgraft.passes.layer_calls import Layer, read_layer
@@ -50,8 +51,12 @@ class Collector(Interpreter):
 
     def __init__(self, program: GraphModule, plan: Plan) -> None:
         super().__init__(program)
-        self.plan = plan
+        self.program, self.plan = program, plan
         self.found: dict[str, LayerInputs] = program.meta.setdefault(INPUTS, {})
+
+    def collect(self, *args: Any, **kwargs: Any) -> None:
+        """Run the program on a batch."""
+        self.run(initial_env=dict(placeholder_values(self.program, args, kwargs)))
 
     def run_node(self, n: Node) -> Any:
         """Run a node, and note its input if it is a layer of the plan."""

@@ -52,10 +52,10 @@ def quantize(
         given = _Batches([first], rest, number_of(data))
     prepared = prepare(model, args, kwargs, config=config, backend=backend)
     calibrate(prepared, given, progress)
-    return finish(prepared, given, backend)
+    return finish(prepared, backend)
 
 
-def finish(prepared: GraphModule, data: Iterable[Any], backend: str) -> GraphModule:
+def finish(prepared: GraphModule, backend: str) -> GraphModule:
     """Convert a calibrated program, and put kernels in where they are wanted."""
     program = convert(prepared)
     if backend in ("native", "cuda"):

@@ -146,7 +146,7 @@ def search(
     reached = with_layers(prepared, chosen)
     config_of = plan_of(prepared).config
     return SearchResult(
-        finish(reached, (), backend),
+        finish(reached, backend),
         config_of.with_float(order[:count]),
         tuple(order[:count]),
         value,

@@ -8,7 +8,6 @@ batch: so what is rounded in training is exactly what will be rounded in the end
 from __future__ import annotations
 
 import copy
-from collections import OrderedDict
 from typing import Any
 
 import torch
@@ -20,6 +19,7 @@ from torchgraft.errors import QuantizeError
 from torchgraft.ir.node import Node
 from torchgraft.ir.verify import find_attribute
 from torchgraft.passes.functionalize import Functionalize
+from torchgraft.passes.fuse_conv_norm import scaled_weight, with_weights
 from torchgraft.passes.layer_calls import Layer, function_of, is_norm, read_layer
 from torchgraft.quantize.config import as_config
 from torchgraft.quantize.observers import MovingAverage
@@ -140,20 +140,11 @@ class TrainedLayer(torch.nn.Module):
 
     def settled(self) -> torch.nn.Module:
         """The plain layer that this one has become."""
-        kind: Any = type(self.layer)
-        layer: Any = kind.__new__(kind)
-        layer.__dict__.update(
-            {
-                key: value.copy() if type(value) in (dict, OrderedDict) else value
-                for key, value in vars(self.layer).items()
-            }
-        )
-        weight, bias = self.folded()
-        layer._parameters = {
-            "weight": torch.nn.Parameter(weight.detach().clone(), requires_grad=False),
-            "bias": None if bias is None else torch.nn.Parameter(bias.detach().clone(), requires_grad=False),
-        }
-        return layer.eval()
+        weight, bias = [
+            None if item is None else torch.nn.Parameter(item.detach().clone(), requires_grad=False)
+            for item in self.folded()
+        ]
+        return with_weights(self.layer, weight, bias).eval()
 
     def _factor(self) -> torch.Tensor:
         factor = torch.rsqrt(self.norm.running_var + self.norm.eps)
@@ -164,14 +155,9 @@ class TrainedLayer(torch.nn.Module):
         return torch.where(tiny, torch.where(factor < 0, -_SMALLEST_FACTOR, _SMALLEST_FACTOR).to(factor.dtype), factor)
 
     def _times(self, factor: torch.Tensor) -> torch.Tensor:
-        weight: torch.Tensor = self.layer.weight
-        if self.axis is None:  # a transposed convolution in groups: each has some of the channels
-            groups, rest = self.layer.groups, [1] * (weight.dim() - 2)
-            parts = weight.unflatten(0, (groups, -1)) * factor.reshape(groups, 1, -1, *rest)
-            return parts.flatten(0, 1)
-        shape = [1] * weight.dim()
-        shape[self.axis] = -1
-        return weight * factor.reshape(shape)
+        layer = self.layer
+        transposed = isinstance(layer, torch.nn.modules.conv._ConvTransposeNd)
+        return scaled_weight(layer.weight, factor, transposed, getattr(layer, "groups", 1))
 
     def _over_channels(self, values: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
         if isinstance(self.layer, torch.nn.Linear) and result.dim() == 2:
