@@ -154,7 +154,7 @@ class Run(NamedTuple):
     error: RunError | None
 
 
-def run_both(programs: list[Any], situation: Situation, seed: int, gradients: Any = False) -> list[Run]:
+def run_both(programs: list[Any], situation: Situation, seed: int) -> list[Run]:
     """Record programs on copies of the same inputs, each from the same state and seed; everything is restored."""
     surroundings = Surroundings(*programs)
     runs = []
@@ -162,7 +162,7 @@ def run_both(programs: list[Any], situation: Situation, seed: int, gradients: An
         args, kwargs = situation.copied()
         with surroundings.restored(seed), stage("running", number, len(programs)):
             try:
-                runs.append(Run(recording_of(program, args, kwargs, gradients=gradients), None))
+                runs.append(Run(recording_of(program, args, kwargs), None))
             except RunError as error:
                 assert isinstance(error.partial, Recording)
                 runs.append(Run(error.partial, error))

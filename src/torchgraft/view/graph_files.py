@@ -173,16 +173,12 @@ def _from_json(content: bytes) -> networkx.MultiDiGraph:
     return graph
 
 
-def _to_model_explorer_json(graph: networkx.MultiDiGraph) -> bytes:
-    return (json.dumps(to_model_explorer(graph), indent=1) + "\n").encode()
-
-
 _WRITERS: dict[str, Callable[[Any], bytes]] = {
     "pickle": pickle.dumps,
     "graphml": _to_graphml,
     "json": _to_json,
     "dot": lambda graph: to_dot(graph).encode(),
-    "model-explorer": _to_model_explorer_json,
+    "model-explorer": lambda graph: (json.dumps(to_model_explorer(graph), indent=1) + "\n").encode(),
 }
 _READERS: dict[str, Callable[[bytes], Any]] = {"pickle": pickle.loads, "graphml": _from_graphml, "json": _from_json}
 
@@ -209,20 +205,17 @@ def to_model_explorer(program: Any, args: Any = (), kwargs: Mapping[str, Any] | 
 
 
 def _node(graph: networkx.MultiDiGraph, name: str, attributes: dict[str, Any]) -> dict[str, Any]:
-    path = attributes.get("module_path") or ""
-    if attributes.get("op") == "call_module":
-        path = path.rpartition(".")[0]
     uses = sorted(graph.in_edges(name, keys=True, data=True), key=lambda edge: edge[2])
     label = str(attributes.get("module") or attributes.get("target") or name)
     call = attributes.get("node_call_info") or {}
-    details = {key: attributes.get(key) for key in _ATTRIBUTES}
-    details["target"] = attributes.get("target")
+    shape = _shape_text(attributes.get("shape"), attributes.get("dtype"))
+    details = {key: attributes.get(key) for key in (*_ATTRIBUTES, "target")}
     attributes_shown = {key: value for key, value in details.items() if value is not None}
     attributes_shown |= {f"argument {key}": value for key, value in call.get("args", {}).items()}
     return {
         "id": name,
         "label": label.partition("(")[0].removeprefix("torch.ops.").removeprefix("torch.nn.functional."),
-        "namespace": path.replace(".", "/"),
+        "namespace": _home(attributes).replace(".", "/"),
         "attrs": [{"key": key, "value": _text(value)} for key, value in attributes_shown.items()],
         "incomingEdges": [
             {"sourceNodeId": source, "sourceNodeOutputId": "0", "targetNodeInputId": str(key)}
@@ -232,17 +225,9 @@ def _node(graph: networkx.MultiDiGraph, name: str, attributes: dict[str, Any]) -
             {"id": str(key), "attrs": [{"key": "__tensor_tag", "value": _text(data.get("argument"))}]}
             for _, _, key, data in uses
         ],
-        "outputsMetadata": [
-            {"id": str(number), "attrs": [{"key": "tensor_shape", "value": text}]}
-            for number, text in enumerate(_outputs(attributes.get("shape"), attributes.get("dtype")))
-        ],
+        # A value of several tensors leaves by one edge, so their shapes are written together.
+        "outputsMetadata": [{"id": "0", "attrs": [{"key": "tensor_shape", "value": shape}]}] if shape != "?" else [],
     }
-
-
-def _outputs(shape: Any, dtype: Any) -> Iterator[str]:
-    """The shape on an edge; a value of several tensors leaves by one edge, so they are written together."""
-    if shape is not None:
-        yield _shape_text(shape, dtype)
 
 
 def _shape_text(shape: Any, dtype: Any) -> str:
@@ -251,6 +236,12 @@ def _shape_text(shape: Any, dtype: Any) -> str:
     if any(isinstance(item, (tuple, list)) or item is None for item in shape):
         return ", ".join([_shape_text(*pair) for pair in zip(shape, dtype, strict=True)])
     return f"{dtype}[{','.join(map(str, shape))}]"
+
+
+def _home(attributes: dict[str, Any]) -> str:
+    """The path of the module that is drawn around a node; one that is a node itself is no box around it."""
+    path: str = attributes.get("module_path") or ""
+    return path.rpartition(".")[0] if attributes.get("op") == "call_module" else path
 
 
 def _text(value: Any) -> str:
@@ -300,9 +291,7 @@ def _module_tree(graph: networkx.MultiDiGraph) -> dict[str, Any]:
     """Nodes by the modules that hold them: each level has its nodes under None and its modules by their names."""
     tree: dict[Any, Any] = {}
     for name, attributes in graph.nodes(data=True):
-        path = attributes.get("module_path") or ""
-        if attributes.get("op") == "call_module":
-            path = path.rpartition(".")[0]  # a module that is one node is no box around it
+        path = _home(attributes)
         level = tree
         for part in path.split(".") if path else []:
             level = level.setdefault(part, {})

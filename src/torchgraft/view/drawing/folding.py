@@ -87,12 +87,9 @@ def _redirect(scene: Scene, representative: list[int]) -> None:
 
 def fold(scene: Scene) -> None:
     """Draw modules that follow each other and do the same only once, with a count."""
-    children: list[list[int]] = [[] for _ in scene.groups]
-    for index in range(1, len(scene.groups)):
-        children[scene.groups[index].parent].append(index)
-    folder = _Folder(scene, children)
+    folder = _Folder(scene)
     # What is inside before what is around it, and in the order of the flow: what a group takes is folded by then.
-    for group in _inside_out(children):
+    for group in _inside_out(folder.children):
         folder.fold_children(group)
     folder.finish()
 
@@ -108,9 +105,9 @@ def _inside_out(children: list[list[int]]) -> list[int]:
 
 
 class _Folder:
-    def __init__(self, scene: Scene, children: list[list[int]]) -> None:
+    def __init__(self, scene: Scene) -> None:
         self.scene = scene
-        self.children = children
+        self.children = scene.children()
         self.entries: dict[int, int] = {}
         self.representative = list(range(len(scene.boxes)))
         self.own: list[list[int]] = [[] for _ in scene.groups]

@@ -89,7 +89,7 @@ class Layout:
         caption = self.captions[element]
         strip = SHAPE_STRIP if caption.shape else 0.0
         if self.across:
-            reach = max(caption.height / 2, 0.0)
+            reach = caption.height / 2
             return reach, reach, caption.width + (text_width(caption.shape, 10.0) + 12 if caption.shape else 0.0)
         return caption.width / 2, caption.right, caption.height + strip
 
@@ -373,13 +373,8 @@ class _Arranger:
         for value, place in frame.in_ports.items():
             frame.lines.append((value, [("M", place, 0.0), ("L", place, y)]))
         for value, place in frame.out_ports.items():
-            frame.lines.append(
-                (value, [("M", place, y + self._port_foot(value, inner_height)), ("L", place, frame.height)])
-            )
-
-    def _port_foot(self, value: int, inner_height: float) -> float:
-        vertex = self.rows.out_ports[value]
-        return min(self.top[vertex], inner_height)
+            foot = min(self.top[self.rows.out_ports[value]], inner_height)
+            frame.lines.append((value, [("M", place, y + foot), ("L", place, frame.height)]))
 
 
 def _centred(ports: Mapping[int, float], width: float) -> dict[int, float]:

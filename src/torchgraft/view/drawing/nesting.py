@@ -168,9 +168,7 @@ def dissolve_small_groups(scene: Scene) -> None:
     for index in scene.alive():
         inside[scene.boxes[index].group] += 1
         boxes_of[scene.boxes[index].group].append(index)
-    children: list[list[int]] = [[] for _ in scene.groups]
-    for group in range(1, len(scene.groups)):
-        children[scene.groups[group].parent].append(group)
+    children = scene.children()
     for group in reversed(range(1, len(scene.groups))):
         this = scene.groups[group]
         parent = this.parent

@@ -79,6 +79,13 @@ class Scene:
                     result[source].append(index)
         return result
 
+    def children(self) -> list[list[int]]:
+        """For every group those directly inside it."""
+        result: list[list[int]] = [[] for _ in self.groups]
+        for index in range(1, len(self.groups)):
+            result[self.groups[index].parent].append(index)
+        return result
+
     def path_to_root(self, group: int) -> list[int]:
         """The group, its parent, and so on up to group 0."""
         result = [group]

@@ -7,7 +7,6 @@ from __future__ import annotations
 import re
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
 from torchgraft.view.drawing.captions import GROUP_SIZE, Caption, text_width
 from torchgraft.view.drawing.labels import KINDS
@@ -38,17 +37,6 @@ def number(value: float) -> str:
     return text[:-2] if text.endswith(".0") else text
 
 
-@dataclass(slots=True)
-class _Parts:
-    """What the walk over the frames collects, in the coordinates of the drawing."""
-
-    frames: list[str] = field(default_factory=list)
-    words: list[str] = field(default_factory=list)
-    boxes: list[str] = field(default_factory=list)
-    lines: dict[int, list[str]] = field(default_factory=dict)
-    arrows: dict[int, list[str]] = field(default_factory=dict)
-
-
 class Painter:
     """Writes one drawing."""
 
@@ -57,7 +45,12 @@ class Painter:
         self.layout = layout
         self.captions = captions
         self.across = layout.across
-        self.parts = _Parts()
+        # What the walk over the frames collects, in the coordinates of the drawing.
+        self.frames: list[str] = []
+        self.words: list[str] = []
+        self.boxes: list[str] = []
+        self.lines: dict[int, list[str]] = {}
+        self.arrows: dict[int, list[str]] = {}
         names = "\n".join(f"{box.name} {box.title} {box.inputs}" for box in scene.boxes if not box.removed)
         self.prefix = f"g{zlib.crc32(f'{scene.title}{theme}{names}'.encode('utf-8', 'replace')):08x}"
         self.theme = theme
@@ -76,10 +69,9 @@ class Painter:
     def text(self) -> str:
         """The whole file."""
         width, height = (number(value) for value in self.size)
-        parts = self.parts
         lines = []
-        for value, paths in parts.lines.items():
-            arrows = "".join(parts.arrows.get(value, ()))
+        for value, paths in self.lines.items():
+            arrows = "".join(self.arrows.get(value, ()))
             tooltip = self._line_tooltip(self.scene.boxes[value])
             head = f'<path class="a" d="{arrows}"/>' if arrows else ""
             look = "l n" if self.scene.boxes[value].scalar else "l"
@@ -92,10 +84,10 @@ class Painter:
                 f"<style>\n{style_sheet(self.theme, f'.graft-{self.theme}')}\n</style>",
                 f'<rect class="paper" width="{width}" height="{height}"/>',
                 *self.heading,
-                *parts.frames,
+                *self.frames,
                 *lines,
-                *parts.words,
-                *parts.boxes,
+                *self.words,
+                *self.boxes,
                 "</svg>",
                 "",
             ]
@@ -149,9 +141,9 @@ class Painter:
             if frame.group != ROOT:
                 self._frame(frame, x, y)
             for value, line in frame.lines:
-                self.parts.lines.setdefault(value, []).append(self._path(line, x, y))
+                self.lines.setdefault(value, []).append(self._path(line, x, y))
             for value, tip_x, tip_y, way in frame.arrows:
-                self.parts.arrows.setdefault(value, []).append(self._arrow(tip_x, tip_y, way, x, y))
+                self.arrows.setdefault(value, []).append(self._arrow(tip_x, tip_y, way, x, y))
             inner = []
             for element, place in frame.places.items():
                 left, top = place[::-1] if self.across else place
@@ -167,9 +159,9 @@ class Painter:
         look = "f back" if group.backward else "f"
         rect = f'width="{number(width)}" height="{number(height)}" rx="9"/>'
         for behind in (8, 4) if group.count > 1 else ():
-            self.parts.frames.append(f'<rect class="{look}" x="{number(x + behind)}" y="{number(y + behind)}" {rect}')
+            self.frames.append(f'<rect class="{look}" x="{number(x + behind)}" y="{number(y + behind)}" {rect}')
         tooltip = "\n".join(filter(None, (group.module_path or group.title, group.detail)))
-        self.parts.frames.append(
+        self.frames.append(
             f'<g><title>{escape(tooltip)}</title><rect class="{look}" x="{number(x)}" y="{number(y)}" {rect}</g>'
         )
         title_width = text_width(group.title, GROUP_SIZE, True)
@@ -180,10 +172,10 @@ class Painter:
         start = x + self._free_place(frame, long + (8 + wide if group.count > 1 else 0.0))
         words = f'x="{number(start)}" y="{number(y + 18)}">{escape(group.title)}{detail}</text>'
         halo = "halo back" if group.backward else "halo"
-        self.parts.words.append(f'<text class="gt {halo}" aria-hidden="true" {words}<text class="gt" {words}')
+        self.words.append(f'<text class="gt {halo}" aria-hidden="true" {words}<text class="gt" {words}')
         if group.count > 1:
             after = start + long + 8
-            self.parts.words.append(
+            self.words.append(
                 f'<rect class="badge" x="{number(after)}" y="{number(y + 7)}" width="{number(wide)}" height="15" rx="7.5"/>'
                 f'<text class="badge-text" text-anchor="middle" font-weight="bold" x="{number(after + wide / 2)}" '
                 f'y="{number(y + 18)}">{times}</text>'
@@ -224,7 +216,7 @@ class Painter:
             shape_x = x + caption.width + 6 if self.across else x + caption.width / 2 + 6
             shape_y = y + caption.height / 2 - 4 if self.across else y + caption.height + 12
             text += f'<text class="s" x="{number(shape_x)}" y="{number(shape_y)}">{escape(caption.shape)}</text>'
-        self.parts.boxes.append(text)
+        self.boxes.append(text)
 
     def _path(self, line: list[Step], x: float, y: float) -> str:
         """A line as the data of a path; steps are in the coordinates of the layout, which go across where the drawing does."""
