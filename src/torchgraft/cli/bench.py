@@ -7,7 +7,7 @@ from __future__ import annotations
 import argparse
 
 from torchgraft.cli.models import add_model_arguments, chosen_model, wrong_usage
-from torchgraft.cli.programs import add_json, add_output, counts, needs_inputs, seconds_above_zero
+from torchgraft.cli.programs import add_json, add_output, counts, needs_inputs, seconds_above_zero, show_result
 
 NAME = "bench"
 SUMMARY = "time a model on backends beside eager, torch.compile and each runtime used directly"
@@ -58,10 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
         time_limit=arguments.time_limit,
         name=chosen.name,
     )
-    if arguments.json:
-        print(result.to_json())
-    else:
-        result.show()
+    show_result(arguments, result)
     if arguments.output:
         write_text(arguments.output, result.svg() if suffix == "svg" else result.to_json() + "\n")
     failed = [

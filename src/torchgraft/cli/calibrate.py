@@ -7,7 +7,7 @@ from __future__ import annotations
 import argparse
 
 from torchgraft.cli.models import wrong_usage
-from torchgraft.cli.programs import add_json, add_output, positive, whole_number
+from torchgraft.cli.programs import add_json, add_output, positive, show_result, whole_number
 
 NAME = "calibrate"
 SUMMARY = "measure the CPU at hand, and write it as a machine that models can be simulated on"
@@ -40,9 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     options = {"seconds": arguments.seconds, "threads": arguments.threads, "name": arguments.name}
     found = calibrate_machine(arguments.output, **options)
-    if arguments.json:
-        print(found.to_json())
-    else:
-        found.show()
+    show_result(arguments, found)
+    if not arguments.json:
         print(f"written: {arguments.output}")
     return 0

@@ -154,6 +154,14 @@ def refuse_other_files(arguments: argparse.Namespace, kinds: str) -> None:
         wrong_usage(arguments, f"a .{suffix} file cannot be written\ngive {kinds}, or a .txt file")
 
 
+def show_result(arguments: argparse.Namespace, result: Any) -> None:
+    """Show a result on standard output, or print it as JSON."""
+    if arguments.json:
+        print(result.to_json())
+    else:
+        result.show()
+
+
 def put_out_result(arguments: argparse.Namespace, result: Any) -> None:
     """Show a result as a table or as JSON, or write it to the file that -o names, in the form that its ending says."""
     suffix = (arguments.output or "").rpartition(".")[2].lower()

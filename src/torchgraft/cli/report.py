@@ -9,7 +9,7 @@ import time
 import warnings
 
 from torchgraft.cli.models import add_model_arguments, chosen_model
-from torchgraft.cli.programs import add_json, needs_inputs
+from torchgraft.cli.programs import add_json, needs_inputs, show_result
 
 NAME = "report"
 SUMMARY = "write a folder with a page about a model: programs at every level, drawings, calls, statistics"
@@ -32,10 +32,8 @@ def run(arguments: argparse.Namespace) -> int:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about torch's own calls and what models do; failures are on the page
         made = report(chosen.model, args, kwargs, folder=arguments.output, name=chosen.name)
-    if arguments.json:
-        print(made.to_json())
-    else:
-        made.show()
+    show_result(arguments, made)
+    if not arguments.json:
         print(f"made in {time.perf_counter() - started:.0f} s; open the page in a browser")
     diagnosis = made.seen.diagnosis
     is_wrong = diagnosis is not None and diagnosis.program is not None and not diagnosis.ok

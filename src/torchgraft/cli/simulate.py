@@ -105,16 +105,9 @@ def _one(arguments: argparse.Namespace, chosen: ChosenModel, args: Any, kwargs: 
 
     if arguments.batch:
         args, kwargs = of_batch(args, kwargs, arguments.batch[0])
-    result = simulate(
-        chosen.model,
-        args,
-        kwargs,
-        machine=arguments.machine[0],
-        precision=(arguments.precision or (None,))[0],
-        mode=arguments.mode[0],
-        training=arguments.training,
-        optimizer=optimizer,
-    )
+    options = {"precision": (arguments.precision or (None,))[0], "mode": arguments.mode[0], "optimizer": optimizer}
+    machine = arguments.machine[0]
+    result = simulate(chosen.model, args, kwargs, machine=machine, training=arguments.training, **options)
     if arguments.trace is not None:
         result.to_chrome_trace(arguments.trace)
     return result

@@ -204,13 +204,9 @@ class _Conversion:
             stored[f"{planned.path}.weight"] = Stored(numbers, weight_axis(layer), paths[0] or "", paths[1] or "", zero)
         found, names = self.weights[key]
         nodes = [None if path is None else self._fetch(path, node) for path in names]
-        options: dict[str, Any] = {}
-        if layer.weight.dtype != torch.float32:
-            options["dtype"] = layer.weight.dtype
-        if found.axis is not None:
-            options["axis"] = found.axis
-        if found.group is not None:
-            options["group"] = found.group
+        dtype = None if layer.weight.dtype == torch.float32 else layer.weight.dtype
+        options = {"dtype": dtype, "axis": found.axis, "group": found.group}
+        options = {name: value for name, value in options.items() if value is not None}
         result = self.graph.call_function(dequantize_tensor, tuple(nodes), options)
         inherit(result, node, "conversion")
         return result

@@ -11,8 +11,8 @@ import torch
 
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.ir.node import Node
-from torchgraft.ir.verify import find_attribute
 from torchgraft.passes.attributes import References
+from torchgraft.passes.layer_calls import parameter_of
 from torchgraft.passes.remove_dead_code import RemoveDeadCode
 from torchgraft.quantize.operators import dequantize_tensor, quantize_tensor
 from torchgraft.quantize.preparing import inherit
@@ -45,7 +45,7 @@ def to_fake_quantize(program: GraphModule) -> GraphModule:
 
 
 def _replace(program: GraphModule, node: Node) -> None:
-    steps, scale, zero_point = [_constant(program, item) for item in node.args[:3]]
+    steps, scale, zero_point = [parameter_of(item, program) for item in node.args[:3]]
     if scale is None or (zero_point is None and node.args[2] is not None) or node.kwargs.get("group") is not None:
         return
     source: Any = node.args[0]
@@ -64,7 +64,6 @@ def _replace_weight(
     if steps.dtype not in (torch.int8, torch.uint8):
         return
     options: dict[str, Any] = {key: value for key, value in node.kwargs.items() if key in ("dtype", "axis")}
-    limits = torch.iinfo(steps.dtype)
     graph, references = program.graph, References(program)
     stem = node.args[0].target
     with graph.inserting_before(node):
@@ -74,28 +73,10 @@ def _replace_weight(
             zeros = torch.zeros_like(scale, dtype=torch.int32) if zero_point is None else zero_point
             kept = graph.get_attr(references.put_new(f"{stem}_zeros", zeros))
             inherit(kept, node)
-            arguments: tuple[Any, ...] = (
-                floats,
-                node.args[1],
-                kept,
-                node.kwargs.get("axis", 0),
-                limits.min,
-                limits.max,
-            )
+            spread: tuple[Any, ...] = (node.args[1], kept, node.kwargs.get("axis", 0))
         else:
-            arguments = (
-                floats,
-                float(scale.item()),
-                0 if zero_point is None else int(zero_point),
-                limits.min,
-                limits.max,
-            )
+            spread = (float(scale.item()), 0 if zero_point is None else int(zero_point))
     inherit(floats, node)
     node.target = torch.fake_quantize_per_channel_affine if scale.dim() else torch.fake_quantize_per_tensor_affine
-    node._set_arguments(arguments, {})
-
-
-def _constant(program: GraphModule, value: Any) -> torch.Tensor | None:
-    if not isinstance(value, Node) or value.op != "get_attr":
-        return None
-    return find_attribute(program, value.target)[0]
+    limits = torch.iinfo(steps.dtype)
+    node._set_arguments((floats, *spread, limits.min, limits.max), {})

@@ -200,12 +200,10 @@ def script_trace(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str
     try:
         with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
             warnings.simplefilter("ignore")
-            keyword_inputs = {"example_kwarg_inputs": kwargs} if kwargs and not args else {}
             if kwargs and args:
                 return ScriptTrace(failure="torch.jit.trace takes inputs by place or by name, not both")
-            traced = torch.jit.trace(
-                model, None if keyword_inputs else args, check_trace=False, strict=False, **keyword_inputs
-            )
+            given = {"example_kwarg_inputs": kwargs} if kwargs else {"example_inputs": args}
+            traced = torch.jit.trace(model, **given, check_trace=False, strict=False)
             graph = traced.inlined_graph
             return ScriptTrace(str(graph), _counts(graph))
     except Exception as error:  # most models of transformers, and it raises nearly anything

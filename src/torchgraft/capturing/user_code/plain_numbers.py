@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import sys
 from collections.abc import Callable, Iterable
+from operator import attrgetter
 from types import CodeType, FrameType, FunctionType, SimpleNamespace
 from typing import Any, ClassVar
 
@@ -127,8 +128,5 @@ def _named(code: CodeType, names: dict[str, Any]) -> FunctionType | None:
 
 
 def _is_at(one: CodeType, other: CodeType) -> bool:
-    return (one.co_filename, one.co_firstlineno, one.co_name) == (
-        other.co_filename,
-        other.co_firstlineno,
-        other.co_name,
-    )
+    place = attrgetter("co_filename", "co_firstlineno", "co_name")
+    return bool(place(one) == place(other))
