@@ -12,9 +12,10 @@ import importlib.util
 import itertools
 from collections.abc import Callable, Iterable, Iterator
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from torchgraft.cli.library_inputs import fitting_inputs
+from torchgraft.cli.models import LoadedModel, read_inputs
 from torchgraft.errors import GraftError, one_line, suggestion
 from torchgraft.results.tables import amount
 
@@ -26,19 +27,7 @@ PACKAGES = {"torchvision": "torchvision", "timm": "timm", "hf": "transformers"}
 _PREFIXES = {package: prefix for prefix, package in PACKAGES.items()}
 
 
-class LibraryModel(NamedTuple):
-    """A model, and the texts of --input that it is fed with where the user gives none; `as_list`: as one list of tensors.
-
-    `note` is what a user should know about the model.
-    """
-
-    model: nn.Module
-    inputs: list[str]
-    as_list: bool = False
-    note: str = ""
-
-
-def library_model(library: str, name: str, full: bool = False, computes: bool = True) -> LibraryModel:
+def library_model(library: str, name: str, full: bool = False, computes: bool = True) -> LoadedModel:
     """The model of that name; GraftError says what is missing."""
     return LIBRARIES[library](name, full, computes)
 
@@ -96,7 +85,7 @@ _VISION_INPUTS = {
 }
 
 
-def _torchvision(name: str, full: bool, computes: bool) -> LibraryModel:
+def _torchvision(name: str, full: bool, computes: bool) -> LoadedModel:
     _imported("torchvision")
     models = _imported("torchvision.models")
     if name not in models.list_models():
@@ -109,19 +98,21 @@ def _torchvision(name: str, full: bool, computes: bool) -> LibraryModel:
         inputs = ["1x3x16x224x224:float32"]
     else:
         inputs = ["1x3x299x299:float32"] if name == "inception_v3" else _VISION_INPUTS.get(kind, [_IMAGE])
-    return LibraryModel(models.get_model(name, weights=None, **options), inputs, kind == "detection")
+    args, kwargs = read_inputs(inputs)
+    model = models.get_model(name, weights=None, **options)
+    return LoadedModel(model, (([*args],) if kind == "detection" else args, kwargs))
 
 
 # ---- timm ----
 
 
-def _timm(name: str, full: bool, computes: bool) -> LibraryModel:
+def _timm(name: str, full: bool, computes: bool) -> LoadedModel:
     timm = _imported("timm")
     if not timm.is_model(name):
         _unknown("timm", name, timm.list_models())
     model = timm.create_model(name, pretrained=False)
     size = (getattr(model, "pretrained_cfg", None) or {}).get("input_size") or (3, 224, 224)
-    return LibraryModel(model, ["x".join(map(str, (1, *size))) + ":float32"])
+    return LoadedModel(model, read_inputs(["x".join(map(str, (1, *size))) + ":float32"]))
 
 
 # ---- transformers ----
@@ -129,7 +120,7 @@ def _timm(name: str, full: bool, computes: bool) -> LibraryModel:
 _MOST_PARAMETERS = 300_000_000  # of a model that is to run in a moment
 
 
-def _transformers(name: str, full: bool, computes: bool) -> LibraryModel:
+def _transformers(name: str, full: bool, computes: bool) -> LoadedModel:
     transformers = _imported("transformers")
     transformers.logging.set_verbosity_error()
     with _explained(
@@ -140,12 +131,13 @@ def _transformers(name: str, full: bool, computes: bool) -> LibraryModel:
         model, inputs = _small(name, factories, configuration)
         size = _parameters(model)
         note = f"hf:{name} is a small configuration with {size:,} parameters; use --full for its real size"
-        return LibraryModel(model, inputs, note=note)
+        return LoadedModel(model, read_inputs(inputs) if inputs else None, note)
     with _explained(f"cannot make the model {name!r} from its configuration"):
         _without_cache(configuration)
         model, note = _without_weights(factories[0], configuration, name, computes)
         inputs = fitting_inputs(model, configuration)
-        return LibraryModel(factories[0](configuration) if computes else model, inputs, note=note)
+        model = factories[0](configuration) if computes else model
+        return LoadedModel(model, read_inputs(inputs) if inputs else None, note)
 
 
 def _small(name: str, factories: list[Factory], configuration: Any) -> tuple[nn.Module, list[str]]:
@@ -259,7 +251,7 @@ def _part_of_transformers(name: str) -> ModuleType:
     return importlib.import_module(f"transformers.models.auto.{name}")
 
 
-LIBRARIES: dict[str, Callable[[str, bool, bool], LibraryModel]] = {
+LIBRARIES: dict[str, Callable[[str, bool, bool], LoadedModel]] = {
     "torchvision": _torchvision,
     "timm": _timm,
     "hf": _transformers,

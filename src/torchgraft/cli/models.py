@@ -154,11 +154,7 @@ def load_model(text: str, full: bool = False, computes: bool = True) -> LoadedMo
     from torchgraft.cli.libraries import LIBRARIES, library_model
 
     if place in LIBRARIES:
-        found = library_model(place, name, full, computes)
-        args, kwargs = read_inputs(found.inputs)
-        return LoadedModel(
-            found.model, (([*args],) if found.as_list else args, kwargs) if found.inputs else None, found.note
-        )
+        return library_model(place, name, full, computes)
     return LoadedModel(_module_of(load_object(text), text), None)
 
 
