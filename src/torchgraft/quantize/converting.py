@@ -19,12 +19,12 @@ from torchgraft.passes.attributes import References
 from torchgraft.passes.layer_calls import Layer, bound, layer_arguments, read_layer
 from torchgraft.passes.remove_no_ops import RemoveNoOps
 from torchgraft.quantize.calibrating import check_observed
-from torchgraft.quantize.corrections import INPUTS, ROUNDED, corrected_bias, learn_rounding
+from torchgraft.quantize.corrections import LayerInputs, corrected_bias, learn_rounding
 from torchgraft.quantize.observers import Observer
 from torchgraft.quantize.operations import is_sum, operation
 from torchgraft.quantize.operators import dequantize_tensor, quantize_tensor, scale_of_values
-from torchgraft.quantize.plan import KEY, PlannedLayer, plan_of, weight_axis
-from torchgraft.quantize.preparing import STORED, Stored, inherit
+from torchgraft.quantize.plan import KEY, PlannedLayer, Stored, plan_of, weight_axis
+from torchgraft.quantize.preparing import inherit
 from torchgraft.quantize.schemes import Numbers
 from torchgraft.quantize.training import TrainedLayer, settle
 from torchgraft.quantize.weights import QuantizedWeight, quantize_weight
@@ -45,16 +45,12 @@ def convert(program: GraphModule) -> GraphModule:
         raise QuantizeError("the program is being trained\ncall .eval() on it first")
     check_observed(program)
     result = GraphModule(program, copy.deepcopy(program.graph), type(program).__name__)
-    plan = dataclasses.replace(plan, is_converted=True)
-    result.meta = {**program.meta, KEY: plan}
+    result.meta = {**program.meta, KEY: dataclasses.replace(plan, is_converted=True, inputs={}, stored={})}
     with torch.no_grad():
         settle(result)
         RemoveNoOps(inference=True).run(result)
-        if plan.config.learn_rounding and ROUNDED not in result.meta:
-            learn_rounding(result, plan)
-        _Conversion(result).run()
-    for key in (INPUTS, ROUNDED):
-        result.meta.pop(key, None)
+        rounded = learn_rounding(result, plan) if plan.config.learn_rounding else {}
+        _Conversion(result, plan.inputs, rounded).run()
     result.graph.lint()
     return _with_tensors_of_its_own(result, program)
 
@@ -69,8 +65,13 @@ def _with_tensors_of_its_own(result: GraphModule, program: GraphModule) -> Graph
 
 
 class _Conversion:
-    def __init__(self, program: GraphModule) -> None:
+    """One run of `convert`; `inputs` went into the layers, and `rounded` are weights that were rounded already."""
+
+    def __init__(
+        self, program: GraphModule, inputs: dict[str, LayerInputs], rounded: dict[str, QuantizedWeight]
+    ) -> None:
         self.program, self.graph, self.plan = program, program.graph, plan_of(program)
+        self.inputs, self.rounded = inputs, rounded
         self.references = References(program)
         self.weights: dict[Any, tuple[QuantizedWeight, list[str | None]]] = {}
         self.dynamic: dict[tuple[Node, Numbers], Node] = {}
@@ -190,8 +191,7 @@ class _Conversion:
         assert numbers is not None
         key = (id(layer.weight), numbers)
         if key not in self.weights:
-            known = self._given_weight(layer, planned)
-            found = known or quantize_weight(layer.weight, numbers, weight_axis(layer), planned.path)
+            found = self._rounded(layer, planned, numbers)
             stem = planned.path.replace(".", "_") or node.name
             zero = None if found.zero_point is None else self._buffer(f"{stem}_weight_zero_point", found.zero_point)
             paths = [
@@ -200,8 +200,8 @@ class _Conversion:
                 zero,
             ]
             self.weights[key] = found, paths
-            stored = self.program.meta.setdefault(STORED, {})
-            stored[f"{planned.path}.weight"] = Stored(numbers, weight_axis(layer), paths[0] or "", paths[1] or "", zero)
+            place = Stored(numbers, weight_axis(layer), paths[0] or "", paths[1] or "", zero)
+            self.plan.stored[f"{planned.path}.weight"] = place
         found, names = self.weights[key]
         nodes = [None if path is None else self._fetch(path, node) for path in names]
         dtype = None if layer.weight.dtype == torch.float32 else layer.weight.dtype
@@ -213,18 +213,16 @@ class _Conversion:
 
     def _corrected(self, node: Node, layer: Layer, planned: PlannedLayer) -> Node | None:
         """A bias that makes up for what rounding does to the mean."""
-        inputs = self.program.meta.get(INPUTS, {}).get(planned.name)
+        inputs = self.inputs.get(planned.name)
         if not self.plan.config.correct_bias or inputs is None or planned.scheme.weights is None:
             return None
-        numbers, axis = planned.scheme.weights, weight_axis(layer)
-        found = self._given_weight(layer, planned) or quantize_weight(layer.weight, numbers, axis, planned.path)
+        found = self._rounded(layer, planned, planned.scheme.weights)
         stem = planned.path.replace(".", "_") or node.name
         return self._fetch(self._buffer(f"{stem}_bias_corrected", corrected_bias(layer, found, inputs)), node)
 
-    def _given_weight(self, layer: Layer, planned: PlannedLayer) -> QuantizedWeight | None:
-        """Weights that a correction or training has rounded already."""
-        rounded: dict[str, QuantizedWeight] = self.program.meta.get(ROUNDED, {})
-        return rounded.get(planned.name)
+    def _rounded(self, layer: Layer, planned: PlannedLayer, numbers: Numbers) -> QuantizedWeight:
+        known = self.rounded.get(planned.name)
+        return known or quantize_weight(layer.weight, numbers, weight_axis(layer), planned.path)
 
     def _rebuild(self, node: Node, layer: Layer, source: Node, weight: Node | None, planned: PlannedLayer) -> None:
         """The layer as a function of its input and the given weight, in another type where the scheme casts."""

@@ -20,8 +20,6 @@ from torchgraft.quantize.weights import QuantizedWeight, spread, weight_scale
 if TYPE_CHECKING:
     from torchgraft.codegen.graph_module import GraphModule
 
-INPUTS = "quantize_inputs"
-ROUNDED = "quantize_rounded"
 _MOST_VALUES = 1 << 20
 _STEPS, _RATE = 400, 5e-2
 
@@ -52,7 +50,6 @@ class Collector(Interpreter):
     def __init__(self, program: GraphModule, plan: Plan) -> None:
         super().__init__(program)
         self.program, self.plan = program, plan
-        self.found: dict[str, LayerInputs] = program.meta.setdefault(INPUTS, {})
 
     def collect(self, *args: Any, **kwargs: Any) -> None:
         """Run the program on a batch."""
@@ -72,10 +69,10 @@ class Collector(Interpreter):
         channels = floats.movedim(1, -1) if layer.dimensions and floats.dim() > 2 else floats
         rows = channels.reshape(-1, channels.shape[-1])
         noted = LayerInputs(rows.sum(0), rows.shape[0], [values.detach()])
-        if name in self.found:
-            self.found[name].add(noted)
+        if name in self.plan.inputs:
+            self.plan.inputs[name].add(noted)
         else:
-            self.found[name] = noted
+            self.plan.inputs[name] = noted
 
 
 def corrected_bias(layer: Layer, weight: QuantizedWeight, inputs: LayerInputs) -> torch.Tensor:
@@ -95,19 +92,17 @@ def corrected_bias(layer: Layer, weight: QuantizedWeight, inputs: LayerInputs) -
     return (bias + moved).to(layer.weight.dtype)
 
 
-def learn_rounding(program: GraphModule, plan: Plan) -> None:
-    """Learn for each weight whether to round it up or down, so that the results of its layer stay as they are.
-
-    Runs on what `calibrate` collected; `convert` uses what was learned.
-    """
-    found: dict[str, LayerInputs] = program.meta.get(INPUTS, {})
-    rounded: dict[str, QuantizedWeight] = program.meta.setdefault(ROUNDED, {})
+def learn_rounding(program: GraphModule, plan: Plan) -> dict[str, QuantizedWeight]:
+    """Learn for each weight whether to round it up or down, so that the results of its layer on what `calibrate` collected stay
+    as they are."""
+    rounded: dict[str, QuantizedWeight] = {}
     nodes = {node.name: node for node in program.graph.nodes}
-    for name, inputs in found.items():
+    for name, inputs in plan.inputs.items():
         layer = read_layer(nodes[name], program)
         numbers = plan.layers[name].scheme.weights
         if isinstance(layer, Layer) and numbers is not None and numbers.kind == "int":
             rounded[name] = _learned(layer, inputs, numbers)
+    return rounded
 
 
 def _learned(layer: Layer, inputs: LayerInputs, numbers: Any) -> QuantizedWeight:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import fnmatch
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -37,6 +37,7 @@ from torchgraft.quantize.schemes import Numbers, Scheme
 
 if TYPE_CHECKING:
     from torchgraft.codegen.graph_module import GraphModule
+    from torchgraft.quantize.corrections import LayerInputs
 
 KEY = "quantize"
 
@@ -56,6 +57,17 @@ class PlannedLayer:
     shape: tuple[int, ...] = ()
 
 
+class Stored(NamedTuple):
+    """Where a program keeps a rounded weight: in buffers, or in a layer with a kernel of its own."""
+
+    numbers: Numbers
+    axis: int | None
+    steps: str
+    scale: str
+    zero_point: str | None
+    layer: str | None = None
+
+
 @dataclass
 class Plan:
     """What is done with a program: layers by the names of their nodes, values by theirs, and the group of each value."""
@@ -71,6 +83,11 @@ class Plan:
     others: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     is_converted: bool = False
+    # What went into each layer when the program was calibrated, where a correction wants that.
+    inputs: dict[str, LayerInputs] = field(default_factory=dict)
+    # Where the weights are that were rounded, and where other tensors of the model went, by the paths that they had.
+    stored: dict[str, Stored] = field(default_factory=dict)
+    moved: dict[str, str] = field(default_factory=dict)
 
     def refuse_converted(self, program: GraphModule) -> None:
         """Raise where observers are gone, because integers stand in their places."""

@@ -8,7 +8,7 @@ import copy
 import inspect
 from collections.abc import Callable
 from os import PathLike
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -29,25 +29,9 @@ from torchgraft.quantize.config import Config, as_config
 from torchgraft.quantize.observers import Observer, observer
 from torchgraft.quantize.plan import KEY, Plan, make_plan
 from torchgraft.quantize.products import NameLinearLayers
-from torchgraft.quantize.schemes import Numbers
 
-# Where a converted program keeps the weights it rounded, by the paths of the floats.
-STORED = "quantize_stored"
-# Where other tensors of the model went, by the paths they had.
-MOVED = "quantize_moved"
 Model = torch.nn.Module | Callable[..., Any]
 ConfigLike = Config | str | PathLike[str] | None
-
-
-class Stored(NamedTuple):
-    """Where a program keeps a rounded weight: in buffers, or in a layer with a kernel of its own."""
-
-    numbers: Numbers
-    axis: int | None
-    steps: str
-    scale: str
-    zero_point: str | None
-    layer: str | None = None
 
 
 def prepare(

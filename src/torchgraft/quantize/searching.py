@@ -214,5 +214,6 @@ def with_layers(prepared: GraphModule, paths: list[str]) -> GraphModule:
         known = plan.groups.get(name)
         if known is not None:
             result.add_module(group, getattr(prepared, known))
+    fresh.inputs = plan.inputs
     result.meta[KEY] = fresh
     return result

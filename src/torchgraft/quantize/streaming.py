@@ -14,8 +14,7 @@ import torch
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import QuantizeError
 from torchgraft.quantize.native.weight_only import WeightOnlyLayer
-from torchgraft.quantize.plan import plan_of
-from torchgraft.quantize.preparing import MOVED, STORED, Stored
+from torchgraft.quantize.plan import Plan, plan_of
 from torchgraft.quantize.weights import quantize_weight
 from torchgraft.results.tables import listed
 
@@ -45,16 +44,15 @@ def load_weights(
     >>> bool((program(x) - model(x)).abs().max() < 0.05)
     True
     """
-    stored: dict[str, Stored] = program.meta.get(STORED, {})
-    plan_of(program)
+    plan = plan_of(program)
     taken = 0
     with torch.no_grad():
         for name, tensor in _tensors(files):
-            taken += _take(program, stored, name, tensor)
+            taken += _take(program, plan, name, tensor)
             if progress is not None:
                 progress(name)
         for name, tensor in (others or {}).items():
-            taken += _take(program, stored, name, tensor)
+            taken += _take(program, plan, name, tensor)
     missing = [name for name, value in [*program.named_parameters(), *program.named_buffers()] if value.is_meta]
     if missing:
         raise QuantizeError(
@@ -78,9 +76,9 @@ def _tensors(files: Any) -> Iterator[tuple[str, torch.Tensor]]:
                 yield name, file.get_tensor(name)
 
 
-def _take(program: GraphModule, stored: dict[str, Stored], name: str, tensor: torch.Tensor) -> bool:
+def _take(program: GraphModule, plan: Plan, name: str, tensor: torch.Tensor) -> bool:
     used = False
-    place = stored.get(name)
+    place = plan.stored.get(name)
     if place is not None:
         found = quantize_weight(tensor, place.numbers, place.axis, name)
         if place.layer is not None:
@@ -96,7 +94,7 @@ def _take(program: GraphModule, stored: dict[str, Stored], name: str, tensor: to
                 if path is not None and value is not None:
                     program._buffers[path] = value
         used = True
-    name = program.meta.get(MOVED, {}).get(name, name)
+    name = plan.moved.get(name, name)
     holder_path, _, leaf = name.rpartition(".")
     try:
         holder = program.get_submodule(holder_path)

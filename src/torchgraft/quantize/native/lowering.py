@@ -7,6 +7,7 @@ Whatever has no kernel stays as it is in the reference form, so that every progr
 from __future__ import annotations
 
 import copy
+import dataclasses
 from typing import Any
 
 import torch
@@ -46,7 +47,8 @@ from torchgraft.quantize.native.weight_only import WeightOnlyLayer
 from torchgraft.quantize.observers import Observer
 from torchgraft.quantize.operations import ACTIVATIONS, MOVES, SELECTS, first_input, is_shape_read, is_sum, operation
 from torchgraft.quantize.operators import dequantize_tensor, quantize_tensor
-from torchgraft.quantize.preparing import MOVED, STORED, inherit
+from torchgraft.quantize.plan import KEY
+from torchgraft.quantize.preparing import inherit
 
 # What only says of which shape a value is.
 _SHAPES = frozenset({"view", "reshape", "flatten", "squeeze", "unsqueeze"})
@@ -152,13 +154,15 @@ class _Lowering(Reader):
 
     def _note_layer(self, steps: str, bias: Any, layer: torch.nn.Module) -> None:
         """Have weights that arrive later go straight into the layer."""
-        stored = self.program.meta.get(STORED, {})
+        plan = self.program.meta.get(KEY)
+        if plan is None:  # a reference form that somebody wrote by hand
+            return
         path = next(path for path, module in self.program.named_modules() if module is layer)
-        self.program.meta[STORED] = {
-            name: place._replace(layer=path) if place.steps == steps else place for name, place in stored.items()
+        stored = {
+            name: place._replace(layer=path) if place.steps == steps else place for name, place in plan.stored.items()
         }
-        if isinstance(bias, Node):
-            self.program.meta[MOVED] = {**self.program.meta.get(MOVED, {}), bias.target: f"{path}.bias"}
+        moved = {bias.target: f"{path}.bias"} if isinstance(bias, Node) else {}
+        self.program.meta[KEY] = dataclasses.replace(plan, stored=stored, moved={**plan.moved, **moved})
 
     def _put_rows(self, node: Node, source: Node, weights: tuple[Any, ...], is_fit: bool, dtype: torch.dtype) -> bool:
         """A linear layer whose inputs get a scale for each row."""
