@@ -4,7 +4,6 @@ What is done with them is in `backends/`; whole programs cross the bridge in `to
 
 from __future__ import annotations
 
-import copy
 import warnings
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -14,7 +13,7 @@ from torch.export import ExportedProgram, export
 from torch.nn import functional
 from torch.utils import _pytree as pytree
 
-from torchgraft.codegen.graph_module import GraphModule
+from torchgraft.codegen.graph_module import GraphModule, with_own_graph
 
 
 class Exported(NamedTuple):
@@ -52,7 +51,7 @@ def exported(part: GraphModule, inputs: tuple[Any, ...]) -> Exported:
     names = list(program.graph_signature.user_outputs)
     different = list(dict.fromkeys(names))
     if len(different) < len(names):  # converters want results that differ
-        copied = GraphModule(part, copy.deepcopy(part.graph), type(part).__name__)
+        copied = with_own_graph(part)
         results = copied.graph.output_node().args[0]
         copied.graph.output_node().args = (tuple([results[names.index(name)] for name in different]),)
         program = _export(copied, inputs, {})
@@ -64,7 +63,7 @@ def _with_plain_attention(part: GraphModule) -> GraphModule:
     attention = functional.scaled_dot_product_attention
     if not part.graph.find_nodes(op="call_function", target=attention):
         return part
-    result = GraphModule(part, copy.deepcopy(part.graph), type(part).__name__)
+    result = with_own_graph(part)
     for node in result.graph.find_nodes(op="call_function", target=attention):
         node.target = _plain_attention
     return result

@@ -441,6 +441,20 @@ class GraphModule(torch.nn.Module):
         return "\n".join([super().__str__(), self.code, reminder])
 
 
+def with_own_graph(program: GraphModule) -> GraphModule:
+    """A program whose graph may be edited, over the same modules and tensors and with the same notes.
+
+    >>> import torchgraft
+    >>> program = torchgraft.symbolic_trace(torch.nn.Linear(2, 2))
+    >>> other = with_own_graph(program)
+    >>> other.graph is program.graph, other.weight is program.weight
+    (False, True)
+    """
+    result = GraphModule(program, copy.deepcopy(program.graph), type(program).__name__)
+    result.meta = dict(program.meta)
+    return result
+
+
 def _copy_function(function: Any) -> FunctionType:
     """The same function with a code object of its own: torch.compile counts its attempts by code object."""
     return FunctionType(

@@ -4,7 +4,6 @@ The text form of a pipeline is in `registry.py`.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -165,9 +164,9 @@ def _passes(given: Any) -> tuple[Pass, ...]:
 
 def _kept(program: GraphModule) -> GraphModule:
     """The program as it is now, over the same modules and tensors, which passes replace and never write."""
-    from torchgraft.codegen.graph_module import GraphModule
+    from torchgraft.codegen.graph_module import with_own_graph
 
-    return GraphModule(program, copy.deepcopy(program.graph), type(program).__name__)
+    return with_own_graph(program)
 
 
 # ---- checking ----

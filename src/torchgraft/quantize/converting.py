@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from torchgraft.codegen.graph_module import GraphModule
+from torchgraft.codegen.graph_module import GraphModule, with_own_graph
 from torchgraft.errors import QuantizeError
 from torchgraft.ir.guards import check_training
 from torchgraft.ir.node import Node
@@ -44,8 +44,8 @@ def convert(program: GraphModule) -> GraphModule:
     if program.training and any(isinstance(module, TrainedLayer) for module in program.children()):
         raise QuantizeError("the program is being trained\ncall .eval() on it first")
     check_observed(program)
-    result = GraphModule(program, copy.deepcopy(program.graph), type(program).__name__)
-    result.meta = {**program.meta, KEY: dataclasses.replace(plan, is_converted=True, inputs={}, stored={})}
+    result = with_own_graph(program)
+    result.meta[KEY] = dataclasses.replace(plan, is_converted=True, inputs={}, stored={})
     with torch.no_grad():
         settle(result)
         RemoveNoOps(inference=True).run(result)

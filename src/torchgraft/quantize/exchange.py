@@ -4,12 +4,11 @@ floats, which the exporters of torch.onnx and the converter of OpenVINO turn int
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import torch
 
-from torchgraft.codegen.graph_module import GraphModule
+from torchgraft.codegen.graph_module import GraphModule, with_own_graph
 from torchgraft.ir.node import Node
 from torchgraft.passes.attributes import References
 from torchgraft.passes.layer_calls import parameter_of
@@ -30,8 +29,7 @@ def to_fake_quantize(program: GraphModule) -> GraphModule:
     >>> torch.allclose(to_fake_quantize(program)(x), program(x), atol=1e-6)
     True
     """
-    result = GraphModule(program, copy.deepcopy(program.graph), type(program).__name__)
-    result.meta = dict(program.meta)
+    result = with_own_graph(program)
     with torch.no_grad():
         for node in list(result.graph.nodes):
             if node.op == "call_function" and node.target is dequantize_tensor:

@@ -4,7 +4,6 @@ What is made of the figures is in `reporting.py` and `searching.py`.
 
 from __future__ import annotations
 
-import copy
 import math
 import operator
 from collections.abc import Iterable
@@ -17,7 +16,7 @@ from torchgraft.analysis.aliases import Aliases
 from torchgraft.analysis.comparison import tensors_in
 from torchgraft.capturing.state.model_state import kept_state
 from torchgraft.codegen.calling import placeholder_values
-from torchgraft.codegen.graph_module import GraphModule
+from torchgraft.codegen.graph_module import GraphModule, with_own_graph
 from torchgraft.errors import QuantizeError
 from torchgraft.interpreter import Interpreter
 from torchgraft.ir.node import Node, map_arg
@@ -108,8 +107,8 @@ def changes_state(program: Any) -> bool:
 
 def float_of(prepared: GraphModule) -> GraphModule:
     """A prepared program without its observers: what is computed in floats, norms folded."""
-    result = GraphModule(prepared, copy.deepcopy(prepared.graph), type(prepared).__name__)
-    result.meta = {key: value for key, value in prepared.meta.items() if key != KEY}
+    result = with_own_graph(prepared)
+    result.meta.pop(KEY, None)
     for node in list(result.graph.nodes):
         if node.op == "call_module" and isinstance(getattr(result, node.target, None), Observer):
             node.replace_all_uses_with(node.args[0])

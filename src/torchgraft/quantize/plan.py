@@ -164,9 +164,8 @@ class _Planner:
         self.functions.update([text_of(function)] if function is not None else [])
         name = self.plan.config.name_of(path, kind, function)
         scheme = self.plan.config.scheme_of(path, kind, function)
-        source = source_of(node)
         kind_name = kind.__name__ if kind is not None else getattr(node.target, "__name__", str(node.target))
-        planned = PlannedLayer(node.name, path, kind_name, name, scheme, str(source) if source else "")
+        planned = PlannedLayer(node.name, path, kind_name, name, scheme, str(source_of(node) or ""))
         self.plan.layers[node.name] = planned
         layer = read_layer(node, self.program)
         if isinstance(layer, str):

@@ -4,7 +4,6 @@ What goes where is decided in `plan.py`; what becomes of it then, in `converting
 
 from __future__ import annotations
 
-import copy
 import inspect
 from collections.abc import Callable
 from os import PathLike
@@ -14,7 +13,7 @@ import torch
 
 from torchgraft.capturing.program import capture
 from torchgraft.codegen.calling import example_inputs
-from torchgraft.codegen.graph_module import GraphModule
+from torchgraft.codegen.graph_module import GraphModule, with_own_graph
 from torchgraft.errors import QuantizeError
 from torchgraft.ir.copying import inherit_origin
 from torchgraft.ir.node import Node
@@ -79,8 +78,8 @@ def own_program(model: Model, args: Any, kwargs: dict[str, Any] | None) -> Graph
             f"{type(model).__name__} has been prepared before, and has observers\n"
             "calibrate() and convert() it, or prepare the model that it was made from"
         )
-    program = GraphModule(model, copy.deepcopy(model.graph), type(model).__name__)
-    program.meta = {key: value for key, value in model.meta.items() if key != KEY}
+    program = with_own_graph(model)
+    program.meta.pop(KEY, None)
     return program
 
 
@@ -153,8 +152,7 @@ def insert_observers(program: GraphModule, plan: Plan) -> None:
     for name, group in plan.groups.items():
         value = nodes[name]
         if not hasattr(program, group):
-            line = source_of(value)
-            where = f"'{name}'" + (f", {line}" if line else "")
+            where = ", ".join(filter(None, [f"'{name}'", str(source_of(value) or "")]))
             program.add_module(group, observer(plan.observers[group], plan.numbers[group], where))
         observe(program, group, value, [nodes[user] for user in plan.consumers[name]])
 

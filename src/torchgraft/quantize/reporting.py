@@ -4,13 +4,12 @@ The figures are measured in `measuring.py`; which layers are worth keeping in fl
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from torchgraft.codegen.graph_module import GraphModule
+from torchgraft.codegen.graph_module import GraphModule, with_own_graph
 from torchgraft.errors import QuantizeError
 from torchgraft.quantize.calibrating import batches, calibrate, inputs_of
 from torchgraft.quantize.converting import convert
@@ -99,8 +98,7 @@ class QuantizeReport(Tabular):
         >>> "SQNR" in torchgraft.draw(report(model, data).marked(program)).svg
         True
         """
-        result = GraphModule(program, copy.deepcopy(program.graph), type(program).__name__)
-        result.meta = dict(program.meta)
+        result = with_own_graph(program)
         own = {layer.node: layer.own_sqnr for layer in self.layers}
         for node in result.graph.nodes:
             # A native layer is called by the name of the call that it stands for.

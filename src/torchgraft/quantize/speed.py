@@ -151,8 +151,7 @@ class _Timed(Interpreter):
             result = super().run_node(n)
             times.append(time.perf_counter() - started)
         kind, note = _kind(n, layer, self.env.get(n.args[0]) if n.args and isinstance(n.args[0], Node) else None)
-        line = source_of(n)
-        self.found.append(TimedNode(n.name, kind, min(times), note, str(line) if line else ""))
+        self.found.append(TimedNode(n.name, kind, min(times), note, str(source_of(n) or "")))
         return result
 
 

@@ -180,8 +180,7 @@ def node_rows(level: Level) -> list[NodeRow]:
     for node in program.graph.nodes:
         arguments = [argument_text(value) for value in node.args]
         arguments += [f"{key}={argument_text(value)}" for key, value in node.kwargs.items()]
-        source = source_of(node)
-        line = "" if source is None else str(source)
+        line = str(source_of(node) or "")
         target = call_name(node, program) if node.op != "call_module" else str(node.target)
         rows.append(
             NodeRow(

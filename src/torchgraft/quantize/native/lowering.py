@@ -6,13 +6,12 @@ Whatever has no kernel stays as it is in the reference form, so that every progr
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 from typing import Any
 
 import torch
 
-from torchgraft.codegen.graph_module import GraphModule
+from torchgraft.codegen.graph_module import GraphModule, with_own_graph
 from torchgraft.errors import QuantizeError
 from torchgraft.ir.node import Node
 from torchgraft.ir.verify import find_attribute
@@ -72,8 +71,7 @@ def to_native(program: GraphModule) -> GraphModule:
         raise QuantizeError(
             f"{type(program).__name__} is prepared, and has no integers yet\ncall convert() on it first"
         )
-    result = GraphModule(program, copy.deepcopy(program.graph), type(program).__name__)
-    result.meta = dict(program.meta)
+    result = with_own_graph(program)
     for node in views_nobody_writes(result):  # before there are layers of which nobody knows that they write nothing
         reshape_instead(node)
     with torch.no_grad():

@@ -4,7 +4,6 @@ inputs, and torch's own interpreter (TorchScript's) calls them one after the oth
 
 from __future__ import annotations
 
-import copy
 import re
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from torchgraft.codegen.graph_module import GraphModule
+from torchgraft.codegen.graph_module import GraphModule, with_own_graph
 from torchgraft.ir.guards import is_guard
 from torchgraft.ir.node import Node
 from torchgraft.ir.verify import find_attribute
@@ -56,8 +55,7 @@ def join_layers(program: GraphModule) -> GraphModule:
     >>> [node.name for node in joined.graph.nodes if node.op == "call_module"], torch.equal(joined(x), native(x))
     (['integers_0'], True)
     """
-    result = GraphModule(program, copy.deepcopy(program.graph), type(program).__name__)
-    result.meta = dict(program.meta)
+    result = with_own_graph(program)
     runs = _runs(result)
     fuse_by_partitions(result, [dict.fromkeys(run) for run in runs], prefix="integers_")
     for number in range(len(runs)):
