@@ -25,6 +25,7 @@ from torchgraft.ir.explaining import explanation
 from torchgraft.ir.graph import EditHooks, Graph, SharedHooks
 from torchgraft.ir.guards import Guard, find_guards
 from torchgraft.ir.leaf_functions import GENERATED
+from torchgraft.ir.modules import paths_around
 from torchgraft.ir.node import Node
 
 if TYPE_CHECKING:
@@ -317,8 +318,7 @@ class GraphModule(torch.nn.Module):
         for node in self.graph.nodes:
             if node._op not in ("call_module", "get_attr"):
                 continue
-            parts = node._target.split(".")
-            used.update(".".join(parts[: length + 1]) for length in range(len(parts)))
+            used.update(paths_around(node._target))
             if node._op == "call_module":
                 module = self.get_submodule(node._target)
                 used.update(f"{node._target}.{name}" for name, _ in module.named_modules() if name)

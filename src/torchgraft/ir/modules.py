@@ -61,6 +61,16 @@ def paths_of_modules(root: torch.nn.Module) -> dict[torch.nn.Module, str]:
     return paths
 
 
+def paths_around(path: str) -> list[str]:
+    """A path, and those of the modules around it, from the inside out.
+
+    >>> paths_around("encoder.0.linear")
+    ['encoder.0.linear', 'encoder.0', 'encoder']
+    """
+    parts = path.split(".")
+    return [".".join(parts[:length]) for length in range(len(parts), 0, -1)]
+
+
 def inner_modules(modules: Iterable[torch.nn.Module]) -> set[torch.nn.Module]:
     """Some modules and those inside them.
 

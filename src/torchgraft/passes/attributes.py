@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from torchgraft.codegen.attributes import place_attribute
+from torchgraft.ir.modules import paths_around
 from torchgraft.ir.verify import find_attribute
 
 if TYPE_CHECKING:
@@ -38,12 +39,7 @@ class References:
 
     def is_only_use(self, path: str) -> bool:
         """Whether one node alone refers to this path, to anything below it, or to a module around it."""
-        around = path.rpartition(".")[0]
-        while around:
-            if self._count.get(around, 0):
-                return False
-            around = around.rpartition(".")[0]
-        return self._below.get(path, 0) <= 1
+        return self._below.get(path, 0) <= 1 and not any(self._count.get(item, 0) for item in paths_around(path)[1:])
 
     def put(self, path: str, value: Any) -> str:
         """Place a value at `path` if that concerns nobody else, or else at a free path like it; return the path."""

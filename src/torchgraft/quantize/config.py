@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from torchgraft.errors import QuantizeError, suggestion
+from torchgraft.ir.modules import paths_around
 from torchgraft.quantize.schemes import NAMED, Numbers, Scheme, scheme
 
 BACKENDS = ("native", "reference", "onnxruntime", "openvino", "cuda")
@@ -80,7 +81,7 @@ class Config:
 
     def name_of(self, path: str, kind: type | None, function: Any = None) -> str:
         """The name of that scheme."""
-        around = places_around(path)
+        around = paths_around(path)
         for place in around:  # what is said of a module holds for all that is in it
             if place in self.modules:
                 return self.modules[place]
@@ -213,18 +214,6 @@ def text_of(item: Any) -> str:
         if hasattr(torch.nn.functional, plain):
             home, name = "torch.nn.functional", plain
     return f"{home}.{name}" if home else name
-
-
-def places_around(path: str) -> list[str]:
-    """A path, and those of the modules around it, from the inside out.
-
-    >>> places_around("encoder.0.linear")
-    ['encoder.0.linear', 'encoder.0', 'encoder']
-    """
-    found = [path]
-    while "." in found[-1]:
-        found.append(found[-1].rpartition(".")[0])
-    return found
 
 
 def _scheme_from(name: str, table: Mapping[str, Any]) -> Scheme:

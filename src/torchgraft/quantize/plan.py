@@ -16,11 +16,12 @@ import torch
 
 from torchgraft.analysis.aliases import Aliases
 from torchgraft.errors import QuantizeError
+from torchgraft.ir.modules import paths_around
 from torchgraft.ir.node import Node
 from torchgraft.ir.origin import source_of
 from torchgraft.ir.verify import find_attribute
 from torchgraft.passes.layer_calls import Layer, bound, is_layer, layer_arguments, read_layer
-from torchgraft.quantize.config import Config, places_around, text_of
+from torchgraft.quantize.config import Config, text_of
 from torchgraft.quantize.operations import (
     ACTIVATIONS,
     AVERAGES,
@@ -278,7 +279,7 @@ class _Planner:
     def _check_config(self) -> None:
         """Refuse a name, type or function that no layer goes by: most likely it is misspelled."""
         config, layers = self.plan.config, self.plan.layers.values()
-        around = {part for layer in layers for part in places_around(layer.path)}
+        around = {part for layer in layers for part in paths_around(layer.path)}
         for what, given, known, said in (
             ("", config.modules, around, [layer.path for layer in layers]),
             ("type ", config.types, self.types, [name for name in self.types if not name.startswith(_BASES)]),

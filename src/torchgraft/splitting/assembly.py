@@ -24,6 +24,7 @@ from torchgraft.codegen.graph_module import _OWN_NAMES, GraphModule
 from torchgraft.codegen.source import CodeGen, PyTreeCodeGen
 from torchgraft.errors import GraphError
 from torchgraft.ir.graph import Graph
+from torchgraft.ir.modules import paths_around
 from torchgraft.ir.node import Node, map_arg
 from torchgraft.ir.verify import find_attribute
 from torchgraft.splitting.order import Order
@@ -200,7 +201,7 @@ class _Assembly:
     def _keep_modes(self, joined: GraphModule) -> None:
         """Empty modules where the program has some, because how it is called may depend on the mode each is in."""
         for node in self._inner:
-            for path in _parents(node.target)[:0:-1]:
+            for path in paths_around(node.target)[:0:-1]:
                 owner = find_attribute(self._program, path)[0]
                 if isinstance(owner, torch.nn.Module) and find_attribute(joined, path)[1] is not None:
                     empty = torch.nn.Module()
@@ -288,7 +289,7 @@ class _Assembly:
         inner: set[Node] = set()
         for path, nodes in fetches.items():
             value = find_attribute(self._program, path)[0]
-            is_own_tensor = isinstance(value, torch.Tensor) and called.isdisjoint(_parents(path))
+            is_own_tensor = isinstance(value, torch.Tensor) and called.isdisjoint(paths_around(path))
             has_one_user = len(users.get(path, ())) == 1 and None not in users[path]
             if isinstance(value, torch.nn.Module) or (self._style.inner_tensors and is_own_tensor and has_one_user):
                 inner.update(nodes)
@@ -324,7 +325,7 @@ class _Assembly:
         """Where the outer program finds what the program had at `path`."""
         if path in self._moved:
             return self._moved[path]
-        for parent in _parents(path):
+        for parent in paths_around(path):
             if parent in self._homes:
                 return self._homes[parent] + path[len(parent) :]
         if path.partition(".")[0] not in {piece.name for piece in self._pieces}:
@@ -334,12 +335,6 @@ class _Assembly:
         self._copy(path, self._root, name)
         self._moved[path] = name
         return name
-
-
-def _parents(path: str) -> list[str]:
-    """The path and every module path above it, the longest first."""
-    parts = path.split(".")
-    return [".".join(parts[:length]) for length in range(len(parts), 0, -1)]
 
 
 def _like(source: Node, new: Node) -> Node:

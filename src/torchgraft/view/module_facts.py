@@ -17,6 +17,7 @@ from torchgraft.analysis.dry_run import computing_if_needed, program_of
 from torchgraft.analysis.fake import copied_inputs, copied_module, fake_inputs, fake_mode_of, fake_module, without_log
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import GraftError
+from torchgraft.ir.modules import paths_around
 from torchgraft.ir.node import Node
 from torchgraft.results.progress import stage
 from torchgraft.results.tables import count
@@ -136,21 +137,11 @@ def _program_rows(program: GraphModule) -> list[ModuleFacts]:
 
 def _tree_order(paths: Iterable[str]) -> list[str]:
     """Parents before children, siblings as they came; a parent that no node names is put in."""
-    children: dict[str, dict[str, None]] = {}
+    first: dict[str, int] = {}
     for path in paths:
-        while path:
-            parent = path.rpartition(".")[0]
-            known = path in children.setdefault(parent, {})
-            children[parent][path] = None
-            if known:
-                break
-            path = parent
-    result, pending = [], [""]
-    while pending:
-        path = pending.pop()
-        result.append(path)
-        pending += reversed(children.get(path, {}))
-    return result
+        for around in reversed(paths_around(path)):
+            first.setdefault(around, len(first))
+    return sorted(first, key=lambda path: [first[around] for around in reversed(paths_around(path))])
 
 
 def _stack(node: Node, program: GraphModule) -> list[tuple[str, str]]:
@@ -159,9 +150,7 @@ def _stack(node: Node, program: GraphModule) -> list[tuple[str, str]]:
         stack.append((node.target, type(program.get_submodule(node.target)).__name__))
     if node.op == "get_attr" and not stack and "." in node.target:
         # Operator programs fetch parameters in front, outside of any module.
-        path = node.target.rpartition(".")[0]
-        parts = path.split(".")
-        stack = [(".".join(parts[: index + 1]), "") for index in range(len(parts))]
+        stack = [(path, "") for path in reversed(paths_around(node.target)[1:])]
     return stack
 
 

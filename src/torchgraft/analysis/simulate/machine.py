@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from torchgraft.errors import GraftError
+from torchgraft.ir.modules import paths_around
 
 # Every figure that a machine's file has to hold, by its table; all are positive. What is written once for each type or kind of
 # kernel is checked where it is asked for. A file that says `like = "h200"` has kernels and host of that machine where it says
@@ -261,9 +262,7 @@ class _Check:
             self._fail("like_rates", f"'like_rates' is {rates!r}; it must be positive")
 
     def _kernels(self, name: str, figures: Mapping[str, float], kind: str) -> None:
-        parts = name.split(".")
-        beginnings = [".".join(parts[:count]) for count in range(len(parts), 0, -1)]
-        needed = next((NEEDED[one] for one in beginnings if one in NEEDED), ()) if kind == "gpu" else ()
+        needed = next((NEEDED[one] for one in paths_around(name) if one in NEEDED), ()) if kind == "gpu" else ()
         for figure in ("floor", *needed):
             if figure not in figures:
                 self._fail(f"kernels.{name}", f"the figure '{figure}' is missing in [kernels.{name}]")
