@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import argparse
 
-from torchgraft.cli.models import add_model_arguments, chosen_model, computes
-from torchgraft.cli.programs import add_json, add_level, add_output, captured, json_text, positive_or_zero, with_shapes
+from torchgraft.cli.models import add_model_arguments
+from torchgraft.cli.programs import add_json, add_level, add_output, captured_with_shapes, json_text, positive_or_zero
 
 NAME = "draw"
 SUMMARY = "draw a program as SVG (as PNG or PDF where cairosvg is installed)"
@@ -35,8 +35,7 @@ def run(arguments: argparse.Namespace) -> int:
     from torchgraft.view.drawing.drawing import check_suffix
 
     check_suffix(arguments.output)  # before the work, not after
-    chosen = chosen_model(arguments, computes=computes(arguments))
-    program = with_shapes(captured(arguments, chosen), chosen)
+    chosen, program = captured_with_shapes(arguments)
     options = {
         "depth": arguments.depth,
         "fold": arguments.fold,

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import argparse
 
-from torchgraft.cli.models import add_model_arguments, chosen_model, computes
-from torchgraft.cli.programs import add_json, add_level, add_output, captured, json_text, with_shapes
+from torchgraft.cli.models import add_model_arguments
+from torchgraft.cli.programs import add_json, add_level, add_output, captured_with_shapes, json_text
 
 NAME = "graph"
 SUMMARY = "write a program as a graph: pickle, GraphML, node-link JSON, DOT or Model Explorer's JSON"
@@ -27,8 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Write the graph and say what is in it."""
-    chosen = chosen_model(arguments, computes=computes(arguments))
-    program = with_shapes(captured(arguments, chosen), chosen)
+    chosen, program = captured_with_shapes(arguments)
 
     from torchgraft.results.tables import count
     from torchgraft.view.graph_files import save_graph

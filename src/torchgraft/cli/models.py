@@ -84,11 +84,6 @@ def chosen_model(arguments: argparse.Namespace, text: str | None = None, compute
         wrong_usage(arguments, error)
 
 
-def computes(arguments: argparse.Namespace) -> bool:
-    """Whether a command at a level runs the model; a symbolic trace does not."""
-    return bool(arguments.level != "symbolic")
-
-
 def wrong_usage(arguments: argparse.Namespace, error: GraftError | str) -> NoReturn:
     """End the command with one line and the code of wrong usage."""
     if getattr(arguments, "traceback", False) and isinstance(error, GraftError):

@@ -128,6 +128,12 @@ def with_shapes(program: GraphModule, chosen: ChosenModel) -> GraphModule:
     return program
 
 
+def captured_with_shapes(arguments: argparse.Namespace) -> tuple[ChosenModel, GraphModule]:
+    """The model of a command at a level, and its program with shapes."""
+    chosen = chosen_model(arguments, computes=arguments.level != "symbolic")  # a symbolic trace does not run the model
+    return chosen, with_shapes(captured(arguments, chosen), chosen)
+
+
 def colours_wanted() -> bool:
     """Whether standard output is a terminal, and NO_COLOR is not set."""
     return sys.stdout.isatty() and not os.environ.get("NO_COLOR")

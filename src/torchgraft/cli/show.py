@@ -7,16 +7,15 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from torchgraft.cli.models import add_model_arguments, chosen_model, computes
+from torchgraft.cli.models import add_model_arguments
 from torchgraft.cli.programs import (
     add_json,
     add_level,
     add_output,
-    captured,
+    captured_with_shapes,
     colours_wanted,
     json_text,
     put_out,
-    with_shapes,
 )
 
 if TYPE_CHECKING:
@@ -37,8 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the program."""
-    chosen = chosen_model(arguments, computes=computes(arguments))
-    program = with_shapes(captured(arguments, chosen), chosen)
+    chosen, program = captured_with_shapes(arguments)
     if arguments.json:
         put_out(arguments, json_text({"model": chosen.name, "code": program.code, "nodes": _rows(program)}))
     else:

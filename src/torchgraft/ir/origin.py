@@ -105,6 +105,14 @@ def user_instruction(depth: int = 1) -> tuple[CodeType | None, int]:
     return None, 0
 
 
+def user_frame() -> FrameType | None:
+    """The innermost frame on the stack that belongs neither to torch nor to torchgraft."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and not is_user_code(frame.f_code):
+        frame = frame.f_back
+    return frame
+
+
 def source_line(code: CodeType | None, instruction: int) -> SourceLine | None:
     """The file, line and text of an instruction, or None where there is no user code."""
     return None if code is None else _find_line(code, instruction)

@@ -10,7 +10,7 @@ import math
 import os
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from os import PathLike
 from typing import Any, TextIO
 
@@ -133,16 +133,16 @@ def entry_of(entries: Iterable[Any], node: Any, where: str) -> Any:
     raise KeyError(f"no node named {wanted!r} in {where}")
 
 
-def plain(value: Any) -> Any:
-    """Only what JSON knows: not-a-number and infinities become "nan", "inf" and "-inf", other objects their repr.
+def plain(value: Any, text_of: Callable[[Any], str] = repr) -> Any:
+    """Only what JSON knows: not-a-number and infinities become "nan", "inf" and "-inf", other objects their repr or another text.
 
     >>> plain({"a": (1, float("inf")), 2: {3}})
     {'a': [1, 'inf'], '2': '{3}'}
     """
     if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
+        return {str(key): plain(item, text_of) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [plain(item) for item in value]
+        return [plain(item, text_of) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
-    return value if value is None or type(value) in (bool, int, float, str) else repr(value)
+    return value if value is None or type(value) in (bool, int, float, str) else text_of(value)

@@ -76,8 +76,7 @@ def node_call_info(node: Node) -> CallInfo:
 def _callee(node: Node) -> tuple[str | None, Any, tuple[Any, ...]]:
     """The text of the signature, what has it, and the arguments to bind."""
     if node.op == "call_module":
-        owner = node.graph.owning_module
-        module = find_attribute(owner, node.target)[0] if owner is not None else None
+        module = find_attribute(node.graph.owning_module, node.target)[0]
         forward = module.forward if isinstance(module, torch.nn.Module) else None
         return _signature_text(forward), forward, node.args
     if node.op == "call_method":

@@ -133,8 +133,7 @@ def _node_attributes(node: Node, order: int, info: CallInfo, facts: Facts, phase
 
 
 def _module_text(node: Node) -> str | None:
-    owner = node.graph.owning_module
-    module = find_attribute(owner, node.target)[0] if node.op == "call_module" and owner is not None else None
+    module = find_attribute(node.graph.owning_module, node.target)[0] if node.op == "call_module" else None
     return f"{type(module).__name__}({module.extra_repr()})" if isinstance(module, torch.nn.Module) else None
 
 

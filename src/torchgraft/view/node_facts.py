@@ -60,16 +60,13 @@ def role_of(node: Node) -> str:
         return "tangent" if str(node.target).startswith("tangents_") else "input"
     if node.op == "get_attr":
         owner = node.graph.owning_module
-        value = find_attribute(owner, node.target)[0] if owner is not None else None
-        if isinstance(value, torch.nn.Parameter):
+        if isinstance(find_attribute(owner, node.target)[0], torch.nn.Parameter):
             return "parameter"
         prefix, _, name = node.target.rpartition(".")
-        holder = find_attribute(owner, prefix)[0] if owner is not None and prefix else owner
+        holder = find_attribute(owner, prefix)[0] if prefix else owner
         is_buffer = isinstance(holder, torch.nn.Module) and name in holder._buffers
         # Values met while capturing become unsaved buffers of a GraphModule, but they are no state of the model.
-        if is_buffer and node.target in node.graph._constants:
-            is_buffer = False
-        return "buffer" if is_buffer else "constant"
+        return "buffer" if is_buffer and node.target not in node.graph._constants else "constant"
     if is_guard(node.target):
         return "guard"
     return "output" if node.op == "output" else "operation"
@@ -89,11 +86,16 @@ def module_stack_of(node: Node) -> list[tuple[str, str]]:
     those of `named_modules()`, and the root is "".
     """
     stack = node.meta.get("nn_module_stack") or {}
-    result = []
-    for path, kind in stack.values():
-        name = kind.__name__ if isinstance(kind, type) else str(kind).rpartition(".")[2]
-        result.append((_plain_path(path), name))
-    return result
+    return [(_plain_path(path), class_name(kind)) for path, kind in stack.values()]
+
+
+def class_name(kind: Any) -> str:
+    """The name of a class that is given as the class or as its dotted name.
+
+    >>> class_name(torch.nn.Linear), class_name("torch.nn.modules.linear.Linear")
+    ('Linear', 'Linear')
+    """
+    return kind.__name__ if isinstance(kind, type) else str(kind).rpartition(".")[2].rstrip("'>")
 
 
 def _plain_path(path: str) -> str:

@@ -19,6 +19,7 @@ from torchgraft.errors import GraphError
 from torchgraft.ir.copying import import_object
 from torchgraft.ir.node import Node
 from torchgraft.ir.printing import DTYPE_LETTERS, qualified_name, target_text, type_text
+from torchgraft.results.shown import plain
 from torchgraft.results.tables import shortened
 
 _TORCH_WORDS: dict[type, str] = {torch.dtype: "dtype", torch.memory_format: "memory_format", torch.layout: "layout"}
@@ -176,19 +177,14 @@ def readable(value: Any) -> Any:
     >>> readable((1, torch.float32, slice(0, 2)))
     [1, 'torch.float32', 'slice(0, 2, None)']
     """
-    if value is None or type(value) in (bool, int, str):
-        return value
-    if type(value) is float:
-        return value if math.isfinite(value) else repr(value)
+    return plain(value, _text_of)
+
+
+def _text_of(value: Any) -> str:
     if isinstance(value, Node):
         return f"%{value.name}"
-    if isinstance(value, (list, tuple)):
-        return [readable(item) for item in value]
-    if isinstance(value, dict):
-        return {str(key): readable(item) for key, item in value.items()}
-    if callable(value) and not isinstance(value, torch.nn.Module):
-        return target_text(value)
-    return short_text(value)
+    is_function = callable(value) and not isinstance(value, torch.nn.Module)
+    return target_text(value) if is_function else short_text(value)
 
 
 # ---- for people ----

@@ -4,19 +4,16 @@ dtypes, so that sizes stay free; what they are asked about is a key that no tabl
 
 from __future__ import annotations
 
-import sys
-from types import FrameType, MethodType
+from types import MethodType
 from typing import Any
 
 from torchgraft.capturing.symbolic.questions import called_function
-from torchgraft.ir.origin import is_user_code
+from torchgraft.ir.origin import user_frame
 
 
 def is_remembered(remembering: dict[int, Any]) -> bool:
     """Whether what is about to be hashed is an argument of a function that remembers its results; that is noted by identity."""
-    frame: FrameType | None = sys._getframe(2)
-    while frame is not None and not is_user_code(frame.f_code):
-        frame = frame.f_back
+    frame = user_frame()
     called = None if frame is None else called_function(frame)
     function = called.__func__ if isinstance(called, MethodType) else called
     if not hasattr(function, "cache_clear") or not hasattr(function, "__wrapped__"):

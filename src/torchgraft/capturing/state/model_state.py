@@ -14,7 +14,7 @@ from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator
 from itertools import chain, islice
 from operator import eq, is_, itemgetter
-from types import BuiltinFunctionType, FrameType, FunctionType, MethodType, ModuleType
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple, NoReturn
 
 import torch
@@ -24,7 +24,7 @@ from torchgraft.capturing.state.tensor_state import TensorState
 from torchgraft.errors import TraceError
 from torchgraft.ir.graph import Graph
 from torchgraft.ir.modules import is_from_torch, paths_of_modules
-from torchgraft.ir.origin import SourceLine, current_source_line, is_user_code
+from torchgraft.ir.origin import SourceLine, current_source_line, user_frame
 from torchgraft.ir.origin import source_line as line_of
 from torchgraft.ir.structures import slots_of
 
@@ -336,9 +336,7 @@ def _is_iterator(cls: Any) -> bool:
 
 def _writer() -> Any:
     """The `self` of the user's function that is running."""
-    frame: FrameType | None = sys._getframe(2)
-    while frame is not None and not is_user_code(frame.f_code):
-        frame = frame.f_back
+    frame = user_frame()
     return None if frame is None else frame.f_locals.get("self")
 
 

@@ -6,7 +6,6 @@ any other way (`range`, an index, a branch) becomes a guard.
 from __future__ import annotations
 
 import ast
-import sys
 from collections.abc import Callable, Iterable
 from operator import attrgetter
 from types import CodeType, FrameType, FunctionType, SimpleNamespace
@@ -18,7 +17,7 @@ from torchgraft.capturing.flowing.sizes import combine, unwrapped, wrapped
 from torchgraft.capturing.patching.active import CodePatch, active
 from torchgraft.capturing.user_code.changed_code import changed_patch
 from torchgraft.capturing.user_code.mode_statements import Choices
-from torchgraft.ir.origin import is_user_code
+from torchgraft.ir.origin import user_frame
 
 
 def _watching() -> bool:
@@ -87,9 +86,7 @@ def number_patches() -> list[CodePatch]:
 def asking_code(name: str) -> tuple[CodeType, dict[str, Any]] | None:
     """The code in which `int`, `float` or `len` is about to give a plain number, if it could call ours instead, and the names
     of its file."""
-    frame: FrameType | None = sys._getframe(2)
-    while frame is not None and not is_user_code(frame.f_code):
-        frame = frame.f_back
+    frame = user_frame()
     if frame is None or name not in frame.f_code.co_names or not _is_pythons(name, frame):
         return None
     while frame.f_code.co_name.startswith("<") and frame.f_back and frame.f_code in frame.f_back.f_code.co_consts:

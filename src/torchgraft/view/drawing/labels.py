@@ -17,6 +17,7 @@ from torchgraft.ir.origin import source_of
 from torchgraft.ir.printing import target_text
 from torchgraft.ir.verify import find_attribute
 from torchgraft.results.tables import shortened
+from torchgraft.view.node_facts import class_name
 from torchgraft.view.plain import argument_text, is_node
 
 # The kinds of boxes, in the order of the legend, with what the legend says of them.
@@ -118,15 +119,6 @@ def type_name(node: Any, module: Any) -> str:
         if path == node.target:
             return class_name(kind)
     return str(node.target)
-
-
-def class_name(kind: Any) -> str:
-    """The name of a class that is given as the class or as its dotted name.
-
-    >>> class_name(torch.nn.Linear), class_name("torch.nn.modules.linear.Linear")
-    ('Linear', 'Linear')
-    """
-    return kind.__name__ if isinstance(kind, type) else str(kind).rpartition(".")[2].rstrip("'>")
 
 
 def detail_of(node: Any, kind: str, root: Any) -> str:

@@ -13,6 +13,7 @@ import torch
 
 from torchgraft.ir.verify import find_attribute
 from torchgraft.view.drawing import labels
+from torchgraft.view.node_facts import class_name
 from torchgraft.view.plain import is_node, shape_text
 
 ROOT = 0
@@ -168,7 +169,7 @@ class SceneBuilder:
                 if module_path:
                     path.append(key)
                     self.module_paths[key] = module_path
-                    self.types.setdefault(module_path, labels.class_name(kind))
+                    self.types.setdefault(module_path, class_name(kind))
                     box.module_path = module_path
         box.path = tuple(path)
         if node.op == "call_module":
