@@ -68,13 +68,18 @@ def whole_number(text: str, smallest: int) -> int:
 
 def seconds_above_zero(text: str) -> float:
     """A time from the command line."""
+    return number_above_zero(text, "seconds above 0")
+
+
+def number_above_zero(text: str, what: str = "a positive number") -> float:
+    """A number from the command line that is more than nothing, and finite."""
     try:
-        seconds = float(text)
+        value = float(text)
     except ValueError:
-        seconds = 0.0
-    if not 0 < seconds < float("inf"):
-        raise argparse.ArgumentTypeError(f"give seconds above 0, not '{text}'")
-    return seconds
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"give {what}, not '{text}'")
+    return value
 
 
 def needs_inputs(

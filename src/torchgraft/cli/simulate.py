@@ -8,7 +8,15 @@ import argparse
 from typing import Any
 
 from torchgraft.cli.models import ChosenModel, add_model_arguments, chosen_model, wrong_usage
-from torchgraft.cli.programs import add_json, add_output, counts, needs_inputs, put_out_result, refuse_other_files
+from torchgraft.cli.programs import (
+    add_json,
+    add_output,
+    counts,
+    needs_inputs,
+    number_above_zero,
+    put_out_result,
+    refuse_other_files,
+)
 from torchgraft.errors import GraftError
 from torchgraft.results.files import refuse_unwritable
 
@@ -184,24 +192,14 @@ def _change(text: str) -> tuple[str, Any]:
     name, equals, value = text.partition("=")
     if name not in CHANGES or not equals or not value:
         raise argparse.ArgumentTypeError(f"give NAME=VALUE with one of {', '.join(CHANGES)}, not '{text}'")
-    return (name, value) if name in ("passes", "quantize") else (name, _positive(value))
-
-
-def _positive(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"give a positive number, not '{text}'")
-    return value
+    return (name, value) if name in ("passes", "quantize") else (name, number_above_zero(value))
 
 
 def _price(text: str) -> float | dict[str, float]:
     if "=" not in text:
-        return _positive(text)
+        return number_above_zero(text)
     found = {}
     for item in text.split(","):
         name, _, value = item.partition("=")
-        found[name.strip()] = _positive(value)
+        found[name.strip()] = number_above_zero(value)
     return found

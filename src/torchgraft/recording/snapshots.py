@@ -7,7 +7,7 @@ from __future__ import annotations
 import mmap
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -16,6 +16,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torchgraft.analysis.comparison import tensors_in
 from torchgraft.analysis.effects import effects_of
 from torchgraft.analysis.effects.declared import is_declared_effect
+from torchgraft.analysis.effects.state import storage_of
 from torchgraft.ir.node import Node
 
 # Copying less than this is cheaper than thinking about it.
@@ -82,7 +83,7 @@ class Snapshots:
         written = set() if everything else {item for place in effects.writes for item in self._storages_at(place, env)}
         safe: list[Slot] = []
         for slot in self._borrowed:
-            if everything or _is_odd(slot.tensor) or _storage_of(slot.tensor) in written:
+            if everything or _is_odd(slot.tensor) or storage_of(slot.tensor) in written:
                 slot.tensor = slot.tensor.clone()
             else:
                 safe.append(slot)
@@ -141,7 +142,7 @@ class Snapshots:
             known = self._quiet[node] = _is_quiet(node)
         return known
 
-    def _storages_at(self, place: Any, env: dict[Node, Any]) -> Iterator[int | None]:
+    def _storages_at(self, place: Any, env: dict[Node, Any]) -> Iterator[Hashable]:
         if isinstance(place, Node):
             held: Any = env.get(place)
         else:
@@ -150,7 +151,7 @@ class Snapshots:
                 held = getattr(held, name, None)
             if isinstance(held, torch.nn.Module):
                 held = [*held.parameters(), *held.buffers()]
-        yield from map(_storage_of, tensors_in(held))
+        yield from map(storage_of, tensors_in(held))
 
 
 def _is_quiet(node: Node) -> bool:
@@ -173,13 +174,6 @@ def _is_odd(tensor: torch.Tensor) -> bool:
         or tensor.is_conj()
         or tensor.is_neg()
     )
-
-
-def _storage_of(tensor: torch.Tensor) -> int | None:
-    try:
-        return tensor.untyped_storage()._cdata
-    except (RuntimeError, NotImplementedError):  # sparse tensors and the like have none
-        return None
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from torchgraft.analysis.effects.calls import is_node
 from torchgraft.errors import GraphError
 from torchgraft.ir.copying import import_object
 from torchgraft.ir.node import Node
@@ -188,11 +189,6 @@ def _text_of(value: Any) -> str:
 
 
 # ---- for people ----
-
-
-def is_node(value: Any) -> bool:
-    """Whether a value is a node of a graph, ours or torch.fx's."""
-    return hasattr(value, "all_input_nodes") and hasattr(value, "users")
 
 
 def argument_text(value: Any, longest: int = sys.maxsize, mark: str = "%") -> str:

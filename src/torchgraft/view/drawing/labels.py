@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from torchgraft.analysis.effects.calls import is_node
 from torchgraft.errors import GraftError
 from torchgraft.ir import guards, printing
 from torchgraft.ir.arguments import leaves
@@ -18,7 +19,7 @@ from torchgraft.ir.printing import target_text
 from torchgraft.ir.verify import find_attribute
 from torchgraft.results.tables import shortened
 from torchgraft.view.node_facts import class_name
-from torchgraft.view.plain import argument_text, is_node
+from torchgraft.view.plain import argument_text
 
 # The kinds of boxes, in the order of the legend, with what the legend says of them.
 KINDS = {

@@ -11,10 +11,11 @@ from typing import Any
 
 import torch
 
+from torchgraft.analysis.effects.calls import is_node
 from torchgraft.ir.verify import find_attribute
 from torchgraft.view.drawing import labels
 from torchgraft.view.node_facts import class_name
-from torchgraft.view.plain import is_node, shape_text
+from torchgraft.view.plain import shape_text
 
 ROOT = 0
 MOST_UNUSED = 5
