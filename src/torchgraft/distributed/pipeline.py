@@ -13,6 +13,7 @@ import torch
 
 from torchgraft.analysis.dry_run import DryRun, computing_if_needed
 from torchgraft.capturing.program import capture
+from torchgraft.codegen.attributes import place_attribute
 from torchgraft.codegen.calling import example_inputs
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.distributed.running import Run, load_weights
@@ -368,12 +369,7 @@ class _Planner:
             mode.training = owner.training
             stage.add_module(name, mode)
             return f"{name}.training"
-        if isinstance(value, torch.nn.Parameter):
-            stage.register_parameter(name, value)
-        elif isinstance(value, torch.Tensor):
-            stage.register_buffer(name, value)
-        else:
-            setattr(stage, name, value)
+        place_attribute(stage, name, value, persistent=True)
         self._own.setdefault(id(stage), {})[name] = path
         return name
 

@@ -49,16 +49,16 @@ class References:
         """Place a value for every node that refers to `path`, or at a free path like it where the place is the model's."""
         return self._put(path, value, self._below.get(path, 0) == self._count.get(path, 0))
 
-    def put_new(self, path: str, value: Any) -> str:
-        """Place a value where nothing is yet, as close to `path` as possible."""
+    def put_new(self, path: str, value: Any, persistent: bool = False) -> str:
+        """Place a value where nothing is yet, as close to `path` as possible; a `persistent` tensor is in the state_dict."""
         holder, name = self._holder(path)
-        return self._put(path, value, getattr(holder, name, None) is None)
+        return self._put(path, value, getattr(holder, name, None) is None, persistent)
 
-    def _put(self, path: str, value: Any, is_free: bool) -> str:
+    def _put(self, path: str, value: Any, is_free: bool, persistent: bool = False) -> str:
         holder, name = self._holder(path)
         if holder is None or not is_free:
             holder, name, path = self._free_place(path)
-        _set(holder, name, value)
+        _set(holder, name, value, persistent)
         return path
 
     def drop_unused(self, path: str) -> None:
@@ -102,11 +102,11 @@ def _is_not_empty(module: torch.nn.Module) -> bool:
     return bool(module._modules or module._parameters or module._buffers)
 
 
-def _set(holder: torch.nn.Module, name: str, value: Any) -> None:
+def _set(holder: torch.nn.Module, name: str, value: Any, persistent: bool) -> None:
     if isinstance(value, torch.nn.Module):
         holder._modules[name] = value
     elif isinstance(value, torch.nn.Parameter):
         holder._buffers.pop(name, None)  # a constant that was folded, say
         holder.register_parameter(name, value)
     else:
-        place_attribute(holder, name, value, persistent=False)
+        place_attribute(holder, name, value, persistent)

@@ -253,9 +253,9 @@ class _Conversion:
         if layer.module is None:
             return bound(node, layer_arguments(node)).get(name)
         value: Any = getattr(layer.module, name)
-        return (
-            None if value is None else self._fetch(self._place(f"{node.target.replace('.', '_')}_{name}", value), node)
-        )
+        if value is None:
+            return None
+        return self._fetch(self.references.put_new(f"{node.target.replace('.', '_')}_{name}", value), node)
 
     def _cast(self, node: Node, value: Node, dtype: torch.dtype) -> Node:
         result = self.graph.call_method("to", (value, dtype))
@@ -265,17 +265,7 @@ class _Conversion:
     # ---- attributes ----
 
     def _buffer(self, wish: str, value: torch.Tensor) -> str:
-        name = self._free(wish)
-        self.program.register_buffer(name, value.detach())
-        return name
-
-    def _place(self, wish: str, value: torch.nn.Parameter) -> str:
-        name = self._free(wish)
-        self.program.register_parameter(name, value)
-        return name
-
-    def _free(self, wish: str) -> str:
-        return wish if not hasattr(self.program, wish) else self.references.free_name(wish)
+        return self.references.put_new(wish, value.detach(), persistent=True)
 
     def _fetch(self, path: str, like: Node) -> Node:
         node = self.graph.get_attr(path)

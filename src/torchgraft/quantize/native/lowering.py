@@ -325,8 +325,7 @@ class _Lowering(Reader):
         low, high = leaving.args[3:5]
         values = table_of(lambda item: function(item, *options), entering.scale, entering.zero_point)
         table = quantize_fast(values, after.scale, after.zero_point, low, high)
-        path = self.references.free_name(f"{node.name}_table")
-        self.program.register_buffer(path, table)
+        path = self.references.put_new(f"{node.name}_table", table, persistent=True)
         with self.graph.inserting_before(leaving):
             fetched = self.graph.get_attr(path)
             found = self.graph.call_function(look_up, (entering.node, fetched))
