@@ -13,17 +13,15 @@ from typing import Any
 
 import torch
 
-from torchgraft.analysis.surroundings import Surroundings
 from torchgraft.capturing.program import capture
 from torchgraft.capturing.symbolic.tracer import Tracer
+from torchgraft.capturing.whole import eager_error, modules_of
 from torchgraft.codegen.calling import example_inputs
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import GraftError, one_line
 from torchgraft.ir.guards import Guard, find_guards
 from torchgraft.ir.node import Node
 from torchgraft.ir.origin import SourceLine, line_of_error, source_of
-from torchgraft.recording.runs import observe
-from torchgraft.recording.situations import Situation
 from torchgraft.recording.verify import Verification, verify
 from torchgraft.results.progress import stage
 from torchgraft.results.shown import Shown
@@ -159,13 +157,12 @@ def _captured(
     try:
         return capture(model, args, kwargs), ""
     except Exception as error:  # any failure of a capture is a finding, unless the model itself fails
-        situation = Situation("example", args, kwargs)
-        names = [str(index) for index in range(len(args) + len(kwargs))]
-        eager = observe(model, [], Surroundings(model), situation, names, 0, False)
-        if eager.error is not None:
+        root = model if isinstance(model, torch.nn.Module) else modules_of(model)
+        eager = eager_error(model, root, args, kwargs)
+        if eager is not None:
             raise GraftError(
-                f"cannot diagnose: the model itself raises {one_line(eager.error)}\ngive inputs it accepts"
-            ) from eager.error
+                f"cannot diagnose: the model itself raises {one_line(eager)}\ngive inputs it accepts"
+            ) from eager
         return None, f"{type(error).__name__}: {error}"
 
 

@@ -24,7 +24,7 @@ from torchgraft.interpreter import Interpreter
 from torchgraft.ir.arguments import immutable_dict, immutable_list
 from torchgraft.ir.contexts import enter_context, exit_context
 from torchgraft.ir.node import Node
-from torchgraft.ir.origin import source_of
+from torchgraft.ir.origin import at, source_of
 from torchgraft.ir.structures import take_apart
 from torchgraft.recording.call_watch import brief
 from torchgraft.recording.recorded import Entry, Recording, Stored
@@ -253,10 +253,8 @@ def _last_uses(running: list[Node]) -> dict[Node, list[Node]]:
 
 
 def _failure(node: Node, error: Exception, recording: Recording) -> str:
-    line = source_of(node)
-    where = f"node '{node.name}'" + (f" at {line}" if line else "")
     return (
-        f"the program raised {one_line(error)} in {where}, after "
+        f"the program raised {one_line(error)} in node '{node.name}'{at(source_of(node))}, after "
         f"{len(recording)} recorded nodes{'; no file was written' if recording.path else ''}"
     )
 

@@ -180,7 +180,7 @@ def node_rows(level: Level) -> list[NodeRow]:
     for node in program.graph.nodes:
         arguments = [argument_text(value) for value in node.args]
         arguments += [f"{key}={argument_text(value)}" for key, value in node.kwargs.items()]
-        line = str(source_of(node) or "")
+        source = source_of(node)
         target = call_name(node, program) if node.op != "call_module" else str(node.target)
         rows.append(
             NodeRow(
@@ -190,8 +190,8 @@ def node_rows(level: Level) -> list[NodeRow]:
                 shortened(", ".join(arguments), _WIDEST),
                 shortened(value_text(known_value(node)) or "", _WIDEST),
                 module_path_of(node) or "",
-                place_of(line),
-                line,
+                "" if source is None else source.place,
+                str(source or ""),
             )
         )
     return rows

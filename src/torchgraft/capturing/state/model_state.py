@@ -24,7 +24,7 @@ from torchgraft.capturing.state.tensor_state import TensorState
 from torchgraft.errors import TraceError
 from torchgraft.ir.graph import Graph
 from torchgraft.ir.modules import is_from_torch, paths_of_modules
-from torchgraft.ir.origin import SourceLine, current_source_line, user_frame
+from torchgraft.ir.origin import SourceLine, at, current_source_line, user_frame
 from torchgraft.ir.origin import source_line as line_of
 from torchgraft.ir.structures import slots_of
 
@@ -243,7 +243,7 @@ class ModelState:
     def _refuse(self, what: str, line: SourceLine | None) -> NoReturn:
         raise TraceError(
             f"cannot trace a forward that changes the model: it writes {what}"
-            f"{f' at {line}' if line else ''}, and the traced program would not do that again when it runs; "
+            f"{at(line)}, and the traced program would not do that again when it runs; "
             "keep the value in a buffer and write it in place (self.buffer.copy_(value)), return it as an output, "
             "or keep the module as a leaf (Tracer.is_leaf_module). The model is left as it was"
         )
