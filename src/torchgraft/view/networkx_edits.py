@@ -189,19 +189,14 @@ class _Assembly:
 
     def _missing_edge(self, name: str, key: Any, attributes: dict[str, Any]) -> str:
         text = f"node '{name}' has no value for {{'input': {key!r}}} in its arguments: no edge with key {key!r} leads to it"
-        removed = [node.name for node in self._old_inputs(attributes, key) if node.name not in self.graph]
-        if removed:
-            text += f" ('{removed[0]}', which gave it, is no longer in the graph)"
-        return f"{text}; add one with graph.add_edge(source, '{name}', key={key!r})"
-
-    def _old_inputs(self, attributes: dict[str, Any], key: Any) -> list[Node]:
         old = self._old(attributes)
-        found: list[Node] = []
-        if old is not None:
-            uses: list[Node] = []
+        uses: list[Node] = []
+        if old is not None and isinstance(key, int):
             encode((old.args, old.kwargs), uses.append)
-            found = uses[key : key + 1] if isinstance(key, int) else []
-        return found
+        gone = [node.name for node in uses[key : key + 1] if node.name not in self.graph]
+        if gone:
+            text += f" ('{gone[0]}', which gave it, is no longer in the graph)"
+        return f"{text}; add one with graph.add_edge(source, '{name}', key={key!r})"
 
     def _old(self, attributes: dict[str, Any]) -> Node | None:
         """The node of the original program that a node of the graph came from."""
@@ -258,37 +253,23 @@ class _Assembly:
         sources = self.sources[name]
         args, kwargs = self.arguments[name]
         old = self._old(attributes)
-        use = lambda key: made[sources[key]]  # noqa: E731 (a name for what both decodings share)
+        values: dict[Any, Any] = {**dict(enumerate(args)), **kwargs}
+        before: dict[Any, Any] = {} if old is None else {**dict(enumerate(old.args)), **old.kwargs}
         try:
-            live_args = self._decode(args, old.args if old is not None else (), use)
-            old_kwargs = old.kwargs if old is not None else {}
-            live_kwargs = {
-                key: self._decode([value], (old_kwargs[key],) if key in old_kwargs else (), use)[0]
-                for key, value in kwargs.items()
+            live = {
+                key: _decoded(value, before.get(key), lambda edge: made[sources[edge]]) for key, value in values.items()
             }
         except ValueError as error:
             self.problems.append(f"node '{name}': {error}")
-            live_args, live_kwargs = (), {}
+            live = {}
+        live_args = tuple([live[place] for place in range(len(args)) if place in live])
+        live_kwargs = {key: live[key] for key in kwargs if key in live}
         node = result.create_node(attributes["op"], self.targets[name], live_args, live_kwargs, name)
         made[name] = node
         _note_origin(node, attributes, old)
         if old is not None and self._is_changed(node, old, made):
             for key in _VALUE_NOTES:
                 node.meta.pop(key, None)
-
-    def _decode(self, values: list[Any], old: tuple[Any, ...], use: Any) -> tuple[Any, ...]:
-        """Live values; one that plain data cannot hold is taken from the original, if it stands there unchanged."""
-        result = []
-        for index, value in enumerate(values):
-            try:
-                result.append(decode(value, use))
-            except ValueError:
-                keys = iter(uses_in(value))
-                kept = old[index] if index < len(old) else None
-                if kept is None or encode(kept, lambda _: {"input": next(keys)}) != value:  # noqa: B023 (used at once)
-                    raise
-                result.append(kept)
-        return tuple(result)
 
     def _is_changed(self, node: Node, old: Node, made: dict[str, Node]) -> bool:
         """Whether a node may compute another value than it did; asked in order, so notes on its inputs tell of all before."""
@@ -350,6 +331,17 @@ class _Assembly:
             latest = max(latest, place)
             if place > latest_impure and made[name].is_impure():
                 latest_impure = place
+
+
+def _decoded(value: Any, before: Any, use: Any) -> Any:
+    """A live value; one that plain data cannot hold is taken from the original, if it stands there unchanged."""
+    try:
+        return decode(value, use)
+    except ValueError:
+        keys = iter(uses_in(value))
+        if before is None or encode(before, lambda _: {"input": next(keys)}) != value:
+            raise
+        return before
 
 
 def _note_origin(node: Node, attributes: dict[str, Any], old: Node | None) -> None:

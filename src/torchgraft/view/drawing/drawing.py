@@ -52,12 +52,12 @@ class Drawing:
 
     def save(self, path: str | os.PathLike[str], scale: float = 1.0) -> Path:
         """Write the drawing as SVG, or as PNG or PDF where the package cairosvg is installed; the suffix says which."""
-        save(self.svg, path, scale)
+        write_whole(path, _converted(self.svg, check_suffix(path), scale))
         return Path(path)
 
     def to_png(self, scale: float = 1.0) -> bytes:
         """The drawing as PNG; needs the package cairosvg."""
-        return convert(self.svg, ".png", scale)
+        return _converted(self.svg, ".png", scale)
 
     def _repr_svg_(self) -> str:
         return self.svg
@@ -180,13 +180,10 @@ def check_suffix(path: str | os.PathLike[str]) -> str:
     return suffix
 
 
-def save(svg: str, path: str | os.PathLike[str], scale: float) -> None:
-    suffix = check_suffix(path)
-    write_whole(path, svg.encode("utf-8") if suffix == ".svg" else convert(svg, suffix, scale))
-
-
-def convert(svg: str, suffix: str, scale: float) -> bytes:
-    """The drawing as the bytes of a PNG or PDF file."""
+def _converted(svg: str, suffix: str, scale: float) -> bytes:
+    """The drawing as the bytes of a file."""
+    if suffix == ".svg":
+        return svg.encode("utf-8")
     package = _cairosvg(suffix)
     function = package.svg2png if suffix == ".png" else package.svg2pdf
     result: bytes = function(bytestring=svg.encode("utf-8"), scale=scale, unsafe=True)  # unsafe: lift the limit of size
