@@ -15,11 +15,12 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 
 from torchgraft.bridge.input_guards import InputGuards, input_conditions
-from torchgraft.bridge.torch_fx import from_fx, kind_of
+from torchgraft.bridge.torch_fx import from_fx
 from torchgraft.bridge.translation import Translation
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import BridgeError
 from torchgraft.ir.arguments import immutable_dict, immutable_list
+from torchgraft.ir.input_kinds import class_name
 from torchgraft.ir.node import Node
 from torchgraft.ir.pytree import spec_data, spec_from_data
 
@@ -47,7 +48,8 @@ def from_export(program: ExportedProgram, *, check_inputs: bool = True) -> Graph
     """
     if not isinstance(program, ExportedProgram):
         raise BridgeError(
-            f"from_export takes a torch.export.ExportedProgram, not a {kind_of(program)}\n  make one with torch.export.export()"
+            f"from_export takes a torch.export.ExportedProgram, not a {class_name(type(program))}\n"
+            "  make one with torch.export.export()"
         )
     source = program.module(check_guards=False)
     _strip_checks(source)

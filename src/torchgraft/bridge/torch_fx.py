@@ -22,6 +22,7 @@ from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.codegen.source import PyTreeCodeGen
 from torchgraft.errors import BridgeError
 from torchgraft.ir.graph import Graph
+from torchgraft.ir.input_kinds import class_name
 
 # Compiled code belongs to the module it was compiled for.
 _LEFT_BEHIND = {"_compiled_call_impl"}
@@ -43,7 +44,7 @@ def from_fx(module: torch.fx.GraphModule, *, nested: bool = False) -> GraphModul
     """
     if not isinstance(module, torch.fx.GraphModule):
         raise BridgeError(
-            f"from_fx takes a torch.fx.GraphModule, not a {kind_of(module)}\n  capture it with symbolic_trace()"
+            f"from_fx takes a torch.fx.GraphModule, not a {class_name(type(module))}\n  capture it with symbolic_trace()"
         )
     return _Crossing(nested).module_from_fx(module)
 
@@ -69,14 +70,9 @@ def to_fx(module: GraphModule, *, nested: bool = False) -> torch.fx.GraphModule:
     """
     if not isinstance(module, GraphModule):
         raise BridgeError(
-            f"to_fx takes a torchgraft.GraphModule, not a {kind_of(module)}\n  capture it with symbolic_trace()"
+            f"to_fx takes a torchgraft.GraphModule, not a {class_name(type(module))}\n  capture it with symbolic_trace()"
         )
     return _Crossing(nested).module_to_fx(module)
-
-
-def kind_of(value: Any) -> str:
-    """The full name of the type of a value, for messages."""
-    return f"{type(value).__module__}.{type(value).__qualname__}"
 
 
 class _Crossing:

@@ -189,8 +189,8 @@ class Pipeline(Tabular):
         device = flat[0].device if flat else torch.device("cpu")
         for name, form in self.stages[-1].gives.items():
             values[name], flat = form.unpack(flat[: form.width], device), flat[form.width :]
-        output = next(node for node in self.program.graph.nodes if node.op == "output")
-        return self.program.graph.process_outputs(map_arg(output.args[0], lambda node: values[node.name]))
+        graph = self.program.graph
+        return graph.process_outputs(map_arg(graph.output_node().args[0], lambda node: values[node.name]))
 
 
 def pipeline(
@@ -289,8 +289,7 @@ class _Planner:
         self._examples[node.name] = value
 
     def plan(self) -> Pipeline:
-        output = next(node for node in self._program.graph.nodes if node.op == "output")
-        results = [node.name for node in output.all_input_nodes]
+        results = [node.name for node in self._program.graph.output_node().all_input_nodes]
         crossing = self._crossing(results)
         modules = []
         for number, part in enumerate(self._split.parts):

@@ -12,7 +12,7 @@ import torch
 
 from torchgraft.analysis.effects.calls import is_node
 from torchgraft.errors import GraftError
-from torchgraft.ir import guards, printing
+from torchgraft.ir import guards
 from torchgraft.ir.arguments import leaves
 from torchgraft.ir.origin import source_of
 from torchgraft.ir.printing import target_text
@@ -182,11 +182,6 @@ def _holds_node(value: Any) -> bool:
 
 
 # ---- shapes ----
-
-
-def known_value(node: Any, observed: Mapping[str, Any]) -> Any:
-    """What is known of a node's value: from a run that was watched, or from its metadata."""
-    return observed[node.name] if node.name in observed else printing.known_value(node)
 
 
 _SIZES = frozenset({"size", "dim", "numel", "item", "ndimension", "stride", "nelement"})

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from torchgraft.analysis.effects.calls import is_node
+from torchgraft.ir.printing import known_value
 from torchgraft.ir.verify import find_attribute
 from torchgraft.view.drawing import labels
 from torchgraft.view.node_facts import class_name
@@ -134,7 +135,8 @@ class SceneBuilder:
 
     def _node(self, node: Any) -> None:
         kind = labels.kind_of(node, self.root, self.parameters)
-        shape = shape_text(labels.known_value(node, self.observed)) if self.shapes else ""
+        value = self.observed[node.name] if node.name in self.observed else known_value(node)
+        shape = shape_text(value) if self.shapes else ""
         if not shape and self.shapes and node.op == "get_attr":
             shape = shape_text(find_attribute(self.root, node.target)[0])
         box = Box(
@@ -146,7 +148,7 @@ class SceneBuilder:
             "" if kind in ("guard", "output") else shape,
         )
         self._place_in_modules(node, box)
-        box.scalar = labels.is_number(node, labels.known_value(node, self.observed), self._is_scalar)
+        box.scalar = labels.is_number(node, value, self._is_scalar)
         box.inputs = [self.index_of[source] for source in node.all_input_nodes]
         self.index_of[node] = len(self.scene.boxes)
         if labels.is_kind(node):
