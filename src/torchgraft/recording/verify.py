@@ -24,15 +24,13 @@ from torchgraft.results.progress import stage
 from torchgraft.results.shown import Shown
 from torchgraft.results.tables import painted
 
-# What is compared, and what model and program do with it.
-_ASPECTS = {"outputs": "returns", "inputs": "leaves", "gradients": "gives", "state": "changes", "random": "uses"}
-_COLUMNS = tuple(_ASPECTS)
-_WORDS = {
-    "outputs": "result",
-    "inputs": "content of the inputs afterwards",
-    "gradients": "backward",
-    "state": "state afterwards",
-    "random": "use of random numbers",
+# What is compared: what model and program do with it, and what it is called.
+_ASPECTS = {
+    "outputs": ("returns", "result"),
+    "inputs": ("leaves", "content of the inputs afterwards"),
+    "gradients": ("gives", "backward"),
+    "state": ("changes", "state afterwards"),
+    "random": ("uses", "use of random numbers"),
 }
 
 RIGHT, WRONG, REFUSED, SKIPPED = "right", "wrong", "refused", "skipped"
@@ -106,7 +104,7 @@ class Verification(Shown):
 
     def text(self, color: bool = False) -> str:
         """A table of the situations, and what is wrong in the first that is."""
-        rows = [("situation", *_COLUMNS)]
+        rows = [("situation", *_ASPECTS)]
         rows += [(check.situation, *_cells(check)) for check in self.checks]
         widths = [max(len(row[column]) for row in rows if len(row) > 2) for column in range(len(rows[0]))]
         widths[0] = max(len(row[0]) for row in rows)
@@ -137,7 +135,7 @@ class Verification(Shown):
 
 def _cells(check: Check) -> tuple[str, ...]:
     if check.aspects:
-        return tuple([check.aspects[name].verdict if name in check.aspects else "-" for name in _COLUMNS])
+        return tuple([check.aspects[name].verdict if name in check.aspects else "-" for name in _ASPECTS])
     return (
         f"{check.status}: {check.reason}" if len(check.reason) < 100 else f"{check.status}: {check.reason[:97]}...",
     )
@@ -251,7 +249,7 @@ class _Comparer:
 
     def _compare(self, expected: Observation, found: Observation) -> dict[str, Comparison]:
         result: dict[str, Comparison] = {}
-        for name, verb in _ASPECTS.items():
+        for name, (verb, _) in _ASPECTS.items():
             if name == "gradients" and result["outputs"].differences:  # other outputs have other gradients
                 result[name] = Comparison()
             else:
@@ -274,7 +272,7 @@ class _Comparer:
 
 def _summary(name: str, aspect: Comparison) -> str:
     first, more = aspect.differences[0], len(aspect.differences) - 1
-    return f"the {_WORDS[name]} differs, {first}" + (f" (and {more} more)" if more else "")
+    return f"the {_ASPECTS[name][1]} differs, {first}" + (f" (and {more} more)" if more else "")
 
 
 def _input_names(model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
