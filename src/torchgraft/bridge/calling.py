@@ -49,15 +49,12 @@ class CallTreeCodeGen(PyTreeCodeGen):
 
     def gen_fn_def(self, free_vars: list[str], maybe_return_annotation: str) -> str:
         leaves = [text.split("=")[0].split(":")[0].strip().lstrip("*") for text in free_vars]
-        head = self._heading(maybe_return_annotation)
+        head = CodeGen.gen_fn_def(self, list(self.parameters), maybe_return_annotation)
         if not leaves:
             return head
         if self._takes_self:
             leaves.insert(0, "self")
         return f"{head}\n    {', '.join(leaves)}, = {self._flatten}({self._values()}, self._in_spec)"
-
-    def _heading(self, annotation: str) -> str:
-        return CodeGen.gen_fn_def(self, list(self.parameters), annotation)
 
     def _values(self) -> str:
         names = [name.lstrip("*") for name in self.parameters]

@@ -26,6 +26,8 @@ from torchgraft.ir.input_kinds import class_name
 
 # Compiled code belongs to the module it was compiled for.
 _LEFT_BEHIND = {"_compiled_call_impl"}
+# The attributes of every module that are dicts and sets: parameters, buffers, hooks.
+_TABLES = frozenset(key for key, value in vars(torch.nn.Module()).items() if isinstance(value, (dict, set)))
 
 
 def from_fx(module: torch.fx.GraphModule, *, nested: bool = False) -> GraphModule:
@@ -118,7 +120,7 @@ class _Crossing:
                 continue
             if key == "_modules":
                 value = type(value)((name, self._child(child)) for name, child in value.items())
-            elif key in _tables():
+            elif key in _TABLES:
                 value = copy.copy(value)
             elif isinstance(value, MethodType) and value.__self__ is source:
                 value = MethodType(value.__func__, result)
@@ -140,12 +142,6 @@ class _Crossing:
         if self._nested and isinstance(child, GraphModule):
             return self.module_to_fx(child)
         return child
-
-
-@functools.cache
-def _tables() -> frozenset[str]:
-    """The attributes of every module that are dicts and sets: parameters, buffers, hooks."""
-    return frozenset(key for key, value in vars(torch.nn.Module()).items() if isinstance(value, (dict, set)))
 
 
 @functools.cache

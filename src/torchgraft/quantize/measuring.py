@@ -134,17 +134,13 @@ def node_errors(floats: GraphModule, quantized: GraphModule, data: Iterable[Any]
         for batch in data:
             exact, found = _values(floats, batch), _values(quantized, batch)
             for name, value in exact.items():
-                if name in found and _is_comparable(nodes.get(name)):
+                if name in found and name in nodes and nodes[name].op.startswith("call_"):
                     total[name] = total.get(name, Error()).plus(Error.between(value, found[name]))
             alone = _Alone(quantized, exact)
             for name in layers:
                 if name in nodes and name in exact:
                     own[name] = own.get(name, Error()).plus(Error.between(exact[name], alone.value_of(nodes[name])))
     return NodeErrors(total, own)
-
-
-def _is_comparable(node: Node | None) -> bool:
-    return node is not None and node.op in ("call_function", "call_method", "call_module")
 
 
 def _values(program: GraphModule, batch: Any) -> dict[str, Any]:

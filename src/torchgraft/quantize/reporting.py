@@ -117,7 +117,11 @@ class QuantizeReport(Tabular):
         for layer in self.layers:
             what = layer.scheme if layer.reason is None else f"float: {layer.reason}"
             inherited = "inherited" if layer.inherits else ""
-            figures = (_decibels(layer.sqnr), _decibels(layer.own_sqnr), _cosine(layer.cosine))
+            figures = (
+                _decibels(layer.sqnr),
+                _decibels(layer.own_sqnr),
+                "" if layer.cosine is None else f"{layer.cosine:.5f}",
+            )
             cells.append((layer.path or layer.node, layer.kind, what, *figures, inherited, layer.source))
         worst = sorted(
             (index for index, layer in enumerate(self.layers) if layer.own_sqnr is not None),
@@ -150,7 +154,7 @@ def report(
     chosen = [name for name, layer in plan.layers.items() if layer.reason is None]
     errors = node_errors(floats, quantized, kept[:compare], chosen)
     total = error_of(floats, quantized, kept[:compare])
-    layers = tuple([_layer_report(plan, name, errors, floats) for name in plan.layers])
+    layers = tuple([_layer_report(plan, name, errors) for name in plan.layers])
     name = type(prepared).__name__
     found = {node: error.sqnr for node, error in errors.total.items()}
     return QuantizeReport(name, layers, dict(plan.others), tuple(plan.notes), total.sqnr, total.cosine, found)
@@ -169,7 +173,7 @@ def prepared_with(model: Any, data: Iterable[Any], config: ConfigLike, backend: 
     return prepared, kept
 
 
-def _layer_report(plan: Plan, name: str, errors: Any, floats: GraphModule) -> LayerReport:
+def _layer_report(plan: Plan, name: str, errors: Any) -> LayerReport:
     planned = plan.layers[name]
     count = math.prod(planned.shape) if planned.shape else 0
     width = 8 if "64" in planned.dtype else 2 if "16" in planned.dtype else 4
@@ -185,7 +189,3 @@ def _layer_report(plan: Plan, name: str, errors: Any, floats: GraphModule) -> La
 
 def _decibels(value: float | None) -> str:
     return "" if value is None else "exact" if math.isinf(value) and value > 0 else f"{value:.1f} dB"
-
-
-def _cosine(value: float | None) -> str:
-    return "" if value is None else f"{value:.5f}"

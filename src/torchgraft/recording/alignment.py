@@ -184,14 +184,13 @@ class _Alignment:
     def _are_alike(self, mine: Node, theirs: Node) -> bool:
         """Whether two nodes give the same kind of thing, and the same part of it where they take one of several results."""
         same_kind = (self._prints[mine] is None) == (self._prints[theirs] is None)
-        return same_kind and _part(mine) == _part(theirs) and not self._are_other_numbers(mine, theirs)
+        if not same_kind or _part(mine) != _part(theirs):
+            return False
+        return not self._are_numbers(mine, theirs) or bool(self._values[0][mine] == self._values[1][theirs])
 
     def _are_numbers(self, mine: Node, theirs: Node) -> bool:
         kind = type(self._values[0][mine])
         return kind in (int, bool) and kind is type(self._values[1][theirs])
-
-    def _are_other_numbers(self, mine: Node, theirs: Node) -> bool:
-        return self._are_numbers(mine, theirs) and bool(self._values[0][mine] != self._values[1][theirs])
 
     def _same_shape(self, mine: Node, theirs: Node) -> bool:
         first, second = self._prints[mine], self._prints[theirs]

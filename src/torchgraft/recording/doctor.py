@@ -192,10 +192,10 @@ def specialised(program: GraphModule) -> list[Finding]:
     return [Finding(_some(facts), where, remedy, len(facts)) for (where, remedy), facts in places.items()]
 
 
-def _some(facts: list[str], most: int = 2) -> str:
+def _some(facts: list[str]) -> str:
     """The first of the different facts."""
     different = list(dict.fromkeys(facts))
-    return ", ".join(different[:most]) + (", …" if len(different) > most else "")
+    return ", ".join(different[:2]) + (", …" if len(different) > 2 else "")
 
 
 def _remedy(guard: Guard) -> str:

@@ -156,13 +156,10 @@ class Snapshots:
 
 def _is_quiet(node: Node) -> bool:
     """Whether a node writes no memory. Guards and regions are declared to have an effect, but it is none on tensors."""
-    if node.op == "call_function" and _is_own(node.target) and is_declared_effect(node.target):
+    is_own = str(getattr(node.target, "__module__", "")).startswith("torchgraft.")
+    if node.op == "call_function" and is_own and is_declared_effect(node.target):
         return True
     return not node.is_impure(impure_random=False)
-
-
-def _is_own(target: Any) -> bool:
-    return str(getattr(target, "__module__", "")).startswith("torchgraft.")
 
 
 def _is_odd(tensor: torch.Tensor) -> bool:

@@ -56,25 +56,26 @@ document.documentElement.dataset.theme = matchMedia("(prefers-color-scheme: dark
 def page(seen: Seen, written: Written, facts: list[Fact]) -> str:
     """The whole page as text."""
     sections = _sections(seen, written)
-    navigation = "\n".join([_navigation_entry(identity, title, depth) for identity, title, depth, _ in sections])
-    body = "\n".join([_heading(seen), _tiles(seen), _facts(facts), *[_section(*section) for section in sections]])
+    entries = [
+        element("a", escape(title), href=f"#{identity}", class_="inner" if depth else None)
+        for identity, title, depth, _ in sections
+    ]
+    contents = [_section(identity, title, content) for identity, title, _, content in sections]
     return _TEMPLATE.format(
         version=__version__,
         title=f"{escape(seen.name)} · torchgraft",
-        style=f"{_resource('page.css')}\n{_drawing_styles()}",
+        # One style sheet for all drawings of the page, which follows the page, not the system.
+        style="\n".join(
+            [_resource("page.css"), style_sheet("light", ".drawing"), style_sheet("dark", "[data-theme=dark] .drawing")]
+        ),
         script=_resource("page.js"),
-        navigation=navigation,
-        body=body,
+        navigation="\n".join(entries),
+        body="\n".join([_heading(seen), _tiles(seen), _facts(facts), *contents]),
     )
 
 
 def _resource(name: str) -> str:
     return files("torchgraft.reporting").joinpath(name).read_text(encoding="utf-8")
-
-
-def _drawing_styles() -> str:
-    """One style sheet for all drawings of the page, which follows the page, not the system."""
-    return f"{style_sheet('light', '.drawing')}\n{style_sheet('dark', '[data-theme=dark] .drawing')}"
 
 
 def _sections(seen: Seen, written: Written) -> list[tuple[str, str, int, str]]:
@@ -97,14 +98,9 @@ def _sections(seen: Seen, written: Written) -> list[tuple[str, str, int, str]]:
     return result
 
 
-def _navigation_entry(identity: str, title: str, depth: int) -> str:
-    return element("a", escape(title), href=f"#{identity}", class_="inner" if depth else None)
-
-
-def _section(identity: str, title: str, depth: int, content: str) -> str:
-    closed = identity == "level-jit"
+def _section(identity: str, title: str, content: str) -> str:
     head = f"<summary><h2>{escape(title)}</h2></summary>"
-    inner = element("details", head + content, open=None if closed else True)
+    inner = element("details", head + content, open=None if identity == "level-jit" else True)
     return element("section", inner, id=identity)
 
 

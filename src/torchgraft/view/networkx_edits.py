@@ -267,11 +267,11 @@ class _Assembly:
         node = result.create_node(attributes["op"], self.targets[name], live_args, live_kwargs, name)
         made[name] = node
         _note_origin(node, attributes, old)
-        if old is not None and self._is_changed(node, old, made):
+        if old is not None and self._is_changed(node, old):
             for key in _VALUE_NOTES:
                 node.meta.pop(key, None)
 
-    def _is_changed(self, node: Node, old: Node, made: dict[str, Node]) -> bool:
+    def _is_changed(self, node: Node, old: Node) -> bool:
         """Whether a node may compute another value than it did; asked in order, so notes on its inputs tell of all before."""
         now, then = node.all_input_nodes, old.all_input_nodes
         if len(now) != len(then):

@@ -57,12 +57,9 @@ def changed_patch(function: FunctionType, change: type[Change]) -> CodePatch | N
     if changed is None:
         return None
     patch = CodePatch(function)
-    patch.lend(_like(function, changed))
+    scope, defaults, closure = function.__globals__, function.__defaults__, function.__closure__
+    patch.lend(FunctionType(changed, scope, function.__name__, defaults, closure))
     return patch
-
-
-def _like(function: FunctionType, code: CodeType) -> FunctionType:
-    return FunctionType(code, function.__globals__, function.__name__, function.__defaults__, function.__closure__)
 
 
 def _changed(function: FunctionType, change: type[Change]) -> CodeType | None:

@@ -142,7 +142,7 @@ class Choices(Change):
         if not self._is_caught and _is_plain_block(node.body) and _is_plain_block(node.orelse):
             sides = _Side(node.body, self._place("then")), _Side(node.orelse, self._place("else"))
             names = [name for side in sides for name in side.assigned]
-            if all(_is_known(name, *sides) or name in self._bound for name in names):
+            if all(name in self._bound or all(name in side.certain for side in sides) for name in names):
                 known = self._bound.copy()
                 self._bound.update(names)
                 self._modes.update(names)
@@ -301,10 +301,6 @@ def _certainly_assigned(block: list[ast.stmt]) -> set[str]:
         elif isinstance(statement, ast.If) and _is_question(statement.test):
             found |= _certainly_assigned(statement.body) & _certainly_assigned(statement.orelse)
     return found
-
-
-def _is_known(name: str, *sides: _Side) -> bool:
-    return all(name in side.certain for side in sides)
 
 
 # ---- syntax ----

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from torchgraft.view.drawing.captions import GROUP_SIZE, Caption, text_width
 from torchgraft.view.drawing.labels import KINDS
 from torchgraft.view.drawing.layout import Frame, Layout, Step
-from torchgraft.view.drawing.scene import ROOT, Box, Scene
+from torchgraft.view.drawing.scene import ROOT, Scene
 from torchgraft.view.drawing.theme import style_sheet
 
 MARGIN = 24.0
@@ -72,9 +72,10 @@ class Painter:
         lines = []
         for value, paths in self.lines.items():
             arrows = "".join(self.arrows.get(value, ()))
-            tooltip = self._line_tooltip(self.scene.boxes[value])
+            box = self.scene.boxes[value]
+            tooltip = escape(f"%{box.name}" + (f"  {box.shape}" if box.shape else ""))
             head = f'<path class="a" d="{arrows}"/>' if arrows else ""
-            look = "l n" if self.scene.boxes[value].scalar else "l"
+            look = "l n" if box.scalar else "l"
             lines.append(f'<g class="{look}"><title>{tooltip}</title><path d="{"".join(paths)}"/>{head}</g>')
         title = escape(self.scene.title)
         return "\n".join(
@@ -92,9 +93,6 @@ class Painter:
                 "",
             ]
         )
-
-    def _line_tooltip(self, box: Box) -> str:
-        return escape(f"%{box.name}" + (f"  {box.shape}" if box.shape else ""))
 
     # ---- heading ----
 
