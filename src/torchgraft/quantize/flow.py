@@ -49,9 +49,10 @@ def quantize(
                 "give an iterable of batches such as [x1, x2] or a DataLoader; a model is captured with the first"
             )
         args, kwargs = inputs_of(first)
-        given = _Batches([first], rest, number_of(data))
+        given = itertools.chain([first], rest)
     prepared = prepare(model, args, kwargs, config=config, backend=backend)
-    calibrate(prepared, given, progress)
+    total = number_of(data)
+    calibrate(prepared, given, None if progress is None else lambda done, _: progress(done, total))
     return finish(prepared, backend)
 
 
@@ -63,18 +64,3 @@ def finish(prepared: GraphModule, backend: str) -> GraphModule:
 
         return to_native(program)
     return program
-
-
-class _Batches:
-    """The batches of an iterator whose first was taken out to look at."""
-
-    def __init__(self, first: list[Any], rest: Any, total: int | None) -> None:
-        self._all, self._total = itertools.chain(first, rest), total
-
-    def __iter__(self) -> Any:
-        return self._all
-
-    def __len__(self) -> int:
-        if self._total is None:
-            raise TypeError("the number of batches is not known")
-        return self._total
