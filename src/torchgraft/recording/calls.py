@@ -187,7 +187,7 @@ def log_calls(
     if level not in LEVELS:
         raise ValueError(f'level must be "function" or "dispatch", not {level!r}')
     if fn is None:
-        return _block(level)
+        return _logging(CallLog([], level), None)
     function = _runnable(fn)
     values, keywords = example_inputs(args, kwargs)
     log = CallLog([], level)
@@ -200,21 +200,14 @@ def log_calls(
 
 
 @contextlib.contextmanager
-def _block(level: str) -> Iterator[CallLog]:
-    log = CallLog([], level)
-    with _logging(log, None):
-        yield log
-
-
-@contextlib.contextmanager
-def _logging(log: CallLog, function: Any) -> Iterator[None]:
+def _logging(log: CallLog, function: Any) -> Iterator[CallLog]:
     """Fill a log with the calls that this thread makes inside the block."""
     watch = Watch(function, log.level)
     qualified_name(len)  # torch makes its table of names once, which takes a while and is no part of the run
     started = time.perf_counter_ns()
     try:
         with watch.running():
-            yield
+            yield log
     finally:
         log.calls[:] = _logged_calls(watch, started)
         log._modules, log._started = watch.spans, started
