@@ -14,7 +14,7 @@ from torchgraft.passes.attributes import References
 from torchgraft.passes.layer_calls import parameter_of
 from torchgraft.passes.remove_dead_code import RemoveDeadCode
 from torchgraft.quantize.operators import dequantize_tensor, quantize_tensor
-from torchgraft.quantize.preparing import inherit
+from torchgraft.quantize.preparing import drop_unused, inherit
 
 
 def to_fake_quantize(program: GraphModule) -> GraphModule:
@@ -35,9 +35,7 @@ def to_fake_quantize(program: GraphModule) -> GraphModule:
             if node.op == "call_function" and node.target is dequantize_tensor:
                 _replace(result, node)
     RemoveDeadCode().run(result)
-    used = {node.target for node in result.graph.nodes if node.op in ("get_attr", "call_module")}
-    for name in [name for name in result._buffers if name not in used]:
-        del result._buffers[name]
+    drop_unused(result)
     result.graph.lint()
     return result
 

@@ -168,6 +168,15 @@ def observe(program: GraphModule, group: str, value: Node, users: list[Node]) ->
         user.replace_input_with(value, watching)
 
 
+def drop_unused(program: GraphModule) -> None:
+    """Take out what no node of a program refers to any more."""
+    used = {node.target for node in program.graph.nodes if node.op in ("get_attr", "call_module")}
+    for table in (program._buffers, program._parameters):
+        for name in [name for name in table if name not in used]:
+            del table[name]
+    program.delete_all_unused_submodules()
+
+
 def inherit(node: Node, source: Node, drawn_as: str | None = None) -> None:
     """Give a node that a rewrite made the source line and module of the one it was made for, and perhaps a colour."""
     inherit_origin(node, source)

@@ -47,7 +47,7 @@ from torchgraft.quantize.observers import Observer
 from torchgraft.quantize.operations import ACTIVATIONS, MOVES, SELECTS, first_input, is_shape_read, is_sum, operation
 from torchgraft.quantize.operators import dequantize_tensor, quantize_tensor
 from torchgraft.quantize.plan import KEY
-from torchgraft.quantize.preparing import inherit
+from torchgraft.quantize.preparing import drop_unused, inherit
 
 # What only says of which shape a value is.
 _SHAPES = frozenset({"view", "reshape", "flatten", "squeeze", "unsqueeze"})
@@ -77,7 +77,7 @@ def to_native(program: GraphModule) -> GraphModule:
     with torch.no_grad():
         _Lowering(result).run()
     RemoveDeadCode().run(result)
-    _drop_unused(result)
+    drop_unused(result)
     result.graph.lint()
     return result
 
@@ -453,12 +453,3 @@ class _Lowering(Reader):
         for source in inputs:
             if not source._users and source.op not in ("placeholder", "output") and not source._erased:
                 self._erase(source)
-
-
-def _drop_unused(program: GraphModule) -> None:
-    """Take out what only the reference form fetched."""
-    used = {node.target for node in program.graph.nodes if node.op in ("get_attr", "call_module")}
-    for table in (program._buffers, program._parameters):
-        for name in [name for name in table if name not in used]:
-            del table[name]
-    program.delete_all_unused_submodules()
