@@ -1,5 +1,5 @@
 """Small pieces of HTML: elements, tables, code in colours, bars and histograms.
-Which pieces make the page is decided in `page.py` and the `*_section.py` files.
+Which pieces make the page is decided in `page.py`, `level_section.py` and `run_sections.py`.
 """
 
 from __future__ import annotations

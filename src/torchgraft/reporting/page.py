@@ -13,9 +13,14 @@ from torchgraft.reporting.facts import Fact
 from torchgraft.reporting.files import Written
 from torchgraft.reporting.level_section import file_table, level_section, side_by_side
 from torchgraft.reporting.markup import code_block, element, escape
-from torchgraft.reporting.run_sections import calls_section, diagnosis_section, statistics_section, summary_section
+from torchgraft.reporting.run_sections import (
+    calls_section,
+    diagnosis_section,
+    simulation_section,
+    statistics_section,
+    summary_section,
+)
 from torchgraft.reporting.seen import Failure, Seen
-from torchgraft.reporting.simulation_section import simulation_section
 from torchgraft.results.tables import amount
 from torchgraft.version import __version__
 from torchgraft.view.drawing.theme import style_sheet
