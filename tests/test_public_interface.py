@@ -230,6 +230,13 @@ def test_importing_torchgraft_does_not_import_torch() -> None:
     subprocess.run([sys.executable, "-c", text], check=True, env=environment)
 
 
+def test_comparing_programs_does_not_import_the_compiler_of_torch() -> None:
+    """Only the kernels of quantized programs need it, and it takes longer than all the rest."""
+    environment = {**os.environ, "PYTHONPATH": str(GOLDEN.parents[2] / "src")}
+    text = "import sys, torchgraft.quantize, torchgraft.recording.doctor; sys.exit('torch._dynamo' in sys.modules)"
+    subprocess.run([sys.executable, "-c", text], check=True, env=environment)
+
+
 # ---- torchgraft.traceback ----
 
 

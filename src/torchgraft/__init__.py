@@ -5,16 +5,15 @@ This page lists the public names; each is imported from the room it lives in whe
 
 from __future__ import annotations
 
-import ast
 import importlib
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchgraft.fx_passes.paths import MODULES as _MODULES
 from torchgraft.fx_passes.paths import install as _install_paths_of_torch_fx
+from torchgraft.public_names import homes_of
 from torchgraft.version import __version__ as __version__
 
-# The one table of public names: type checkers read it as imports, `_home_of` as text.
+# The one table of public names: type checkers read it as imports, `homes_of` as text.
 if TYPE_CHECKING:
     from torchgraft import distributed as distributed
     from torchgraft import passes as passes
@@ -138,16 +137,7 @@ if TYPE_CHECKING:
     from torchgraft.view.program_diff import diff as diff
 
 
-def _table() -> dict[str, str]:
-    """The room of every public name; that of a room is torchgraft itself."""
-    block = next(
-        part for part in ast.parse(Path(__file__).read_text(encoding="utf-8")).body if isinstance(part, ast.If)
-    )
-    imports = [statement for statement in block.body if isinstance(statement, ast.ImportFrom)]
-    return {alias.name: str(statement.module) for statement in imports for alias in statement.names}
-
-
-_HOME_OF = _table()
+_HOME_OF = homes_of(__file__)
 __all__ = sorted([*_HOME_OF, "__version__"])
 
 _install_paths_of_torch_fx()
