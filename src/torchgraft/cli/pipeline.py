@@ -49,7 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
         wrong_usage(arguments, "--simulate and --run are two questions\ngive one of them")
     if (arguments.output or "").lower().endswith(".svg") and not arguments.simulate:
         wrong_usage(arguments, "a timeline is of a simulation\nadd --simulate")
-    refuse_other_files(arguments, "an .svg, .html or .json file")
+    refuse_other_files(arguments)
     if arguments.training:
         arguments.train = True
     chosen = chosen_model(arguments, computes=arguments.try_it or arguments.cost == "measured")

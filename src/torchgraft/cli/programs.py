@@ -158,11 +158,11 @@ def put_out(arguments: argparse.Namespace, text: str) -> None:
 _OTHER_FILES = ("png", "jpg", "jpeg", "gif", "webp", "pdf", "csv", "xlsx", "toml")  # in which text would not be found
 
 
-def refuse_other_files(arguments: argparse.Namespace, kinds: str) -> None:
-    """Raise if the file that -o names is of a kind that is not written; `kinds` are those that are."""
+def refuse_other_files(arguments: argparse.Namespace) -> None:
+    """Raise if the file that -o names is of a kind that is not written."""
     suffix = (arguments.output or "").rpartition(".")[2].lower()
     if suffix in _OTHER_FILES:
-        wrong_usage(arguments, f"a .{suffix} file cannot be written\ngive {kinds}, or a .txt file")
+        wrong_usage(arguments, f"a .{suffix} file cannot be written\ngive an .svg, .html or .json file, or a .txt file")
 
 
 def show_result(arguments: argparse.Namespace, result: Any) -> None:

@@ -100,7 +100,7 @@ def _refuse_mixtures(arguments: argparse.Namespace) -> None:
         )
     if arguments.trace is not None:
         refuse_unwritable(arguments.trace)
-    refuse_other_files(arguments, "an .svg, .html or .json file")
+    refuse_other_files(arguments)
     names = [name for name, _ in arguments.what_if]
     for name in names:
         if names.count(name) > 1:

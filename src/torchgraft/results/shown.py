@@ -106,12 +106,14 @@ class NamedTexts(Tabular, dict[Any, Any]):
 
     def rows(self) -> list[dict[str, Any]]:
         """One dict for each node."""
-        return [{"node": str(name), "value": self._text_of(value)} for name, value in self.items()]
+        return [{"node": name, "value": value} for name, value in self._cells()]
 
     def text(self, color: bool = False) -> str:
         """One line for each node, and the notes."""
-        cells = [(str(name), self._text_of(value)) for name, value in self.items()]
-        return "\n".join([*aligned(cells), *self._notes()])
+        return "\n".join([*aligned(self._cells()), *self._notes()])
+
+    def _cells(self) -> list[tuple[str, str]]:
+        return [(str(name), self._text_of(value)) for name, value in self.items()]
 
     def _text_of(self, value: Any) -> str:
         return str(value)
@@ -120,8 +122,7 @@ class NamedTexts(Tabular, dict[Any, Any]):
         return []
 
     def _table(self) -> Table:
-        cells = [(str(name), self._text_of(value)) for name, value in self.items()]
-        return Table("", ("node", "value"), cells, footer="\n".join(self._notes()))
+        return Table("", ("node", "value"), self._cells(), footer="\n".join(self._notes()))
 
 
 def entry_of(entries: Iterable[Any], node: Any, where: str) -> Any:

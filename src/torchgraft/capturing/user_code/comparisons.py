@@ -109,7 +109,7 @@ def is_compared_with_none(code: CodeType | None, instruction: int) -> bool:
 
 @asked_once
 def _compared_with_none(code: CodeType) -> frozenset[int]:
-    sides = [item.left for item in identity_comparisons(code) if item.code is code and _is_constant(item.right, None)]
+    sides = [item.left for item in identity_comparisons(code) if item.code is code and _is_none(item.right)]
     return frozenset(
         side.instruction.offset
         for side in sides
@@ -119,9 +119,7 @@ def _compared_with_none(code: CodeType) -> frozenset[int]:
 
 def compared_with_none(code: CodeType, variable: str) -> int | None:
     """The instruction that asks whether a variable is None, if there is one."""
-    found = [
-        item for item in identity_comparisons(code) if item.left.names == (variable,) and _is_constant(item.right, None)
-    ]
+    found = [item for item in identity_comparisons(code) if item.left.names == (variable,) and _is_none(item.right)]
     return found[0].offset if found else None
 
 
@@ -157,7 +155,7 @@ def compares_element_types(code: CodeType) -> bool:
         side.names and (side.names[-1] in _TYPE_NAMES or "dtype" in side.names[-1])
         for comparison in identity_comparisons(code)
         for side in (comparison.left, comparison.right)
-        if not _is_constant(comparison.right, None)
+        if not _is_none(comparison.right)
     )
 
 
@@ -207,8 +205,8 @@ def _decides(listing: list[dis.Instruction], place: int) -> bool:
     return any(item.opname in _TYPE_TESTS for item in following)
 
 
-def _is_constant(operand: Operand, value: Any) -> bool:
-    return operand.kind == "constant" and operand.value is value
+def _is_none(operand: Operand) -> bool:
+    return operand.kind == "constant" and operand.value is None
 
 
 def _is_variable(operand: Operand) -> bool:
