@@ -36,6 +36,15 @@ def test_a_model_is_quantized_kept_and_reported(tmp_path, data, capsys):
     assert page.read_text().startswith("<!DOCTYPE html>")
 
 
+def test_a_folder_is_written_anew_as_by_capture(tmp_path, capsys):
+    kept = tmp_path / "mlp"
+    assert [main(["quantize", "zoo:mlp", "-o", str(kept)]) for _ in range(2)] == [0, 0]
+    assert (kept / "module.py").exists()
+    (tmp_path / "other.txt").write_text("kept")
+    assert main(["quantize", "zoo:mlp", "-o", str(tmp_path)]) == 1
+    assert "it is a folder with other files in it" in capsys.readouterr().err
+
+
 def test_as_json_with_a_scheme(capsys):
     assert main(["quantize", "zoo:mlp", "--config", "dynamic-int8", "--backend", "reference", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)

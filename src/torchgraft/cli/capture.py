@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from torchgraft.cli.models import add_model_arguments, chosen_model
 from torchgraft.cli.programs import add_json, add_level, add_output, captured, json_text
 from torchgraft.errors import GraphError, WriteError
+from torchgraft.results.files import refuse_unwritable
 from torchgraft.results.progress import stage
 
 if TYPE_CHECKING:
@@ -24,15 +25,12 @@ SUMMARY = "capture a program, say what is in it, and keep it"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser)
     add_level(parser)
-    add_output(parser, "where to keep the program: a .pt file for torch.load, or else a folder that Python can import")
-    parser.set_defaults(writes_file=False)
+    add_place(parser)
     add_json(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print what was captured."""
-    if arguments.output is not None:
-        refuse_place(arguments.output)
     chosen = chosen_model(arguments)
     started = time.perf_counter()
     program = captured(arguments, chosen)
@@ -71,10 +69,14 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def add_place(parser: argparse.ArgumentParser) -> None:
+    """-o, for where to keep a program."""
+    add_output(parser, "where to keep the program: a .pt file for torch.load, or else a folder that Python can import")
+    parser.set_defaults(refuse_output=refuse_place)
+
+
 def refuse_place(place: str) -> None:
     """Raise where nothing can be written, before the work; files that are no program of an earlier capture are not touched."""
-    from torchgraft.results.files import refuse_unwritable
-
     if place.endswith(".pt"):
         refuse_unwritable(place)
     elif os.path.isdir(place) and os.listdir(place) and not os.path.isfile(os.path.join(place, "modules.pt")):

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from torchgraft.cli.progress import progress_line
 from torchgraft.errors import GraftError
-from torchgraft.results.files import refuse_unwritable
 from torchgraft.version import __version__
 
 if TYPE_CHECKING:
@@ -89,8 +88,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(argv: Sequence[str] | None) -> int:
     arguments = build_parser().parse_args(argv)
     try:
-        if getattr(arguments, "writes_file", False) and arguments.output is not None:
-            refuse_unwritable(arguments.output)  # before the work, not after
+        refuse = getattr(arguments, "refuse_output", None)
+        if refuse is not None and arguments.output is not None:
+            refuse(arguments.output)
         with progress_line():
             exit_code: int = arguments.run(arguments)
         sys.stdout.flush()

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from torchgraft.cli.input_options import advice
 from torchgraft.cli.models import ChosenModel, add_model_arguments, chosen_model, wrong_usage
+from torchgraft.results.files import refuse_unwritable
 
 if TYPE_CHECKING:
     from torchgraft.codegen.graph_module import GraphModule
@@ -36,7 +37,7 @@ def add_level(parser: argparse.ArgumentParser) -> None:
 def add_output(parser: argparse.ArgumentParser, what: str, required: bool = False) -> None:
     """-o, for where to write."""
     parser.add_argument("-o", "--output", metavar="PATH", required=required, help=what)
-    parser.set_defaults(writes_file=True)
+    parser.set_defaults(refuse_output=refuse_unwritable)  # before the work, not after
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:

@@ -8,8 +8,9 @@ import argparse
 import itertools
 from typing import Any
 
-from torchgraft.cli.models import add_model_arguments, chosen_model, wrong_usage
-from torchgraft.cli.programs import add_json, add_output, json_text
+from torchgraft.cli.capture import add_place, keep
+from torchgraft.cli.models import add_model_arguments, chosen_model, load_object, wrong_usage
+from torchgraft.cli.programs import add_json, json_text
 from torchgraft.errors import GraftError
 
 NAME = "quantize"
@@ -31,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--backend", choices=BACKENDS, default="native", help="what the program is for (default: native)"
     )
-    add_output(parser, "where to keep the program: a .pt file for torch.load, or else a folder that Python can import")
+    add_place(parser)
     parser.add_argument("--html", metavar="FILE", help="also write the report as a page")
     add_json(parser)
 
@@ -51,8 +52,6 @@ def run(arguments: argparse.Namespace) -> int:
     program = finish(prepared, arguments.backend)
     found = report(prepared, data)
     if arguments.output is not None:
-        from torchgraft.cli.capture import keep
-
         keep(program, arguments.output)
     if arguments.html is not None:
         found.to_html(arguments.html)
@@ -78,8 +77,6 @@ def _batches(arguments: argparse.Namespace, chosen: Any) -> list[Any]:
                 arguments, "quantizing needs data, and none is known for this model\ngive it with --data FILE.py:NAME"
             )
         return [chosen.kwargs or chosen.args]
-    from torchgraft.cli.models import load_object
-
     try:
         value = load_object(arguments.data)
     except GraftError as error:
