@@ -4,7 +4,6 @@ What is predicted is compared with this in `analysis.py` and in the tests.
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable
 
 import torch
@@ -15,7 +14,7 @@ from torchgraft.capturing.patching.active import paused_collection
 
 def taken_on_cpu(action: Callable[[], object]) -> int:
     """The most bytes that were there at once beyond those before, from the profiler's record of every allocation."""
-    gc.collect()  # what was there before and is found on the way would be taken off the account
+    # What was there before and is found by the collector on the way would be taken off the account.
     with paused_collection, profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
         action()
     events = [event for event in recorded.profiler.kineto_results.events() if event.name() == "[memory]"]
@@ -29,7 +28,6 @@ def taken_on_cpu(action: Callable[[], object]) -> int:
 def taken_on_gpu(action: Callable[[], object]) -> int:
     """The same from the allocator of the GPU."""
     torch.cuda.synchronize()
-    gc.collect()
     with paused_collection:
         before = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()

@@ -104,7 +104,8 @@ libraries are sampled in turn in one process, by the time of the process, with t
 says otherwise. What takes torch.fx longest is measured only with `--full`, and once. The rows about `capture` have
 torch.export in the place of torch.fx. "In runs of the model" is the time of a capture over that of one eager run. A capture is
 itself a run: the more there is to calculate, the nearer that is to 1, and the nearer to torch.export, which calculates
-nothing."""
+nothing. "Two watched runs alone" is what no capture by the contract can do without: the model runs twice under an empty function
+mode, and nothing is written down, compared or put back."""
 
 
 def markdown(environment: Environment, command: str, figures: Sequence[Figure]) -> str:

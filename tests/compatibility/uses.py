@@ -191,6 +191,7 @@ def vmap(module: nn.Module, inputs: Callable[[int], Given]) -> Any:
 @use("DistributedDataParallel", slow=True)
 def distributed(module: nn.Module, inputs: Callable[[int], Given]) -> Any:
     """One process of one, and the gradients it leaves."""
+    gc.freeze()  # what is there before need not be looked through
     with _process_group():
         parallel = nn.parallel.DistributedDataParallel(module)
         result = called(parallel, inputs(2))
@@ -198,6 +199,7 @@ def distributed(module: nn.Module, inputs: Callable[[int], Given]) -> Any:
         # The last to let go of the group waits for its threads, and DDP would do so while it keeps Python from running them.
         del parallel
         gc.collect()
+    gc.unfreeze()
     return result, [parameter.grad for parameter in module.parameters()]
 
 

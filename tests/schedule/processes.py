@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-import torch.multiprocessing as multiprocessing
+
+from torchgraft.distributed.local import process_context
 
 
 def free_port() -> int:
@@ -31,7 +32,7 @@ def run_processes(
 
     Nobody waits for the answers of those named by `without`.
     """
-    context = multiprocessing.get_context("spawn")
+    context = process_context()
     answers: Any = context.Queue()
     port = free_port()
     started = [

@@ -14,6 +14,7 @@ from datetime import timedelta
 from typing import Any
 
 import torch
+import torch.multiprocessing as multiprocessing
 from torch.utils import _pytree
 
 from torchgraft.analysis.effects import effects_of
@@ -134,11 +135,18 @@ def try_pipeline(
     return Trial(plan.name, schedule, microbatches, alone, same, tuple(tried), not_compared)
 
 
-def _started(count: int, *rest: Any) -> list[tuple[int, Any, float]]:
-    import torch.multiprocessing as multiprocessing
+def process_context() -> Any:
+    """How processes are started here: forked from one that has only imported torch, where the system can do that."""
+    known = multiprocessing.get_all_start_methods()
+    context = multiprocessing.get_context("forkserver" if "forkserver" in known else "spawn")
+    # Not torchgraft: what is imported there is looked for where Python was started, and `sys.path` may have changed since.
+    context.set_forkserver_preload(["torch.distributed.pipelining"])
+    return context
 
+
+def _started(count: int, *rest: Any) -> list[tuple[int, Any, float]]:
     *work, limit = rest
-    context = multiprocessing.get_context("spawn")
+    context = process_context()
     answers: Any = context.Queue()
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
