@@ -4,16 +4,14 @@ Programs share modules with the model they were captured from, so nothing here w
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from torchgraft.codegen.attributes import place_attribute
+from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.ir.modules import paths_around
 from torchgraft.ir.verify import find_attribute
-
-if TYPE_CHECKING:
-    from torchgraft.codegen.graph_module import GraphModule
 
 
 class References:

@@ -10,13 +10,11 @@ import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import PassError
 from torchgraft.results.tables import count
-
-if TYPE_CHECKING:
-    from torchgraft.codegen.graph_module import GraphModule
 
 _WORD = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 # What can stand in the text form of a pipeline without quotes and is still read as text.

@@ -7,19 +7,17 @@ from __future__ import annotations
 import math
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from torchgraft.analysis.aliases import Aliases
+from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.ir.node import Node, map_arg
 from torchgraft.ir.verify import find_attribute
 from torchgraft.passes.attributes import References
 from torchgraft.passes.definition import Pass
-
-if TYPE_CHECKING:
-    from torchgraft.codegen.graph_module import GraphModule
 
 _PLAIN = (int, float, bool, complex, str, type(None), torch.dtype, torch.device, torch.memory_format)
 _GRAD_MODES = (torch.no_grad, torch.enable_grad, torch.set_grad_enabled)

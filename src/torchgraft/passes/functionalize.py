@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -18,14 +18,12 @@ from torch.nn import functional
 from torchgraft.analysis.aliases import Aliases
 from torchgraft.analysis.effects import is_impure
 from torchgraft.capturing.symbolic.inplace import PLAIN_FORM
+from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.ir.copying import inherit_origin
 from torchgraft.ir.modules import has_hooks
 from torchgraft.ir.node import Node
 from torchgraft.ir.verify import find_attribute
 from torchgraft.passes.definition import Pass
-
-if TYPE_CHECKING:
-    from torchgraft.codegen.graph_module import GraphModule
 
 # The functions behind modules that write their input, where the module has no options of its own but these.
 _MODULES: dict[type, tuple[Any, tuple[str, ...]]] = {

@@ -7,22 +7,20 @@ from __future__ import annotations
 
 import operator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional
 
 from torchgraft.analysis.aliases import Aliases
+from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.ir.modules import has_hooks
 from torchgraft.ir.node import Node
 from torchgraft.ir.verify import find_attribute
 from torchgraft.passes.attributes import References
 from torchgraft.passes.definition import Pass
 from torchgraft.passes.layer_calls import LAYERS, uses_of_values
-
-if TYPE_CHECKING:
-    from torchgraft.codegen.graph_module import GraphModule
 
 # Layers whose gradient needs their input and never their result, so that the result may be written.
 _LAYER_MODULES = (

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 
 from torchgraft.analysis.aliases import Aliases
+from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.ir.choices import add_if
 from torchgraft.ir.copying import inherit_origin
 from torchgraft.ir.guards import check_training, check_value
@@ -39,9 +40,6 @@ from torchgraft.passes.layer_calls import (
     uses_of_values,
     weights_of_calls,
 )
-
-if TYPE_CHECKING:
-    from torchgraft.codegen.graph_module import GraphModule
 
 
 @dataclass(frozen=True)

@@ -6,19 +6,17 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from torchgraft.analysis.aliases import Aliases
 from torchgraft.analysis.effects import effects_of
+from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.ir.graph import Graph
 from torchgraft.ir.node import Node, map_arg
 from torchgraft.ir.verify import find_attribute
 from torchgraft.passes.definition import Pass
-
-if TYPE_CHECKING:
-    from torchgraft.codegen.graph_module import GraphModule
 
 _SAFE_KEYS = frozenset({str, bytes, type(None), type(Ellipsis), torch.dtype, torch.device, torch.memory_format})
 

@@ -8,20 +8,18 @@ from __future__ import annotations
 
 import operator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.nn import functional
 
 from torchgraft.analysis.aliases import Aliases
+from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.ir.copying import inherit_origin
 from torchgraft.ir.node import Node
 from torchgraft.passes.attributes import References
 from torchgraft.passes.definition import Pass
 from torchgraft.passes.layer_calls import Layer, is_layer, read_layer
-
-if TYPE_CHECKING:
-    from torchgraft.codegen.graph_module import GraphModule
 
 # Calls whose answer depends on how the elements lie in memory, which for a slice of a larger result is another way.
 _ASK_FOR_LAYOUT = frozenset({"stride", "is_contiguous", "as_strided", "data_ptr", "storage_offset", "view_as"})

@@ -7,21 +7,19 @@ from __future__ import annotations
 import functools
 import types
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, get_origin
+from typing import Any, get_origin
 
 import torch
 
 from torchgraft.analysis.aliases import is_fixed
 from torchgraft.analysis.signatures import get_signature_for_torch_op, normalized_arguments
+from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import GraphError
 from torchgraft.ir.modules import has_hooks
 from torchgraft.ir.node import Node
 from torchgraft.ir.value_classes import is_tensor
 from torchgraft.ir.verify import find_attribute
 from torchgraft.passes.definition import Pass
-
-if TYPE_CHECKING:
-    from torchgraft.codegen.graph_module import GraphModule
 
 
 @dataclass(frozen=True)

@@ -6,24 +6,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torchgraft.analysis.comparison import Tolerance, compare, frozen_leaves
 from torchgraft.analysis.surroundings import Surroundings
 from torchgraft.codegen.calling import copied_inputs
+from torchgraft.codegen.graph_module import GraphModule, with_own_graph
 from torchgraft.errors import PassError
 from torchgraft.interpreter import Interpreter
+from torchgraft.ir.graph import Graph
+from torchgraft.ir.node import Node
 from torchgraft.ir.origin import source_of
 from torchgraft.passes.definition import Pass, PassReport
 from torchgraft.passes.registry import parse_passes
 from torchgraft.results.progress import stage
 from torchgraft.results.shown import Shown
 from torchgraft.results.tables import aligned, count
-
-if TYPE_CHECKING:
-    from torchgraft.codegen.graph_module import GraphModule
-    from torchgraft.ir.graph import Graph
-    from torchgraft.ir.node import Node
 
 
 @dataclass(frozen=True)
@@ -164,8 +162,6 @@ def _passes(given: Any) -> tuple[Pass, ...]:
 
 def _kept(program: GraphModule) -> GraphModule:
     """The program as it is now, over the same modules and tensors, which passes replace and never write."""
-    from torchgraft.codegen.graph_module import with_own_graph
-
     return with_own_graph(program)
 
 

@@ -8,20 +8,18 @@ import contextlib
 import dataclasses
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from torchgraft.analysis.dry_run import computing_if_needed
 from torchgraft.analysis.shapes import shapes
 from torchgraft.analysis.surroundings import Surroundings
+from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.codegen.source import PyTreeCodeGen
 from torchgraft.errors import GraftError, PassError
 from torchgraft.ir.printing import known_value
 from torchgraft.passes.definition import Pass
-
-if TYPE_CHECKING:
-    from torchgraft.codegen.graph_module import GraphModule
 
 _INPUT = re.compile(r"(?P<shape>\d+(?:x\d+)*|scalar)(?::(?P<dtype>\w+))?")
 

@@ -5,15 +5,12 @@ Which values those are is chosen in `lowering/recompute.py`.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import PassError
 from torchgraft.lowering.kept_calls import run_kept
 from torchgraft.lowering.recompute import recompute_within
 from torchgraft.passes.definition import Pass
-
-if TYPE_CHECKING:
-    from torchgraft.codegen.graph_module import GraphModule
 
 
 @dataclass(frozen=True)

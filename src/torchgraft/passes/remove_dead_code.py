@@ -11,16 +11,14 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torchgraft.analysis.effects import effects_of, is_impure
 from torchgraft.analysis.effects.findings import OUTSIDE
+from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.ir.guards import is_guard
 from torchgraft.ir.node import _side_effectful_functions
 from torchgraft.passes.definition import Pass
-
-if TYPE_CHECKING:
-    from torchgraft.codegen.graph_module import GraphModule
 
 
 @dataclass(frozen=True)

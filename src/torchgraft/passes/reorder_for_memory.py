@@ -11,17 +11,15 @@ import heapq
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torchgraft.analysis.aliases import REGION_ENDS, Aliases
+from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.ir.answers import ANSWER
 from torchgraft.ir.guards import is_guard
 from torchgraft.ir.node import Node
 from torchgraft.ir.printing import known_value
 from torchgraft.passes.definition import Pass
-
-if TYPE_CHECKING:
-    from torchgraft.codegen.graph_module import GraphModule
 
 
 @dataclass(frozen=True)

@@ -8,18 +8,16 @@ import fnmatch
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import nn
 
+from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import PassError
 from torchgraft.ir.copying import import_object
 from torchgraft.ir.verify import find_attribute
 from torchgraft.passes.attributes import References
 from torchgraft.passes.definition import Pass
-
-if TYPE_CHECKING:
-    from torchgraft.codegen.graph_module import GraphModule
 
 _MARK = "_replaced_by"
 

@@ -4,15 +4,13 @@ Who uses such kernels has these calls copy where they must; nobody may write int
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from torchgraft.analysis.aliases import Aliases
+from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.ir.node import Node
-
-if TYPE_CHECKING:
-    from torchgraft.codegen.graph_module import GraphModule
 
 _RESHAPES: dict[Any, Any] = {
     torch.Tensor.view: torch.Tensor.reshape,
