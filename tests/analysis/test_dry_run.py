@@ -21,7 +21,8 @@ def operators(program: torchgraft.GraphModule, *args: object) -> dict[tuple[str,
         place = (run.place.node.name if run.place.node else "", run.place.backward)
         found.setdefault(place, Counter())[str(func)] += 1
 
-    run = DryRun(program, args, watch=watch)
+    run = DryRun(program, args)
+    run.tell(watch)
     run.forward()
     run.backward()
     return found
@@ -66,7 +67,8 @@ def test_operators_are_taken_apart_in_inference_mode_too() -> None:
     program = torchgraft.symbolic_trace(nn.Linear(3, 4))
     found: list[str] = []
     with torch.inference_mode():
-        run = DryRun(program, (torch.ones(2, 3),), watch=lambda func, *details: found.append(str(func)))
+        run = DryRun(program, (torch.ones(2, 3),))
+        run.tell(lambda func, *details: found.append(str(func)))
         run.forward()
     assert "aten.addmm.default" in found
 

@@ -87,9 +87,9 @@ class _WithoutValues(FakeInterpreter):
 class DryRun(_WithoutValues):
     """Runs a program on fake tensors. Its inputs are those of a call, or given for each placeholder.
 
-    `watch` is told each operator after it ran, while `place` says for which node. `backward` runs the gradients of everything
-    that the program returned. Guards that would need values are taken to hold: the program was captured for that. Calls of other
-    processes are not made: their results look as they did when the program was captured. With `compute`
+    Whom `tell` names is told each operator after it ran, while `place` says for which node. `backward` runs the gradients of
+    everything that the program returned. Guards that would need values are taken to hold: the program was captured for that.
+    Calls of other processes are not made: their results look as they did when the program was captured. With `compute`
     it is no dry run after all: copies of the real tensors are worked on, for programs whose shapes depend on values. With `dtype`
     what is of floating point is taken to be of that type, with `device` what is on the meta device to be there.
 
@@ -104,7 +104,6 @@ class DryRun(_WithoutValues):
         program: GraphModule,
         args: tuple[Any, ...] | dict[Node, Any],
         kwargs: dict[str, Any] | None = None,
-        watch: OperatorWatch | None = None,
         node_done: Callable[[Node, Any], None] | None = None,
         compute: bool = False,
         dtype: torch.dtype | None = None,
@@ -120,15 +119,19 @@ class DryRun(_WithoutValues):
             self.mode = fake_mode_of(given, program)
             self.inputs = fake_inputs(given, program, self.mode, dtype, device)
             module = fake_module(module, self.mode, dtype, device)
-            # A watcher wants to be told every call, also one that was made before.
-            self.calls = FakeCalls(self.mode) if watch is None else None
+            self.calls = FakeCalls(self.mode)
         super().__init__(module, program.graph)
+        self.program = program
         self.place = Place()
-        self.operators: Any = contextlib.nullcontext() if watch is None else WatchedOperators(watch)
-        self._is_watched = watch is not None
+        self.operators: Any = contextlib.nullcontext()
+        self._is_watched = False
         self.node_done = node_done
         self.result: Any = None
         self._key = f"torchgraft.dry_run.{id(self)}"
+
+    def tell(self, watch: OperatorWatch) -> None:
+        """Have somebody told of every operator, also of a call that was made before."""
+        self.calls, self.operators, self._is_watched = None, WatchedOperators(watch), True
 
     def forward(self) -> Any:
         """Run the program."""

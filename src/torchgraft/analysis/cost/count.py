@@ -18,7 +18,6 @@ from torchgraft.analysis.cost.formulas import formula_of_call
 from torchgraft.analysis.cost.report import Cost, ModuleCost, NodeCost, Work
 from torchgraft.analysis.dry_run import DryRun, program_of
 from torchgraft.codegen.calling import example_inputs
-from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.ir.node import Node
 from torchgraft.ir.printing import target_text
 from torchgraft.ir.verify import find_attribute
@@ -46,35 +45,28 @@ def cost(
     """
     values, keywords = example_inputs(args, kwargs)
     with torch.set_grad_enabled(backward):
-        subject = program_of(program, values, keywords, compute)
-        counter = _Counter(subject, values, keywords, causal_aware, compute)
-        counter.run.forward()
+        run = DryRun(program_of(program, values, keywords, compute), values, keywords, compute=compute)
+        counter = _Counter(run, causal_aware)
+        run.forward()
         if backward:
-            counter.run.backward()
+            run.backward()
     return counter.result()
 
 
 class _Counter:
     """Adds up the work of operators by node and phase."""
 
-    def __init__(
-        self,
-        program: GraphModule,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any] | None,
-        causal_aware: bool,
-        compute: bool,
-    ) -> None:
-        self.program = program
-        self.run = DryRun(program, args, kwargs, self.operator, self.node_done, compute)
-        self.place = self.run.place
+    def __init__(self, run: DryRun, causal_aware: bool) -> None:
+        self.run, self.program, self.place = run, run.program, run.place
+        run.tell(self.operator)
+        run.node_done = self.node_done
         self.causal_aware = causal_aware
         self.work: dict[tuple[Node | None, bool], Work] = defaultdict(Work)
         self.operators: dict[tuple[Node | None, bool], dict[str, Work]] = defaultdict(lambda: defaultdict(Work))
         self.unknown: dict[Node | None, list[str]] = defaultdict(list)
         self.shapes: dict[Node, Any] = {}
         # Nodes whose target has a formula of its own: their operators count bytes only.
-        self.whole = {node for node in program.graph.nodes if self._formula(node) is not None}
+        self.whole = {node for node in self.program.graph.nodes if self._formula(node) is not None}
 
     def _formula(self, node: Node) -> Any:
         target = node._target

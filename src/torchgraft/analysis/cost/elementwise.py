@@ -43,16 +43,20 @@ _MOVES = """
 """
 MOVES = frozenset(_MOVES.split())
 
-# Operators that are several basic ones when written out.
+# Operators that are several basic ones when written out, for each element that goes in. Softmax: maximum, difference,
+# exponential, sum, division (or difference). A norm by known statistics is a scale and a shift; what those take is said below.
 _COUNTS = {
-    1: "rsub",
-    2: "floor_divide leaky_relu_backward _prelu_kernel _add_relu native_dropout_backward",
+    1: "rsub _adaptive_avg_pool2d _adaptive_avg_pool3d adaptive_max_pool2d adaptive_max_pool3d fractional_max_pool2d "
+    "fractional_max_pool3d",
+    2: "floor_divide leaky_relu_backward _prelu_kernel _add_relu native_dropout_backward _batch_norm_no_update "
+    "_native_batch_norm_legit_no_training",
     3: "addcmul addcdiv lerp sigmoid_backward tanh_backward softplus elu elu_backward hardsigmoid_backward logit mse_loss "
     "mse_loss_backward dist hardtanh_backward native_dropout",
-    4: "polar sigmoid softplus_backward hardsigmoid log_sigmoid_forward soft_margin_loss _prelu_kernel_backward",
+    4: "polar sigmoid softplus_backward hardsigmoid log_sigmoid_forward soft_margin_loss _prelu_kernel_backward "
+    "_softmax_backward_data _log_softmax_backward_data var std var_mean std_mean",
     5: "silu gelu hardswish hardswish_backward glu log_sigmoid_backward smooth_l1_loss smooth_l1_loss_backward huber_loss "
-    "huber_loss_backward binary_cross_entropy_backward",
-    6: "mish",
+    "huber_loss_backward binary_cross_entropy_backward _softmax _log_softmax _safe_softmax",
+    6: "mish native_group_norm _batch_norm_with_update _batch_norm_with_update_functional",
     7: "binary_cross_entropy",
     8: "binary_cross_entropy_with_logits",
     9: "silu_backward glu_backward",
@@ -156,7 +160,7 @@ for _operator in operators(*_REDUCTIONS.split()):
     FORMULAS[_operator] = Formula(_times(1, of_result=False))
 
 
-# ---- norms and softmax ----
+# ---- norms ----
 
 # Mean: one addition. Variance: difference, square, addition. Then a scale and a shift, and those of an affine norm.
 _STATISTICS, _SCALING, _AFFINE = 4, 2, 2
@@ -172,65 +176,26 @@ def rms_norm(x: Tensor, shape: Any, weight: Tensor | None, *rest: Any, result: A
     return x.numel() * (3 + (1 if weight is not None else 0))
 
 
-@flop_formula(*operators("native_group_norm"))
-def group_norm(x: Tensor, *rest: Any, result: Any, **options: Any) -> int:
-    return x.numel() * (_STATISTICS + _SCALING)
-
-
-_BATCH_NORMS = operators("native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_functional")
-_FUSED_BATCH_NORMS = operators("cudnn_batch_norm", "miopen_batch_norm")
-_NEW_BATCH_NORMS = operators("_batch_norm_with_update", "_batch_norm_with_update_functional")
-
-
-@flop_formula(*_BATCH_NORMS, *_FUSED_BATCH_NORMS)
+@flop_formula(
+    *operators("native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_functional"),
+    *operators("cudnn_batch_norm", "miopen_batch_norm"),
+)
 def batch_norm(x: Tensor, *rest: Any, result: Any, **options: Any) -> int:
     """In evaluation scale and shift are made once a channel, so two for each element are left."""
     training = next((value for value in rest if isinstance(value, bool)), True)
     return x.numel() * (_SCALING + (_STATISTICS if training else 0))
 
 
-@flop_formula(*_NEW_BATCH_NORMS)
-def training_batch_norm(x: Tensor, *rest: Any, result: Any, **options: Any) -> int:
-    return x.numel() * (_SCALING + _STATISTICS)
-
-
-@flop_formula(*operators("_batch_norm_no_update", "_native_batch_norm_legit_no_training"))
-def inference_batch_norm(x: Tensor, *rest: Any, result: Any, **options: Any) -> int:
-    return x.numel() * _SCALING
-
-
 @flop_formula(
-    *operators(
-        "native_layer_norm_backward",
-        "native_group_norm_backward",
-        "native_batch_norm_backward",
-        "cudnn_batch_norm_backward",
-        "miopen_batch_norm_backward",
-        "batch_norm_backward",
-        "_fused_rms_norm_backward",
-    )
+    *operators("native_layer_norm_backward", "native_group_norm_backward", "native_batch_norm_backward"),
+    *operators("cudnn_batch_norm_backward", "miopen_batch_norm_backward", "batch_norm_backward"),
+    *operators("_fused_rms_norm_backward"),
 )
 def norm_gradient(first: Tensor, *rest: Any, result: Any, **options: Any) -> int:
     """The normalised input (2), its sums with the gradient (3), the gradient of the input (5) and of the weights (3)."""
     wanted = next((value for value in reversed(rest) if isinstance(value, (list, tuple))), (True, True, True))
     weights = len(wanted) > 1 and bool(wanted[1])
     return first.numel() * ((10 if wanted[0] else 0) + (3 if weights else 0))
-
-
-@flop_formula(*operators("_softmax", "_log_softmax", "_safe_softmax"))
-def softmax(x: Tensor, *rest: Any, result: Any, **options: Any) -> int:
-    """Maximum, difference, exponential, sum, division (or difference)."""
-    return 5 * x.numel()
-
-
-@flop_formula(*operators("_softmax_backward_data", "_log_softmax_backward_data"))
-def softmax_gradient(gradient: Tensor, *rest: Any, result: Any, **options: Any) -> int:
-    return 4 * gradient.numel()
-
-
-@flop_formula(*operators("var", "std", "var_mean", "std_mean"))
-def variance(x: Tensor, *rest: Any, result: Any, **options: Any) -> int:
-    return _STATISTICS * x.numel()
 
 
 # ---- pooling and resampling ----
@@ -246,14 +211,6 @@ def pooling(x: Tensor, kernel: Any, *rest: Any, result: Any, **options: Any) -> 
     spatial = pooled.dim() - 2 if pooled.dim() > 2 else 1
     window = prod(kernel) if len(kernel) > 1 else kernel[0] ** spatial
     return pooled.numel() * int(window)
-
-
-@flop_formula(
-    *operators("_adaptive_avg_pool2d", "_adaptive_avg_pool3d", "adaptive_max_pool2d", "adaptive_max_pool3d"),
-    *operators("fractional_max_pool2d", "fractional_max_pool3d"),
-)
-def adaptive_pooling(x: Tensor, *rest: Any, result: Any, **options: Any) -> int:
-    return x.numel()
 
 
 @flop_formula(

@@ -19,7 +19,6 @@ from torchgraft.analysis.fake import fakes_in_optimizers, on_device
 from torchgraft.analysis.memory.report import Memory, Moment
 from torchgraft.analysis.memory.workspaces import HIDES_ROOM, Call, Measure, taken_on_gpu, takes_room
 from torchgraft.codegen.calling import example_inputs
-from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import GraftError
 from torchgraft.ir.arguments import tensors_of
 from torchgraft.ir.node import Node
@@ -56,8 +55,8 @@ def memory(
     values, keywords = example_inputs(args, kwargs)
     if device is not None:
         program, values, keywords = on_device(program, values, keywords, torch.device(device), compute)
-    subject = program_of(program, values, keywords, compute)
-    accounts = Accounts(subject, values, keywords, compute, None if device is None else torch.device(device), measure)
+    run = DryRun(program_of(program, values, keywords, compute), values, keywords, compute=compute)
+    accounts = Accounts(run, None if device is None else torch.device(device), measure)
     if training or optimizer is not None:
         accounts.train(optimizer)
     else:
@@ -70,19 +69,10 @@ class Accounts:
     """A dry run whose operators are entered in the books, and what is read from them afterwards."""
 
     def __init__(
-        self,
-        program: GraphModule,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any] | None,
-        compute: bool,
-        device: torch.device | None,
-        measure: Measure | None,
-        dtype: torch.dtype | None = None,
-        place: torch.device | None = None,
-        grain: int = 1,
+        self, run: DryRun, device: torch.device | None = None, measure: Measure | None = None, grain: int = 1
     ) -> None:
-        self.program = program
-        self.run = DryRun(program, args, kwargs, self._operator, compute=compute, dtype=dtype, device=place)
+        self.run, self.program = run, run.program
+        run.tell(self._operator)
         self.storages = Storages(device or _gpu_of(self.run), grain)
         on_gpu = self.storages.device is not None and self.storages.device.type == "cuda"
         self.measure = measure or (taken_on_gpu if on_gpu else None)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, overload
 import torch
 
 from torchgraft.analysis.cost.count import distinct_bytes
-from torchgraft.analysis.dry_run import NeedsValues, program_of
+from torchgraft.analysis.dry_run import DryRun, NeedsValues, program_of
 from torchgraft.analysis.memory.peak import GPU_GRAIN, Accounts, MakeOptimizer
 from torchgraft.analysis.simulate.clocks import Ran, Step, run_clocks
 from torchgraft.analysis.simulate.composites import kernels_of
@@ -150,8 +150,8 @@ def recorded(
         subject = program_of(program, args, kwargs, dtype=dtype, device=place)
         if edit is not None:
             subject = edit(subject)
-        recorder = Recorder(subject, args, kwargs, machine, precision, dtype, place)
-        recorder.run.node_done = node_done
+        run = DryRun(subject, args, kwargs, node_done, dtype=dtype, device=place)
+        recorder = Recorder(run, machine, precision)
         try:
             if training:
                 recorder.train(optimizer)
@@ -181,22 +181,12 @@ def dtype_of(precision: str | None, machine: Machine) -> torch.dtype | None:
 class Recorder(Accounts):
     """A dry run that takes down every operator as work for a machine, besides the memory that it takes."""
 
-    def __init__(
-        self,
-        program: GraphModule,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        machine: Machine,
-        precision: str | None,
-        dtype: torch.dtype | None,
-        place: torch.device | None = None,
-    ) -> None:
+    def __init__(self, run: DryRun, machine: Machine, precision: str | None) -> None:
         self.machine, self.precision, self.gpu = machine, precision, machine.kind == "gpu"
         self.steps: list[Step] = []
         self._calls = ModuleCalls()
         self._called: Node | None = None
-        grain = GPU_GRAIN if self.gpu else 1
-        super().__init__(program, args, kwargs, False, None, lambda call: 0, dtype, place, grain)
+        super().__init__(run, measure=lambda call: 0, grain=GPU_GRAIN if self.gpu else 1)
 
     def forward(self) -> None:
         with WholeCalls(self._whole_call, self.precision == "tf32") if self.gpu else contextlib.nullcontext():
