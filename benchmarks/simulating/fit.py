@@ -26,9 +26,8 @@ from benchmarks.simulating.measured_models import build
 from benchmarks.simulating.models import CASES, call_of
 from torchgraft.analysis.simulate.calibration.fitting import Sample
 from torchgraft.analysis.simulate.calibration.probes import Probe
-from torchgraft.analysis.simulate.calibration.writing import machine_text
 from torchgraft.analysis.simulate.kernels import Kernel
-from torchgraft.analysis.simulate.machine import Machine
+from torchgraft.analysis.simulate.machine import Machine, machine_text
 from torchgraft.analysis.simulate.simulate import recorded
 
 _STEPS = (3.0, 1.7, 1.25, 1.08, 1.03)

@@ -7,9 +7,8 @@ import torch
 from torch import nn
 
 from torchgraft import Machine, machine_names, simulate
-from torchgraft.analysis.simulate.calibration.writing import machine_text
 from torchgraft.analysis.simulate.kernels import Kernel
-from torchgraft.analysis.simulate.machine import NEEDED, _parsed
+from torchgraft.analysis.simulate.machine import NEEDED, _parsed, machine_text
 from torchgraft.analysis.simulate.timing import time_of
 from torchgraft.errors import GraftError
 

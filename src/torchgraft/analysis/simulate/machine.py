@@ -1,9 +1,10 @@
-"""Machines as data: what one can do at best, how close kernels of each kind come, and what its host takes; read from TOML files.
+"""Machines as data: what one can do at best, how close kernels of each kind come, and what its host takes; as TOML files.
 How a time follows from these figures is in `timing.py`, how they are measured in `calibration/`.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import tomllib
@@ -28,6 +29,12 @@ REQUIRED = {
     "kernels": (),
     "host": (),
 }
+# Those that may be left out, and which figures are whole numbers.
+OPTIONAL = {
+    "device": ("watts", "idle_watts"),
+    "memory": ("latency", "fresh_bandwidth", "mapped_bytes", "workspace_bytes"),
+}
+WHOLE = ("units", "memory_bytes", "cache_bytes", "mapped_bytes", "workspace_bytes")
 INHERITED = ("kernels", "host")
 RATES = ("flops", "elements", "rows")
 # What a table of kernels has to hold, besides `floor`, on a GPU: by the longest beginning of its name. What divides is not 0.
@@ -168,34 +175,21 @@ def _parsed(text: str, file: str) -> Machine:
         raise GraftError(f"the machine file '{file}' is no TOML: {error}") from None
     check = _Check(text, file)
     check.all(data)
-    device, memory = data["device"], data["memory"]
     kernels, host = _flattened(data.get("kernels", {})), _numbers(data.get("host", {}))
     if "like" in data:
         other = check.other(data)
         rates = float(data.get("like_rates", 1.0))
         kernels = {kind: _scaled(figures, rates) for kind, figures in other.kernels.items()} | kernels
         host = {**other.host, **host}
-    return Machine(
-        name=data["name"],
-        kind=data["kind"],
-        source=data["source"],
-        units=int(device["units"]),
-        memory_bytes=int(device["memory_bytes"]),
-        bandwidth=float(memory["bandwidth"]),
-        cache_bytes=int(memory["cache_bytes"]),
-        cache_bandwidth=float(memory["cache_bandwidth"]),
-        peak={name: float(value) for name, value in data["peak"].items()},
-        kernels=kernels,
-        host=host,
-        latency=float(memory.get("latency", 0.0)),
-        fresh_bandwidth=float(memory.get("fresh_bandwidth", 0.0)),
-        mapped_bytes=int(memory.get("mapped_bytes", 0)),
-        workspace_bytes=int(memory.get("workspace_bytes", 0)),
-        links=_numbers(data.get("links", {})),
-        watts=device.get("watts"),
-        idle_watts=device.get("idle_watts"),
-        file=file,
-    )
+    figures = {
+        name: int(data[table][name]) if name in WHOLE else float(data[table][name])
+        for table, names in OPTIONAL.items()
+        for name in (*REQUIRED[table], *names)
+        if name in data[table]
+    }
+    texts = {name: data[name] for name in REQUIRED[""]}
+    peak, links = _numbers(data["peak"]), _numbers(data.get("links", {}))
+    return Machine(**texts, **figures, peak=peak, kernels=kernels, host=host, links=links, file=file)
 
 
 def _scaled(figures: Mapping[str, float], rates: float) -> dict[str, float]:
@@ -301,3 +295,34 @@ class _Check:
         raise GraftError(
             f"the machine file cannot be used: {what}\n  at {place}\n  compare it with one that graft calibrate writes"
         )
+
+
+# ---- writing ----
+
+
+def machine_text(machine: Machine, note: str = "") -> str:
+    """The TOML text of a machine, as readable as one written by hand; `note` says where figures of kernels and host come from.
+
+    >>> h200 = Machine.named("h200")
+    >>> _parsed(machine_text(h200), "h200.toml").kernels == h200.kernels
+    True
+    """
+    lines = [f"{name} = {json.dumps(getattr(machine, name), ensure_ascii=False)}" for name in REQUIRED[""]]
+    tables = {
+        table: {name: getattr(machine, name) for name in (*REQUIRED[table], *OPTIONAL[table])} for table in OPTIONAL
+    }
+    for table, figures in {**tables, "peak": machine.peak, "links": machine.links}.items():
+        lines += _table(table, {name: value for name, value in figures.items() if value})
+    if note:
+        lines += ["", *[f"# {line}" for line in note.splitlines()]]
+    for kind in sorted(machine.kernels):
+        lines += _table(f"kernels.{kind}", machine.kernels[kind])
+    return "\n".join([*lines, *_table("host", machine.host)]) + "\n"
+
+
+def _table(name: str, figures: Mapping[str, float]) -> list[str]:
+    return ["", f"[{name}]", *[f"{key} = {_number(value)}" for key, value in figures.items()]] if figures else []
+
+
+def _number(value: float) -> str:
+    return str(int(value)) if value == int(value) and abs(value) < 1e6 else f"{value:.4g}"

@@ -19,9 +19,8 @@ from torchgraft.analysis.simulate.calibration.fitting import Sample, fit_terms
 from torchgraft.analysis.simulate.calibration.measuring import measure_on_cpu
 from torchgraft.analysis.simulate.calibration.probes import Probe, probes
 from torchgraft.analysis.simulate.calibration.samples import kernels_of_probe
-from torchgraft.analysis.simulate.calibration.writing import machine_text
 from torchgraft.analysis.simulate.kernels import Kernel
-from torchgraft.analysis.simulate.machine import Machine
+from torchgraft.analysis.simulate.machine import Machine, machine_text
 from torchgraft.analysis.simulate.timing_on_cpu import class_on_cpu
 from torchgraft.errors import GraftError
 from torchgraft.results.files import refuse_unwritable, write_text
