@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from torchgraft.analysis.simulate.calibration.fitting import kernels_of_probe
 from torchgraft.analysis.simulate.calibration.probes import probes
-from torchgraft.analysis.simulate.calibration.samples import kernels_of_probe
 from torchgraft.analysis.simulate.kernels import Kernel
 from torchgraft.analysis.simulate.machine import Machine
 from torchgraft.analysis.simulate.timing import time_of

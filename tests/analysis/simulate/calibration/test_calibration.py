@@ -8,10 +8,9 @@ import torch
 
 from torchgraft import Machine
 from torchgraft.analysis.simulate.calibration.calibrate import BATCHES, COUNTS, fitted
-from torchgraft.analysis.simulate.calibration.fitting import Sample, fit_terms
+from torchgraft.analysis.simulate.calibration.fitting import Sample, fit_terms, kernels_of_probe
 from torchgraft.analysis.simulate.calibration.measuring import least_seconds, measure_on_cpu
 from torchgraft.analysis.simulate.calibration.probes import Probe, probes
-from torchgraft.analysis.simulate.calibration.samples import kernels_of_probe
 
 CPU = Machine.named("epyc_turin_1_thread")
 

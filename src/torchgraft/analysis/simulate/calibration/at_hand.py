@@ -7,7 +7,6 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -148,14 +147,3 @@ def _among_others() -> float:
     alone = sum(least_seconds(call, 0.02) for call in calls)
     together = least_seconds(lambda: [call() for call in calls], 0.2)
     return max((together - alone) / len(calls), 0.0)
-
-
-class Deadline:
-    """So many seconds from now on."""
-
-    def __init__(self, seconds: float) -> None:
-        self.end = time.monotonic() + seconds
-
-    @property
-    def is_over(self) -> bool:
-        return time.monotonic() > self.end

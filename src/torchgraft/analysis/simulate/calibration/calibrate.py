@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,11 +15,10 @@ from typing import Any
 
 import torch
 
-from torchgraft.analysis.simulate.calibration.at_hand import Deadline, cpu_at_hand
-from torchgraft.analysis.simulate.calibration.fitting import Sample, fit_terms
+from torchgraft.analysis.simulate.calibration.at_hand import cpu_at_hand
+from torchgraft.analysis.simulate.calibration.fitting import Sample, fit_terms, kernels_of_probe
 from torchgraft.analysis.simulate.calibration.measuring import measure_on_cpu
 from torchgraft.analysis.simulate.calibration.probes import Probe, probes
-from torchgraft.analysis.simulate.calibration.samples import kernels_of_probe
 from torchgraft.analysis.simulate.kernels import Kernel
 from torchgraft.analysis.simulate.machine import Machine, machine_text
 from torchgraft.analysis.simulate.timing_on_cpu import class_on_cpu
@@ -80,22 +80,12 @@ class Calibration(Tabular):
         }
 
     def _table(self) -> Table:
+        name, share = self.machine.name, f"{self.error:.0%}"
+        columns = ("kind of kernel", "measured", "mean error")
         cells = [(kind, str(count), f"{error:.0%}") for kind, (count, error) in self.errors.items()]
-        title = (
-            f"{self.machine.name}: {self.measured} kernels, off by {self.error:.0%} where they took no part in fitting"
-        )
-        late = (
-            ""
-            if self.measured >= self.planned
-            else f"the time was up after {self.measured} of {self.planned} kernels; more seconds measure more"
-        )
-        return Table(
-            title,
-            ("kind of kernel", "measured", "mean error"),
-            cells,
-            frozenset({"measured", "mean error"}),
-            footer=late,
-        )
+        title = f"{name}: {self.measured} kernels, off by {share} where they took no part in fitting"
+        late = f"the time was up after {self.measured} of {self.planned} kernels; more seconds measure more"
+        return Table(title, columns, cells, frozenset(columns[1:]), footer=late if self.measured < self.planned else "")
 
     def machine_text(self) -> str:
         """The machine as the text of a TOML file."""
@@ -130,13 +120,13 @@ def calibrate_machine(
         raise GraftError(f"a machine has 1 thread or more, not {threads}")
     if path is not None:
         refuse_unwritable(path)
-    deadline = Deadline(seconds * (1 - _FIT_SHARE))
+    end = time.monotonic() + seconds * (1 - _FIT_SHARE)
     with _threads(threads):
         count = torch.get_num_threads()
         with stage("measuring memory and arithmetic"):
             machine = cpu_at_hand(name, count)
         planned = list(probes(COUNTS, ("fp32",), seed, BATCHES, MOST_FLOPS * min(count, 4), MOST_BYTES))
-        samples, left = _measure(_mixed(planned, seed), deadline)
+        samples, left = _measure(_mixed(planned, seed), end)
     with stage("fitting"):
         tried = fitted(machine, [pair for place, pair in enumerate(samples) if place % 5])
         errors = errors_of(tried, samples[::5], samples)
@@ -171,7 +161,7 @@ def _mixed(planned: Sequence[Probe], seed: int) -> list[Probe]:
     return [*begin, *rest]
 
 
-def _measure(planned: Sequence[Probe], deadline: Deadline) -> tuple[list[Pair], int]:
+def _measure(planned: Sequence[Probe], end: float) -> tuple[list[Pair], int]:
     """The probes until the time is up; those that no machine can do without in any case. And how many were not tried.
 
     Time that is left is for measuring them again: the least counts, since what else ran on the machine only ever adds to a time.
@@ -179,13 +169,13 @@ def _measure(planned: Sequence[Probe], deadline: Deadline) -> tuple[list[Pair], 
     found: list[tuple[Probe, Pair]] = []
     essential = len(ESSENTIAL) * _FEWEST
     for number, probe in enumerate(planned, 1):
-        if deadline.is_over and number > essential:
+        if time.monotonic() > end and number > essential:
             return [pair for _, pair in found], len(planned) - number + 1
         with stage(f"measuring kernels: {probe.work}", number, len(planned)):
             if kernels := kernels_of_probe(probe, gpu=False):
                 found.append((probe, _measured(probe, kernels)))
     for place, (probe, before) in enumerate(found):
-        if deadline.is_over:
+        if time.monotonic() > end:
             break
         with stage(f"measuring kernels again: {probe.work}", place + 1, len(found)):
             again = _measured(probe, before[0].kernels)

@@ -4,16 +4,42 @@ What the figures mean is said in `timing_on_cpu.py`, what is measured in `measur
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from torchgraft.analysis.dry_run import WatchedOperators
+from torchgraft.analysis.simulate.calibration.probes import Probe
 from torchgraft.analysis.simulate.clocks import cached_share, without_call
+from torchgraft.analysis.simulate.composites import kernels_of
 from torchgraft.analysis.simulate.kernels import Kernel
 from torchgraft.analysis.simulate.machine import Machine
 from torchgraft.analysis.simulate.timing import time_of
 from torchgraft.analysis.simulate.timing_on_cpu import amounts_on_cpu, scratch_bytes, units_of
+from torchgraft.analysis.simulate.whole_calls import WholeCalls
 
 TERMS = ("rate", "near", "far", "packed", "elements", "rows")
+
+
+def kernels_of_probe(probe: Probe, gpu: bool = True) -> tuple[Kernel, ...]:
+    """The kernels of a probe, on a GPU or on a CPU, which takes every operator as one; from a run on tensors without data.
+
+    >>> [kernel.kind for kernel in kernels_of_probe(Probe("linear", ((8, 16), (32, 16), (32,))))]
+    ['matmul']
+    """
+    found: list[Kernel] = []
+    tf32 = probe.precision == "tf32"
+    watched = WatchedOperators(lambda *call: found.extend(kernels_of(*call, tf32, gpu)))
+    whole = WholeCalls(lambda name, read, made, kernels: found.extend(kernels), tf32)
+    with torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True):
+        tensors = probe.tensors("cpu")
+        with whole if gpu else contextlib.nullcontext(), watched:
+            probe.run(tensors)
+    return tuple(found)
 
 
 @dataclass(frozen=True)
@@ -62,42 +88,36 @@ def fit_terms(machine: Machine, samples: Sequence[Sample], most_rounds: int = 15
             known = (sample.fresh(kernel, machine) + scratch_bytes(kernel, machine)) / machine.fresh_bandwidth
         rows.append([float(kernel.passes)] + [amounts.get(name, 0.0) / units[name] for name in TERMS])
         targets.append(max(sample.seconds - known, 0.1 * sample.seconds))
-    scales = [sample.seconds for sample in samples]
-    matrix = [[value / scale for value in row] for row, scale in zip(rows, scales, strict=True)]
-    wanted = [target / scale for target, scale in zip(targets, scales, strict=True)]
-    weights = [1.0] * len(samples)
-    solved: list[float] = []
+    scales = torch.tensor([sample.seconds for sample in samples], dtype=torch.float64)
+    matrix, wanted = (
+        torch.tensor(rows, dtype=torch.float64) / scales[:, None],
+        torch.tensor(targets, dtype=torch.float64) / scales,
+    )
+    weights = torch.ones_like(scales)
     for _ in range(most_rounds):
         solved = _not_negative(matrix, wanted, weights)
-        misses = [
-            abs(sum(a * x for a, x in zip(row, solved, strict=True)) - target)
-            for row, target in zip(matrix, wanted, strict=True)
-        ]
-        if weights == (weights := [1.0 / max(miss, 0.02) for miss in misses]):
+        before, weights = weights, 1.0 / (matrix @ solved - wanted).abs().clamp_min(0.02)
+        if torch.equal(before, weights):
             break
-    figures = {"floor": max(solved[0], 2e-7)}
-    return figures | {name: 1.0 / value for name, value in zip(TERMS, solved[1:], strict=True) if value > 0}
+    floor, *terms = solved.tolist()
+    return {"floor": max(floor, 2e-7)} | {name: 1.0 / term for name, term in zip(TERMS, terms, strict=True) if term > 0}
 
 
-def _not_negative(matrix: list[list[float]], wanted: list[float], weights: list[float]) -> list[float]:
+def _not_negative(matrix: Tensor, wanted: Tensor, weights: Tensor) -> Tensor:
     """The weighted least squares of which no part is negative, one unknown at a time."""
-    count = len(matrix[0])
-    sizes = [max(abs(row[place]) for row in matrix) or 1.0 for place in range(count)]
-    scaled = [[value / size for value, size in zip(row, sizes, strict=True)] for row in matrix]
-    gram = [
-        [sum(w * row[a] * row[b] for row, w in zip(scaled, weights, strict=True)) for b in range(count)]
-        for a in range(count)
-    ]
-    side = [sum(w * row[a] * y for row, y, w in zip(scaled, wanted, weights, strict=True)) for a in range(count)]
-    found = [0.0] * count
+    sizes = matrix.abs().amax(0)
+    sizes[sizes == 0] = 1.0
+    weighted = (matrix / sizes).T * weights
+    gram, side = (weighted @ (matrix / sizes)).tolist(), (weighted @ wanted).tolist()
+    found = [0.0] * len(side)
     for _ in range(600):
         change = 0.0
-        for a in range(count):
-            if gram[a][a] <= 0:
+        for a, row in enumerate(gram):
+            if row[a] <= 0:
                 continue
-            rest = side[a] - sum(gram[a][b] * found[b] for b in range(count) if b != a)
-            value = max(rest / gram[a][a], 0.0)
+            rest = side[a] - sum(row[b] * found[b] for b in range(len(side)) if b != a)
+            value = max(rest / row[a], 0.0)
             change, found[a] = max(change, abs(value - found[a])), value
         if change < 1e-7:
             break
-    return [value / size for value, size in zip(found, sizes, strict=True)]
+    return torch.tensor(found, dtype=torch.float64) / sizes
