@@ -55,20 +55,9 @@ def _convolution(kernel: Kernel, name: str, args: tuple[Any, ...], result: Any) 
             if flag
         ]
         if wanted[2]:
-            size = args[0].numel() * args[0].itemsize
-            found.append(
-                Kernel(
-                    "aten.sum",
-                    "reduction",
-                    kernel.type,
-                    args[0].numel(),
-                    size,
-                    0,
-                    variant="outer",
-                    elements=args[0].numel(),
-                    rows=args[0].shape[1],
-                )
-            )
+            count, size, rows = args[0].numel(), args[0].numel() * args[0].itemsize, args[0].shape[1]
+            work = Kernel("aten.sum", "reduction", kernel.type, count, size, elements=count, rows=rows)
+            found.append(replace(work, variant="outer"))
         return found
     bias = args[2] if len(args) > 2 else None
     if not isinstance(bias, Tensor):
@@ -79,11 +68,9 @@ def _convolution(kernel: Kernel, name: str, args: tuple[Any, ...], result: Any) 
 
 def _through(tensor: Tensor, operator: str, variant: str = "", times: int = 2) -> Kernel:
     """A kernel that goes through a tensor, reading and writing it."""
-    size = tensor.numel() * tensor.itemsize
-    reads = size * (times - 1)
-    return Kernel(
-        operator, "elementwise", type_of(tensor), tensor.numel(), reads, size, variant=variant, elements=tensor.numel()
-    )
+    count, size = tensor.numel(), tensor.numel() * tensor.itemsize
+    kernel = Kernel(operator, "elementwise", type_of(tensor), count, size * (times - 1), size, elements=count)
+    return replace(kernel, variant=variant)
 
 
 # ---- layers of transformers that are one operator ----
@@ -106,20 +93,10 @@ def attention_kernel(
 ) -> Kernel:
     """Attention of all heads as one kernel."""
     sizes = heads, queries, keys, width
-    size = query.itemsize
+    flops, token = attention_flops(sizes, causal), heads * width * query.itemsize
     variant = "masked" if masked else "causal" if causal else "full"
-    read = heads * (queries + 2 * keys) * width * size
-    flops = attention_flops(sizes, causal)
-    return Kernel(
-        "aten.scaled_dot_product_attention",
-        "attention",
-        type_of(query),
-        flops,
-        read,
-        heads * queries * width * size,
-        sizes,
-        variant,
-    )
+    traffic = token * (queries + 2 * keys), token * queries
+    return Kernel("aten.scaled_dot_product_attention", "attention", type_of(query), flops, *traffic, sizes, variant)
 
 
 def _attention_layer(func: Any, args: tuple[Any, ...], result: Any, tf32: bool) -> list[Kernel]:
@@ -142,13 +119,11 @@ def _encoder_layer(func: Any, args: tuple[Any, ...], result: Any, tf32: bool) ->
     attention = _attention_layer(func, (x, x, x, width, heads, args[3], args[4], args[5], args[6]), result, tf32)
     first, second = args[14], args[16]
     rows = prod(x.shape[:-1])
-    norm = Kernel(
-        *("aten.native_layer_norm", "norm", type_of(x), 8 * x.numel(), x.numel() * x.itemsize, x.numel() * x.itemsize),
-        variant="layer-norm", elements=x.numel(), rows=rows,
-    )  # fmt: skip
+    norm = replace(_through(x, "aten.native_layer_norm", "layer-norm"), kind="norm", flops=8 * x.numel(), rows=rows)
     hidden = x.new_empty(*x.shape[:-1], first.shape[0])
     feed = [_product(x, first, rows, tf32), _through(hidden, "aten.gelu"), _product(hidden, second, rows, tf32)]
-    return [*attention, _through(x, "aten.add", times=3), norm, *feed, _through(x, "aten.add", times=3), norm]
+    ending = [_through(x, "aten.add", times=3), norm]
+    return [*attention, *ending, *feed, *ending]
 
 
 _LAYERS = {"_native_multi_head_attention": _attention_layer, "_transformer_encoder_layer_fwd": _encoder_layer}

@@ -40,9 +40,8 @@ class WholeCalls(TorchFunctionMode):
         except DataDependentOutputException:
             # A number that only guards ask for: the run goes on without it, and the host would have waited for it.
             reads = [value for value in args if isinstance(value, Tensor)]
-            self.note(
-                "aten._local_scalar_dense.default", reads, [], [Kernel("aten._local_scalar_dense.default", "wait")]
-            )
+            name = "aten._local_scalar_dense.default"
+            self.note(name, reads, [], [Kernel(name, "wait")])
             raise
 
     def _attention(
@@ -84,20 +83,19 @@ class WholeCalls(TorchFunctionMode):
     ) -> Any:
         states = list(state) if isinstance(state, (list, tuple)) else [state]
         width, directions, gates = states[0].shape[-1], 2 if both else 1, _RECURRENT[func]
-        batch, length = (
-            (1, x.shape[0]) if x.dim() == 2 else (x.shape[0], x.shape[1]) if batch_first else (x.shape[1], x.shape[0])
-        )
-        kernels = []
-        for layer in range(layers):
-            inner = x.shape[-1] if layer == 0 else width * directions
-            # The two directions run side by side.
-            kernels.append(recurrent_kernel(x, batch, length, inner, width, gates, self.tf32, directions))
+        length, batch = (x.shape[0], 1) if x.dim() == 2 else x.shape[:2]
+        if batch_first and x.dim() == 3:
+            length, batch = batch, length
+        # The two directions run side by side.
+        kernels = [
+            recurrent_kernel(x, batch, length, inner, width, gates, self.tf32, directions)
+            for inner in (x.shape[-1], *[width * directions] * (layers - 1))
+        ]
 
         def made() -> list[Tensor]:
             return [x.new_empty(*x.shape[:-1], width * directions), *[torch.empty_like(item) for item in states]]
 
-        results = self._run(f"aten.{func.__name__}", [x, *states, *weights], made, kernels)
-        return tuple(results)
+        return tuple(self._run(f"aten.{func.__name__}", [x, *states, *weights], made, kernels))
 
     def _run(
         self, name: str, tensors: list[Tensor], made: Callable[[], list[Tensor]], kernels: list[Kernel]
@@ -130,25 +128,16 @@ class _Whole(torch.autograd.Function):
             for tensor, needed in zip(tensors, ctx.needs_input_grad[4:], strict=True)
         ]
         kernels = [backward_kernel(kernel) for kernel in ctx.kernels]
-        ctx.mode.note(
-            f"{ctx.name}_backward", [*saved, *gradients], [item for item in found if item is not None], kernels
-        )
+        made = [item for item in found if item is not None]
+        ctx.mode.note(f"{ctx.name}_backward", [*saved, *gradients], made, kernels)
         return None, None, None, None, *found
 
 
 def backward_kernel(kernel: Kernel) -> Kernel:
     """The work of a gradient: scores anew, then two products for each one of before."""
-    return Kernel(
-        *(
-            kernel.operator + "_backward",
-            kernel.kind,
-            kernel.type,
-            kernel.flops * 5 // 2,
-            kernel.bytes * 2,
-            kernel.read,
-        ),
-        *(kernel.sizes, f"{kernel.variant}-backward".lstrip("-")),
-    )
+    name, variant = f"{kernel.operator}_backward", f"{kernel.variant}-backward".lstrip("-")
+    work = kernel.flops * 5 // 2, kernel.bytes * 2, kernel.read
+    return Kernel(name, kernel.kind, kernel.type, *work, kernel.sizes, variant)
 
 
 def recurrent_kernel(

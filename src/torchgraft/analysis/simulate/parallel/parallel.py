@@ -109,8 +109,15 @@ def simulate_parallel(
     values, keywords = example_inputs(args, kwargs)
     is_training = training or optimizer is not None
     known_mode(mode)
-    plan = _plan(machines, links, schedule, microbatches, chunks, replicas, replica_link, all_reduce, bucket_bytes)
-    plan = replace(plan, recompute=recompute, shard_optimizer=shard_optimizer, mode=mode, training=is_training)
+    chosen = _machines(machines)
+    _check_numbers(microbatches=microbatches, chunks=chunks, replicas=replicas, bucket_bytes=bucket_bytes)
+    between, devices = _links(links, chosen), len(chosen) * replicas
+    copies = link_of(replica_link, chosen[0], devices) if replicas > 1 else Link("none", 1.0, 0.0)
+    copies.all_reduce(1.0, 2, all_reduce)  # a name that is wrong is said before the work
+    plan = Plan(
+        *(chosen, between, schedule, microbatches, chunks, replicas, copies, all_reduce, bucket_bytes),
+        *(recompute, shard_optimizer, mode, is_training),
+    )
     orders = orders_of(schedule, len(plan.machines), microbatches, chunks, is_training)
     batch = batch_of(values, keywords)
     given, named = _microbatch(values, keywords, batch, microbatches)
@@ -134,53 +141,33 @@ def simulate_parallel(
 # ---- what was asked for ----
 
 
-def _plan(
-    machines: Sequence[AnyMachine],
-    links: AnyLink | Sequence[AnyLink] | None,
-    schedule: str,
-    microbatches: int,
-    chunks: int,
-    replicas: int,
-    replica_link: AnyLink | None,
-    all_reduce: str,
-    bucket_bytes: int,
-) -> Plan:
-    if isinstance(machines, (str, PathLike, Machine)) or not machines:
+def _machines(given: Sequence[AnyMachine]) -> tuple[Machine, ...]:
+    if isinstance(given, (str, PathLike, Machine)) or not given:
         raise GraftError(
-            f"machines is a list with one machine for each device, not {machines!r}\nfor example ['h200'] * 4"
+            f"machines is a list with one machine for each device, not {given!r}\nfor example ['h200'] * 4"
         )
-    for name, value in (
-        ("microbatches", microbatches),
-        ("chunks", chunks),
-        ("replicas", replicas),
-        ("bucket_bytes", bucket_bytes),
-    ):
+    known: dict[str, Machine] = {}
+    return tuple(
+        item if isinstance(item, Machine) else known.setdefault(str(item), Machine.named(item)) for item in given
+    )
+
+
+def _check_numbers(**given: Any) -> None:
+    for name, value in given.items():
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise GraftError(f"{name} is {value!r}\ngive a whole number, 1 or more")
-    known: dict[str, Machine] = {}
-    chosen = tuple(
-        item if isinstance(item, Machine) else known.setdefault(str(item), Machine.named(item)) for item in machines
-    )
-    devices = len(chosen)
-    several: list[Any] = list(links) if isinstance(links, (list, tuple)) else [links] * max(devices - 1, 1)
-    if len(several) != max(devices - 1, 1):
+
+
+def _links(given: AnyLink | Sequence[AnyLink] | None, machines: Sequence[Machine]) -> tuple[Link, ...]:
+    """The links from each machine to the next one."""
+    wanted = max(len(machines) - 1, 1)
+    several: list[Any] = list(given) if isinstance(given, (list, tuple)) else [given] * wanted
+    if len(several) != wanted:
         raise GraftError(
-            f"{count(len(several), 'link')} cannot join {devices} machines in a row\ngive one, or {max(devices - 1, 1)}"
+            f"{count(len(several), 'link')} cannot join {len(machines)} machines in a row\ngive one, or {wanted}"
         )
-    between = (
-        tuple(link_of(given, machine, devices) for given, machine in zip(several, chosen, strict=False))
-        if devices > 1
-        else ()
-    )
-    copies = link_of(replica_link, chosen[0], devices * replicas) if replicas > 1 else Link("none", 1.0, 0.0)
-    copies.all_reduce(1.0, 2, all_reduce)  # a name that is wrong is said before the work
-    return Plan(
-        *(chosen, between, schedule, microbatches, chunks, replicas, copies, all_reduce, bucket_bytes),
-        recompute=False,
-        shard_optimizer=False,
-        mode="eager",
-        training=False,
-    )
+    pairs = zip(several, machines[:-1], strict=False)
+    return tuple(link_of(link, machine, len(machines)) for link, machine in pairs)
 
 
 def _microbatch(args: Any, kwargs: Any, batch: int | None, microbatches: int) -> Any:
@@ -196,10 +183,8 @@ def _microbatch(args: Any, kwargs: Any, batch: int | None, microbatches: int) ->
 
 def _times(chain: Chain, plan: Plan) -> list[Times]:
     """The times of all units on the machine of each stage."""
-    found: dict[int, Times] = {}
-    for machine in plan.machines:
-        if id(machine) not in found:
-            found[id(machine)] = chain.times(machine, plan.mode)
+    different = {id(machine): machine for machine in plan.machines}
+    found = {key: chain.times(machine, plan.mode) for key, machine in different.items()}
     return [found[id(plan.machine_of(stage))] for stage in range(plan.stages)]
 
 
