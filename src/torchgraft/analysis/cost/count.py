@@ -122,7 +122,7 @@ class _Counter:
         operators = {}
         for name in {**self.operators[node, False], **self.operators[node, True]}:
             operators[name] = self.operators[node, False][name], self.operators[node, True][name]
-        stack = _module_paths(node)
+        stack = module_paths(node)
         return NodeCost(
             node.name,
             node.op,
@@ -144,7 +144,7 @@ class _Counter:
             types |= {
                 path: getattr(kind, "__name__", str(kind)).rpartition(".")[2] for path, kind in stack.values() if path
             }
-            for path in dict.fromkeys(["", *_module_paths(node)]):
+            for path in dict.fromkeys(["", *module_paths(node)]):
                 members.setdefault(path, []).append(node)
         return {path: self._module_cost(path, types.get(path, ""), nodes) for path, nodes in members.items()}
 
@@ -171,7 +171,7 @@ def parameters_of(node: Node, root: torch.nn.Module | None) -> list[torch.nn.Par
     return [value] if isinstance(value, torch.nn.Parameter) else []
 
 
-def _module_paths(node: Node) -> list[str]:
+def module_paths(node: Node) -> list[str]:
     """The modules around a node, outermost first, with the one that it calls."""
     stack = node.meta.get("nn_module_stack") or {}
     paths = [path for path, _ in stack.values() if path]

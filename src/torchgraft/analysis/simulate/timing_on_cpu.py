@@ -42,13 +42,11 @@ _OF_TORCH = (
 )  # kinds that torch cuts into pieces itself
 _IMAGES_TOGETHER = 16  # from so many images on, or on several threads, torch hands products over places to oneDNN
 # Functions that cost much more than an addition.
-_TRANSCENDENTAL: frozenset[str] = (
-    frozenset[str]()
-    | {"gelu", "silu", "sigmoid", "tanh", "exp", "expm1", "exp2", "log", "log2"}
-    | {"log10", "log1p", "erf", "erfc", "erfinv", "sin", "cos", "tan", "asin"}
-    | {"acos", "atan", "atan2", "sinh", "cosh", "softplus", "mish", "elu", "selu"}
-    | {"celu", "log_sigmoid", "pow", "logit", "logaddexp", "gelu_backward", "silu_backward", "mish_backward"}
-)
+_COSTLY = """
+    gelu silu sigmoid tanh exp expm1 exp2 log log2 log10 log1p erf erfc erfinv sin cos tan asin acos atan atan2 sinh cosh
+    softplus mish elu selu celu log_sigmoid pow logit logaddexp gelu_backward silu_backward mish_backward
+"""
+_TRANSCENDENTAL = frozenset(_COSTLY.split())
 
 
 def seconds_on_cpu(kernel: Kernel, machine: Machine, cached: float, fresh: float = 0.0) -> tuple[float, float, float]:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from torchgraft.analysis.cost.count import distinct_bytes
+from torchgraft.analysis.cost.count import distinct_bytes, module_paths
 from torchgraft.analysis.fake import fakes_in_optimizers
 from torchgraft.analysis.memory.peak import RESIDENT, MakeOptimizer
 from torchgraft.analysis.simulate.clocks import run_clocks
@@ -81,7 +81,7 @@ class Chain:
         if not calls:
             raise GraftError("the program computes nothing\ngive one that has at least one call")
         self.calls = calls
-        self.units = [Unit(node.name, _module_of(node)) for node in calls]
+        self.units = [Unit(node.name, next(reversed(module_paths(node)), "")) for node in calls]
         self._place = {node.name: place for place, node in enumerate(calls)}
         self._add_weights(calls)
         self._add_crossing(calls)
@@ -200,12 +200,6 @@ def _distinct(tensors: Iterable[Any]) -> list[torch.Tensor]:
     return list({id(tensor): tensor for tensor in tensors if isinstance(tensor, torch.Tensor)}.values())
 
 
-def _module_of(node: Node) -> str:
-    """The module whose code made a call."""
-    stack = list((node.meta.get("nn_module_stack") or {}).values())
-    return str(node._target) if node._op == "call_module" else str(stack[-1][0]) if stack else ""
-
-
 def _weight(tensor: torch.Tensor) -> Weight:
     size = tensor.numel() * tensor.element_size()
     return Weight(id(tensor), size, tensor.is_leaf and tensor.requires_grad)
@@ -230,11 +224,6 @@ class Stage:
     sent: int
     returned: int
     gradients: tuple[tuple[float, int], ...] = ()
-
-    @property
-    def seconds(self) -> float:
-        """Forward and backward of one micro-batch."""
-        return self.forward + self.backward
 
 
 def stage_of(chain: Chain, times: Times, start: int, end: int) -> Stage:

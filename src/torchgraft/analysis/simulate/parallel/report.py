@@ -135,12 +135,8 @@ class ParallelSimulation(Shown):
         """The step, and a row for each device."""
         joined = [f"links {', '.join(self.links)}"] if self.links else []
         joined += [f"copies over {self.replica_link}"] if self.replica_link else []
-        how = [
-            f"{self.schedule}, {count(self.microbatches, 'micro-batch', 'micro-batches')}",
-            self.precision,
-            self.mode,
-            *joined,
-        ]
+        steps = f"{self.schedule}, {count(self.microbatches, 'micro-batch', 'micro-batches')}"
+        how = [steps, self.precision, self.mode, *joined]
         rates = [f"bubble {self.bubble:.1%}", f"{rate_text(self.throughput)} examples/s"]
         if self.utilization is not None:
             rates.append(f"{self.utilization:.1%} of peak FLOP/s")
@@ -150,18 +146,8 @@ class ParallelSimulation(Shown):
 
     def _table(self) -> Table:
         columns = (
-            "device",
-            "machine",
-            "from",
-            "work",
-            "bubble",
-            "all-reduce",
-            "waits",
-            "update",
-            "weights",
-            "peak",
-            "of",
-            "in flight",
+            *("device", "machine", "from", "work", "bubble", "all-reduce", "waits", "update"),
+            *("weights", "peak", "of", "in flight"),
         )
         rows = [
             (
@@ -238,19 +224,8 @@ class ParallelSimulation(Shown):
 
 
 _PLAIN = (
-    *(
-        "name",
-        "schedule",
-        "microbatches",
-        "chunks",
-        "replicas",
-        "links",
-        "replica_link",
-        "precision",
-        "mode",
-        "training",
-    ),
-    *("batch", "seconds", "pipeline_seconds", "bubble", "utilization", "cuts"),
+    *("name", "schedule", "microbatches", "chunks", "replicas", "links", "replica_link", "precision", "mode"),
+    *("training", "batch", "seconds", "pipeline_seconds", "bubble", "utilization", "cuts"),
 )
 _WIDTH, _LEFT, _LINE = 900, 80, 24
 _SHADES = (("#3d6fb4", "#8fb0dc"), ("#4f8f6b", "#9cc7ad"))
