@@ -15,6 +15,7 @@ import itertools
 import operator
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
+from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
 import torch
@@ -111,37 +112,28 @@ def call_order(
 
 
 def _sorted(pieces: dict[Hashable, Piece], order: Order, keep_original: bool) -> list[Piece]:
-    waiting = {label: set(piece.waits_for) for label, piece in pieces.items()}
-    dependents: dict[Hashable, list[Hashable]] = {label: [] for label in pieces}
+    sorter = TopologicalSorter(dict.fromkeys(pieces, ()))  # known in the order of the program before who waits for whom
     for label, piece in pieces.items():
-        for other in piece.waits_for:
-            dependents[other].append(label)
+        sorter.add(label, *piece.waits_for)
+    try:
+        sorter.prepare()
+    except CycleError as error:
+        raise GraphError(_cycle_text(pieces, error.args[1], order)) from None
     rank = {label: number for number, label in enumerate(pieces)}
-    ready = [label for label, others in waiting.items() if not others]
+    ready: list[Hashable] = []
     result = []
-    while ready:
+    while sorter.is_active():
+        ready += sorter.get_ready()
         label = min(ready, key=rank.__getitem__) if keep_original else ready[-1]
         ready.remove(label)
         result.append(pieces[label])
-        for dependent in dependents[label]:
-            waiting[dependent].discard(label)
-            if not waiting[dependent]:
-                ready.append(dependent)
-    if len(result) < len(pieces):
-        raise GraphError(_cycle_text(pieces, {piece.label for piece in result}, order))
+        sorter.done(label)
     return result
 
 
-def _cycle_text(pieces: dict[Hashable, Piece], done: set[Hashable], order: Order) -> str:
-    label = next(label for label in pieces if label not in done)
-    path: list[Hashable] = []
-    while label not in path:
-        path.append(label)
-        label = next(other for other in pieces[label].waits_for if other not in done)
-    cycle = path[path.index(label) :]
+def _cycle_text(pieces: dict[Hashable, Piece], cycle: list[Hashable], order: Order) -> str:
     steps = []
-    for label in cycle:
-        other = next(other for other in pieces[label].waits_for if other not in done)
+    for label, other in itertools.pairwise(reversed(cycle)):
         node, earlier = pieces[label].waits_for[other]
         steps.append(f"{pieces[label].name} waits for {pieces[other].name} ('{node.name}' {order.why(earlier, node)})")
     return (

@@ -13,6 +13,7 @@ from torchgraft.errors import GraphError
 from torchgraft.ir.node import Node
 from torchgraft.ir.origin import source_of
 from torchgraft.results.shown import Shown
+from torchgraft.results.tables import count
 from torchgraft.splitting.assembly import Style, assemble, cut
 from torchgraft.splitting.order import Order
 from torchgraft.splitting.split_module import new_names
@@ -72,11 +73,11 @@ class Split(Shown):
     def text(self, color: bool = False) -> str:
         """The parts, and for every node why it is there."""
         nodes = sum(len(part.nodes) for part in self.parts)
-        lines = [f"{_count(len(self.parts), 'part')}, {_count(nodes, 'node')}"]
+        lines = [f"{count(len(self.parts), 'part')}, {count(nodes, 'node')}"]
         for part in self.parts:
             kind = {None: "", True: ", supported", False: ", not supported"}[part.supported]
             cost = "" if part.cost is None else f", cost {part.cost:g}"
-            lines.append(f"{part.name}: {_count(len(part.nodes), 'node')}{kind}{cost}")
+            lines.append(f"{part.name}: {count(len(part.nodes), 'node')}{kind}{cost}")
             lines.append(f"  takes {', '.join(part.inputs) or 'nothing'}; gives {', '.join(part.outputs) or 'nothing'}")
             lines += [f"  {node}: {self.reasons[node]}{self._lines.get(node, '')}" for node in part.nodes]
         lines += [f"weights of '{path}' are shared by {' and '.join(names)}" for path, names in self.shared().items()]
@@ -132,27 +133,14 @@ def split(program: GraphModule, by: Strategy | Callable[[Node], bool | str], *, 
     for number, piece in enumerate(ordered):
         supported = plan.supported[number] if plan.supported else None
         cost = plan.costs[number] if plan.costs else None
-        parts.append(
-            Part(
-                piece.name,
-                piece.module,
-                _names(piece.nodes),
-                _names(piece.inputs),
-                _names(piece.outputs),
-                supported,
-                cost,
-            )
-        )
+        names = map(_names, (piece.nodes, piece.inputs, piece.outputs))
+        parts.append(Part(piece.name, piece.module, *names, supported, cost))
     reasons = {node.name: plan.reasons[node] for node in order.calls}
     reasons |= {node.name: "checks inputs or the model's mode: in the outer program" for node in order.outer_guards}
     for opening, closing in order.exits.items():
         reasons[opening.name] = reasons[closing.name] = "the edge of a region: each part opens it around its own nodes"
     lines = {node.name: text for node in order.calls if (text := _where(node))}
     return Split(module, tuple(parts), reasons, new_names(ordered), lines)
-
-
-def _count(number: int, word: str) -> str:
-    return f"{number} {word}{'' if number == 1 else 's'}"
 
 
 def _names(nodes: Any) -> tuple[str, ...]:
