@@ -37,7 +37,6 @@ class Aliases:
         self.graph = graph
         self.root = graph.owning_module
         self._shares: dict[Node, frozenset[Any]] = {}
-        self._places = Places(self.root)
 
     @cached_property
     def position(self) -> dict[Node, int]:
@@ -121,31 +120,27 @@ class Aliases:
 
     def is_written(self, node: Node) -> bool:
         """Whether the memory of a value may be written by any node of the program."""
-        return bool(self._anything) or self._class(node) in self._writes
+        return bool(self._anything) or self.class_of(node) in self._writes
 
     def is_state_written(self, tensor: torch.Tensor, besides: Node | None = None) -> bool:
         """Whether a tensor of the module may be written by any node of the program, one perhaps left out."""
-        positions = [*self._anything, *self._writes.get(self._class(storage_of(tensor)), ())]
+        positions = [*self._anything, *self._writes.get(self.class_of(storage_of(tensor)), ())]
         return any(position != self.position.get(besides, -1) for position in positions)  # type: ignore[arg-type]
 
     def is_known_to_be_written(self, value: torch.Tensor | Node) -> bool:
         """Whether a node is known to write a tensor of the module, or the memory of a node's value; calls of which nobody knows
         what they do are not counted."""
         key = value if isinstance(value, Node) else storage_of(value)
-        return bool(self._writes.get(self._class(key), ()))
+        return bool(self._writes.get(self.class_of(key), ()))
 
     def is_known_to_change_between(self, value: Node, user: Node) -> bool:
         """Whether a node is known to write the memory of a value after it was made and before a later node."""
         first, last = self.position[value], self.position[user]
-        return any(first < position < last for position in self._writes.get(self._class(value), ()))
+        return any(first < position < last for position in self._writes.get(self.class_of(value), ()))
 
     def is_input_or_state(self, node: Node) -> bool:
         """Whether the memory of a value may be that of an input, of the module's state, or of something outside."""
-        return self._class(node) in self.held_outside
-
-    def class_of(self, node: Node) -> Any:
-        """The class of the memory of a value, comparable with those of others."""
-        return self._class(node)
+        return self.class_of(node) in self.held_outside
 
     def is_touched_between(self, node: Node, first: int, last: int) -> bool:
         """Whether anything that the node reads or returns may be written at positions after `first` and before `last`."""
@@ -155,10 +150,10 @@ class Aliases:
 
     def places_read(self, node: Node) -> set[Any]:
         """The classes of everything that the node may read or return."""
-        places = {self._class(source) for source in node._inputs}
-        places.add(self._class(node))
+        places = {self.class_of(source) for source in node._inputs}
+        places.add(self.class_of(node))
         if node._op == "call_module":
-            places.add(self._places.find(self._places.state(node._target)))
+            places.add(self._state_class(node._target))
         return places
 
     def places_written(self, node: Node) -> set[Any] | None:
@@ -168,43 +163,50 @@ class Aliases:
             return set()
         if effects.unknown or OUTSIDE in effects.writes:
             return None
-        self._classes  # noqa: B018 (classes are joined before one is looked up)
         return {
-            self._places.find(place if isinstance(place, Node) else self._places.state(place))
-            for place in effects.writes
+            self._state_class(place) if isinstance(place, str) else self.class_of(place) for place in effects.writes
         }
 
     def outlives(self, node: Node) -> bool:
         """Whether the memory of a value may still be seen, through this value, after the run."""
         return node in self._outliving
 
-    def _class(self, node: Any) -> Any:
-        self._classes  # noqa: B018 (classes are joined before one is looked up)
-        return self._places.find(node)
+    def class_of(self, memory: Any) -> Any:
+        """The class of the memory of a value, or of a storage, comparable with those of others."""
+        return self._places.find(memory)
+
+    def _state_class(self, path: str) -> Any:
+        return self._places.find(self._places.state(path))
 
     @cached_property
-    def _classes(self) -> bool:
+    def _places(self) -> Places:
+        """All memory of the program, with what may be shared joined."""
+        places = Places(self.root)
+
+        def join(node: Node, place: Any) -> None:
+            places.join(node, place if isinstance(place, Node) else places.state(place))
+
         for node in self.graph.nodes:
             if node._op == "placeholder":
                 # Two inputs may be one tensor.
-                self._places.join(node, INPUTS)
+                places.join(node, INPUTS)
             elif node._op != "output":
                 for place in self.shares(node):
-                    self._places.join(node, place if isinstance(place, Node) else self._places.state(place))
+                    join(node, place)
                 if node._op == "call_module":
-                    self._places.state(node._target)  # joins what the module holds
+                    places.state(node._target)  # joins what the module holds
         for node, effects in self.effects.items():
             for place in effects.writes:
                 if not isinstance(place, Node):
-                    self._places.state(place)
+                    places.state(place)
             if effects.unknown or OUTSIDE in effects.writes:
                 for source in node._inputs:
-                    self._places.join(source, OUTSIDE)
+                    places.join(source, OUTSIDE)
             elif effects.writes and not self.writes_only_numbers(node):
                 # A list can come to hold, and a module to keep, what it is given.
                 for place in (*node._inputs, *effects.writes):
-                    self._places.join(node, place if isinstance(place, Node) else self._places.state(place))
-        return True
+                    join(node, place)
+        return places
 
     @cached_property
     def _anything(self) -> list[int]:
@@ -223,7 +225,6 @@ class Aliases:
     @cached_property
     def held_outside(self) -> set[Any]:
         """The classes that inputs, the module's state and the world outside hold on to."""
-        self._classes  # noqa: B018 (joins the classes that are asked for)
         places = [INPUTS, OUTSIDE, *[place for place in self._places if not isinstance(place, Node)]]
         return {self._places.find(place) for place in places}
 

@@ -16,7 +16,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchgraft.analysis.fake import (
     NeedsValues,
-    copied_inputs,
     copied_module,
     fake_inputs,
     fake_mode_of,
@@ -26,7 +25,7 @@ from torchgraft.analysis.fake import (
 )
 from torchgraft.analysis.fake_calls import FakeCalls, FakeInterpreter
 from torchgraft.capturing.program import capture
-from torchgraft.codegen.calling import placeholder_values
+from torchgraft.codegen.calling import copied_inputs, placeholder_values
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import GraftError
 from torchgraft.ir.answers import ANSWER, made_anew
@@ -114,7 +113,8 @@ class DryRun(_WithoutValues):
         self.mode: Any = contextlib.nullcontext()
         module = contents_of(program)
         if compute:
-            module, self.inputs = copied_module(module), copied_inputs(given)
+            values, _ = copied_inputs(tuple(given.values()), {})
+            module, self.inputs = copied_module(module), dict(zip(given, values, strict=True))
         else:
             self.mode = fake_mode_of(given, program)
             self.inputs = fake_inputs(given, program, self.mode, dtype, device)
@@ -179,16 +179,13 @@ class DryRun(_WithoutValues):
         try:
             answered = not self.computes and n._meta is not None and ANSWER in n._meta
             result = made_anew(n._meta[ANSWER]) if answered else super().run_node(n)  # type: ignore[index]
-        except NeedsValues as error:
+        except (*NeedsValues, UnsupportedOperatorException) as error:
+            reason = f"its result depends on the values of a tensor ({type(error).__name__}: {error})"
+            if isinstance(error, UnsupportedOperatorException):
+                reason = f"torch cannot say what {error} returns without running it"
+            place = where(n) if source_of(n) else line_of_error(error) or where(n)
             raise GraftError(
-                f"cannot run node '{n.name}' without computing: its result depends on the values of a tensor "
-                f"({type(error).__name__}: {error}); at {where(n) if source_of(n) else line_of_error(error) or where(n)}; "
-                "give compute=True to run on real tensors"
-            ) from error
-        except UnsupportedOperatorException as error:
-            raise GraftError(
-                f"cannot run node '{n.name}' without computing: torch cannot say what {error} returns without running it; "
-                f"at {where(n) if source_of(n) else line_of_error(error) or where(n)}; give compute=True to run on real tensors"
+                f"cannot run node '{n.name}' without computing: {reason}; at {place}; give compute=True to run on real tensors"
             ) from error
         except Exception as error:
             if not self.computes:

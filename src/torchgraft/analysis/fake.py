@@ -137,10 +137,15 @@ def _fake_like(
     """A new fake that looks the same, but for the device or dtype."""
     device, dtype = device or tensor.device, dtype or tensor.dtype
     with mode:
-        fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=dtype, device=device)
-        if isinstance(tensor, torch.nn.Parameter):
-            return torch.nn.Parameter(fake, tensor.requires_grad)
-    return fake.requires_grad_(tensor.requires_grad)
+        return _of_kind(tensor, torch.empty_strided(tensor.shape, tensor.stride(), dtype=dtype, device=device))
+
+
+def _of_kind(tensor: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """Another tensor as a parameter where the first is one, and with gradients where that has some."""
+    is_parameter = isinstance(tensor, torch.nn.Parameter)
+    return (
+        torch.nn.Parameter(other, tensor.requires_grad) if is_parameter else other.requires_grad_(tensor.requires_grad)
+    )
 
 
 def detached(fake: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
@@ -250,9 +255,7 @@ def on_device(
 
     def moved(tensor: torch.Tensor) -> torch.Tensor:
         if compute:
-            copy_there = tensor.detach().to(device, copy=True).requires_grad_(tensor.requires_grad)
-            is_parameter = isinstance(tensor, torch.nn.Parameter)
-            return torch.nn.Parameter(copy_there, tensor.requires_grad) if is_parameter else copy_there
+            return _of_kind(tensor, tensor.detach().to(device, copy=True))
         return _fake_like(tensor, mode, device)
 
     if isinstance(model, torch.nn.Module):
@@ -281,8 +284,7 @@ def meta_module(module: torch.nn.Module) -> torch.nn.Module:
     for tensor in _tensors((module,)):
         if id(tensor) not in memo:
             bare = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
-            is_parameter = isinstance(tensor, torch.nn.Parameter)
-            memo[id(tensor)] = torch.nn.Parameter(bare, tensor.requires_grad) if is_parameter else bare
+            memo[id(tensor)] = _of_kind(tensor, bare)
     return _copy_with(module, memo)
 
 
@@ -293,18 +295,6 @@ def copied_module(module: torch.nn.Module) -> torch.nn.Module:
         if tensor.grad_fn is not None:  # deepcopy takes leaves only
             memo[id(tensor)] = tensor.detach().clone().requires_grad_(tensor.requires_grad)
     return _copy_with(module, memo)
-
-
-def copied_inputs(tree: Any) -> Any:
-    """Inputs as copies without a history; what is one tensor has one copy."""
-    copies: dict[int, torch.Tensor] = {}
-
-    def copied(tensor: torch.Tensor) -> torch.Tensor:
-        if id(tensor) not in copies:
-            copies[id(tensor)] = tensor.detach().clone().requires_grad_(tensor.requires_grad)
-        return copies[id(tensor)]
-
-    return pytree.tree_map_only(torch.Tensor, copied, tree)
 
 
 def _copy_with(module: torch.nn.Module, memo: dict[int, Any]) -> torch.nn.Module:

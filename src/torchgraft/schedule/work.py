@@ -10,10 +10,9 @@ from typing import Any
 
 from torchgraft.analysis.cost import cost as cost_of
 from torchgraft.analysis.dry_run import computing_if_needed
-from torchgraft.analysis.fake import copied_inputs
 from torchgraft.analysis.simulate import simulate
 from torchgraft.capturing.state.model_state import kept_state
-from torchgraft.codegen.calling import example_inputs, placeholder_values
+from torchgraft.codegen.calling import copied_inputs, example_inputs, placeholder_values
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import GraphError
 from torchgraft.interpreter import Interpreter
@@ -70,6 +69,7 @@ def _node_times(program: GraphModule, args: tuple[Any, ...], kwargs: dict[str, A
     with kept_state(program):
         for _ in range(3):
             timed = _Timed(program)
-            timed.run(initial_env=copied_inputs(given), enable_io_processing=False)
+            values, _ = copied_inputs(tuple(given.values()), {})
+            timed.run(initial_env=dict(zip(given, values, strict=True)), enable_io_processing=False)
             runs.append(timed.times)
     return {node: min(times[node] for times in runs) for node in runs[0]}

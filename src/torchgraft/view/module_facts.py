@@ -14,7 +14,8 @@ import torch
 from torchgraft.analysis.cost import Cost, cost
 from torchgraft.analysis.cost.count import parameters_of
 from torchgraft.analysis.dry_run import computing_if_needed, program_of
-from torchgraft.analysis.fake import copied_inputs, copied_module, fake_inputs, fake_mode_of, fake_module, without_log
+from torchgraft.analysis.fake import copied_module, fake_inputs, fake_mode_of, fake_module, without_log
+from torchgraft.codegen.calling import copied_inputs
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import GraftError
 from torchgraft.ir.modules import paths_around
@@ -178,8 +179,9 @@ def _observe_model(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[s
                 copied(*fakes[0], **fakes[1])
         except Exception:  # a model may fail on fakes in any way; if it is at fault itself, it fails again here
             copied = copied_module(model)
+            values, keywords = copied_inputs(args, kwargs)
             with noted_modules(copied, facts):
-                copied(*copied_inputs(args), **copied_inputs(kwargs))
+                copied(*values, **keywords)
 
 
 @contextlib.contextmanager
