@@ -55,7 +55,7 @@ def _read(node: Node, body: GraphModule) -> Layer | None:
         source = node._args[1]
         if bias is None or columns is None or bias.dim() != 1 or not isinstance(source, Node):
             return None
-        return Layer(node, source, columns.t(), bias, 0, False, 1, True, True)
+        return Layer(node, source, columns.t(), bias, 0, False, 1, True)
     layer = read_layer(node, body) if is_layer(node, body) else None
     return layer if isinstance(layer, Layer) and layer.dimensions == 0 else None
 

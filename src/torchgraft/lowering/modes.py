@@ -32,20 +32,13 @@ class AfterAutograd(TorchDispatchMode):
         return record(self.recorder, function, args, kwargs or {}, self)
 
 
-class BeforeAutograd(SchemaCheckMode):
+class BeforeAutograd(AfterAutograd, SchemaCheckMode):
     """Operators as torch's functions call them: `linear` and `dropout` are one each.
 
     torch takes three kinds of modes there; this is one of them by name only.
     """
 
     _dispatch_key = torch._C.DispatchKey.PreDispatch
-
-    def __init__(self, recorder: Recorder) -> None:
-        super().__init__()
-        self.recorder = recorder
-
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return record(self.recorder, function, args, kwargs or {}, self)
 
     def __enter__(self) -> BeforeAutograd:
         _set_mode_pre_dispatch(self)

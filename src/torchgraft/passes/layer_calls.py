@@ -20,11 +20,9 @@ _CONVOLUTION = ("input", "weight", "bias", "stride", "padding", "dilation", "gro
 _TRANSPOSED = ("input", "weight", "bias", "stride", "padding", "output_padding", "groups", "dilation")
 # (number of spatial dimensions, transposed)
 _MODULES: dict[type, tuple[int, bool]] = {
-    **{kind: (number, False) for number, kind in enumerate((nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d))},
-    **{
-        kind: (number, True)
-        for number, kind in enumerate((nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d), 1)
-    },
+    nn.Linear: (0, False),
+    **{getattr(nn, f"Conv{number}d"): (number, False) for number in (1, 2, 3)},
+    **{getattr(nn, f"ConvTranspose{number}d"): (number, True) for number in (1, 2, 3)},
 }
 LAYERS = tuple(_MODULES)
 _FUNCTIONS: dict[Any, tuple[int, bool]] = {functional.linear: (0, False)}
@@ -71,8 +69,12 @@ class Layer:
     transposed: bool
     groups: int
     pads_with_zeros: bool
-    kernel_is_one: bool
     module: nn.Module | None = None
+
+    @property
+    def kernel_is_one(self) -> bool:
+        """Whether each place of the result is made of one place."""
+        return all(size == 1 for size in self.weight.shape[2:])
 
     @property
     def outputs(self) -> int:
@@ -103,7 +105,6 @@ class Norm:
     weight: torch.Tensor | None
     bias: torch.Tensor | None
     epsilon: float
-    paths: tuple[str, ...]
     module: nn.Module | None = None
 
     def scale_and_shift(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -135,48 +136,38 @@ def is_layer(node: Node, root: nn.Module) -> bool:
 def read_layer(node: Node, root: nn.Module) -> Layer | str:
     """A convolution or linear layer, or the reason why this one cannot be reckoned with."""
     if node._op == "call_module":
-        module: Any = find_attribute(root, node._target)[0]
-        reason = _plain_module(module, _MODULES) or _one_input(node)
-        if reason is not None:
-            return reason
-        dimensions, transposed = _MODULES[type(module)]
-        padding = getattr(module, "padding", 0)
-        pads = getattr(module, "padding_mode", "zeros") == "zeros" and _is_padding(padding, module.weight)
-        return _layer(node, node._inputs[0], module.weight, module.bias, dimensions, transposed, module, pads)
-    found = _lookup(_FUNCTIONS, node._target)
-    if found is None:
+        layer = _layer_of_module(node, find_attribute(root, node._target)[0])
+    else:
+        layer = _layer_of_function(node, root)
+    if isinstance(layer, Layer) and not layer.weight.is_floating_point():
+        return f"its weights are of type {layer.weight.dtype}"
+    return layer
+
+
+def _layer_of_module(node: Node, module: Any) -> Layer | str:
+    reason = _plain_module(module, _MODULES) or _one_input(node)
+    if reason is not None:
+        return reason
+    padding, weight = getattr(module, "padding", 0), module.weight
+    pads = getattr(module, "padding_mode", "zeros") == "zeros" and _is_padding(padding, weight)
+    groups = getattr(module, "groups", 1)
+    return Layer(node, node._inputs[0], weight, module.bias, *_MODULES[type(module)], groups, pads, module)
+
+
+def _layer_of_function(node: Node, root: nn.Module) -> Layer | str:
+    if _lookup(_FUNCTIONS, node._target) is None:
         return "it is no convolution"
-    names = _argument_names(*found)
+    names = layer_arguments(node)
     arguments = bound(node, names)
     weight = parameter_of(arguments.get("weight"), root)
     bias = parameter_of(arguments.get("bias"), root)
     if weight is None or (bias is None and arguments.get("bias") is not None):
         return "its weights are computed by the program"
-    if not isinstance(arguments["input"], Node) or any(isinstance(arguments.get(name), Node) for name in names[3:]):
+    source = arguments["input"]
+    if not isinstance(source, Node) or any(isinstance(arguments.get(name), Node) for name in names[3:]):
         return "its options are computed by the program"
-    pads = _is_padding(arguments.get("padding", 0), weight)
-    dimensions, transposed = found
-    groups = arguments.get("groups", 1)
-    return _layer(node, arguments["input"], weight, bias, dimensions, transposed, None, pads, groups)
-
-
-def _layer(
-    node: Node,
-    source: Node,
-    weight: Any,
-    bias: Any,
-    dimensions: int,
-    transposed: bool,
-    module: Any,
-    pads: bool,
-    groups: int | None = None,
-) -> Layer | str:
-    if not weight.is_floating_point():
-        return f"its weights are of type {weight.dtype}"
-    if groups is None:
-        groups = getattr(module, "groups", 1)
-    kernel_is_one = all(size == 1 for size in weight.shape[2:])
-    return Layer(node, source, weight, bias, dimensions, transposed, groups, pads, kernel_is_one, module)
+    pads, groups = _is_padding(arguments.get("padding", 0), weight), arguments.get("groups", 1)
+    return Layer(node, source, weight, bias, *_FUNCTIONS[node._target], groups, pads)
 
 
 def read_norm(node: Node, root: nn.Module) -> Norm | str:
@@ -191,7 +182,7 @@ def read_norm(node: Node, root: nn.Module) -> Norm | str:
         if module.running_mean is None or module.running_var is None:
             return "it keeps no running statistics and normalises by those of the batch"
         state = (module.running_mean, module.running_var, module.weight, module.bias)
-        return Norm(node, node._inputs[0], *state, module.eps, (node._target,), module)
+        return Norm(node, node._inputs[0], *state, module.eps, module)
     arguments = bound(node, norm_arguments(node))
     training = arguments.get("training", False)
     if isinstance(training, Node):
@@ -210,8 +201,7 @@ def read_norm(node: Node, root: nn.Module) -> Norm | str:
     mean, variance, weight, bias = tensors
     if mean is None or variance is None:
         return "it keeps no running statistics and normalises by those of the batch"
-    paths = tuple([item._target for item in nodes if isinstance(item, Node)])
-    return Norm(node, arguments["input"], mean, variance, weight, bias, arguments.get("eps", 1e-5), paths)
+    return Norm(node, arguments["input"], mean, variance, weight, bias, arguments.get("eps", 1e-5))
 
 
 def bound(node: Node, names: tuple[str, ...]) -> dict[str, Any]:

@@ -97,18 +97,17 @@ class Found:
 
     def shape(self, name: str) -> tuple[int, ...] | None:
         """The shape of a value, if a pass has noted it or it is a parameter; None if it is not known."""
-        known = self.tensor(name)
-        if known is None and isinstance(self[name], Node):
-            known = known_value(self[name])
-        shape = getattr(known, "shape", None)
+        shape = getattr(self._known(name), "shape", None)
         return None if shape is None else tuple(shape)
 
     def dtype(self, name: str) -> torch.dtype | None:
         """The dtype of a value, under the same condition."""
+        return getattr(self._known(name), "dtype", None)
+
+    def _known(self, name: str) -> Any:
+        """The tensor, or what a pass has noted of the value that is computed."""
         known = self.tensor(name)
-        if known is None and isinstance(self[name], Node):
-            known = known_value(self[name])
-        return getattr(known, "dtype", None)
+        return known_value(self[name]) if known is None and isinstance(self[name], Node) else known
 
     def __repr__(self) -> str:
         return f"Found(inputs={self.inputs}, nodes={self.nodes})"

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from torchgraft.analysis.effects.state import Places
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.ir.node import Node
 from torchgraft.ir.printing import qualified_name
@@ -140,18 +141,12 @@ def _connected(nodes: list[Node], order: Order) -> list[list[Node]]:
 
     They can run in any order, since nothing outside of the region stands between them.
     """
-    parent = {node: node for node in nodes}
-
-    def top(node: Node) -> Node:
-        while parent[node] is not node:
-            parent[node] = node = parent[parent[node]]
-        return node
-
+    places, inside = Places(None), set(nodes)
     for node in nodes:
         for source in order.before(node):
-            if source in parent:
-                parent[top(source)] = top(node)
+            if source in inside:
+                places.join(source, node)
     groups: dict[Node, list[Node]] = {}
     for node in nodes:
-        groups.setdefault(top(node), []).append(node)
+        groups.setdefault(places.find(node), []).append(node)
     return list(groups.values())

@@ -177,15 +177,13 @@ def _convolution_time(kernel: Kernel, machine: Machine, cached: float) -> Timing
     In types that have matrix units, images go through in another order of memory than they come in: what reorders them is counted
     too, unless plain arithmetic without it is faster. One place of all channels is a product as it stands.
     """
-    kind = kernel.variant.partition("-")[0]
-    passes = {"-backward": 2}.get("-" + kernel.variant.split("-")[1] if "-" in kernel.variant else "", 1)
-    if kind == "depthwise" and "convolution.depthwise" in machine.kernels:
+    if kernel.variant.startswith("depthwise") and "convolution.depthwise" in machine.kernels:
         names = [f"convolution.depthwise.{one}" for one in (kernel.type, TWINS.get(kernel.type, ""))]
         tables = [table for table in (machine.kernels["convolution.depthwise"], machine.table(*names)) if table]
         timing = min(_grouped_time(kernel, machine, figures, cached) for figures in tables)
     else:
         timing = _dense_time(kernel, machine, cached)
-    return timing if passes == 1 else Timing(timing.seconds * passes, *timing[1:])
+    return Timing(2 * timing.seconds, *timing[1:]) if "-backward" in kernel.variant else timing
 
 
 def _grouped_time(kernel: Kernel, machine: Machine, figures: Mapping[str, float], cached: float) -> Timing:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -99,10 +99,10 @@ class WhatIf(Tabular):
             name for name in ("machine", "precision", "mode", "change") if len({getattr(r, name) for r in known}) > 1
         ]
 
-        def series(field: str) -> dict[str, list[tuple[float, float]]]:
+        def series(name_of_value: str) -> dict[str, list[tuple[float, float]]]:
             found: dict[str, list[tuple[float, float]]] = {}
             for row in known:
-                value = getattr(row, field)
+                value = getattr(row, name_of_value)
                 name = ", ".join(getattr(row, axis) for axis in axes or ["machine"])
                 if value is not None:
                     found.setdefault(name, []).append((float(row.batch), float(value)))
@@ -173,20 +173,16 @@ def what_if(
     return WhatIf(title, cases.training, tuple(found))
 
 
+@dataclass
 class Cases:
     """The runs of one program: each batch, precision and change is run without data once, for all machines and modes."""
 
-    def __init__(
-        self,
-        program: Any,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        training: bool,
-        optimizer: MakeOptimizer | None,
-    ) -> None:
-        self.program, self.args, self.kwargs = program, args, kwargs
-        self.training, self.optimizer = training, optimizer
-        self._runs: dict[Any, Recorder] = {}
+    program: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    training: bool
+    optimizer: MakeOptimizer | None
+    _runs: dict[Any, Recorder] = field(default_factory=dict)
 
     def rows(
         self,
