@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -40,12 +41,12 @@ OperatorWatch = Callable[[Any, tuple[Any, ...], dict[str, Any], Any], None]
 _SKIPPED: Any = object()
 
 
+@dataclass
 class Place:
     """Where a dry run is: which node, and whether its own work or its gradient is at hand."""
 
-    def __init__(self) -> None:
-        self.node: Node | None = None
-        self.backward = False
+    node: Node | None = None
+    backward: bool = False
 
 
 class _WithoutValues(FakeInterpreter):

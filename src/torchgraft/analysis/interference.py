@@ -87,7 +87,7 @@ class Interference:
             if effects.unknown or OUTSIDE in effects.writes:
                 return {ANYTHING}
             for place in effects.writes:
-                written |= self._pieces_at(place)
+                written |= self._pieces[place] if isinstance(place, Node) else {place}
         return self._joined(written)
 
     def touched(self, nodes: Iterable[Node]) -> Pieces:
@@ -100,9 +100,6 @@ class Interference:
             if node.op in ("call_module", "get_attr"):
                 touched.add(node.target)
         return self._joined(touched)
-
-    def _pieces_at(self, place: Any) -> Pieces:
-        return self._pieces[place] if isinstance(place, Node) else {place}
 
     @cached_property
     def _pieces(self) -> dict[Node, Pieces]:

@@ -199,7 +199,8 @@ class _MinimizerBase:
         names = about.outputs
         if output_names and not self.settings.all_outputs:
             names = [name for name in about.calls if name in output_names]
-            _return(piece, [about.calls[name] for name in names])
+            results = [about.calls[name] for name in names]
+            piece.graph.output_node().args = (results[0] if len(results) == 1 else tuple(results),)
         if not names:
             return
         if not self.reports:
@@ -276,10 +277,6 @@ class _MinimizerBase:
                 last - 1 - bisect_left(lengths, True, key=lambda length: not self._agrees(nodes[last - length : last]))
             )
         return set(nodes[first:last])
-
-
-def _return(piece: GraphModule, results: list[Node]) -> None:
-    piece.graph.output_node().args = (results[0] if len(results) == 1 else tuple(results),)
 
 
 def _values(module: GraphModule, inputs: Sequence[Any]) -> dict[str, Any]:

@@ -5,6 +5,7 @@ The splitter that keeps it is in `splitter.py`.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from torchgraft.ir.node import Node
@@ -13,13 +14,13 @@ from torchgraft.results.files import write_text
 Writer = Callable[[str], object]
 
 
+@dataclass(eq=False)
 class NodeEvent:
     """Something that happened to a node, in the form `kind|reason`, and the node that caused it."""
 
-    def __init__(self, source: Node, desc: str, dep: Node | None = None) -> None:
-        self.source = source
-        self.desc = desc
-        self.dep = dep
+    source: Node
+    desc: str
+    dep: Node | None = None
 
     def to_str(self) -> str:
         """The event as a line; `#` where the node itself is the cause."""

@@ -4,6 +4,7 @@ How the programs are made is in `training.py`.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -52,7 +53,7 @@ class TrainingModule(torch.nn.Module):
         primals = programs.primals(*args, **kwargs)
         updated = programs.updated
         programs._call.refuse_sharing(primals, updated)
-        run = _Run(programs, updated)
+        run = _Run(programs, set(updated))
         found = _Step.apply(run, *primals)
         results = dict(zip(run.result_names, found, strict=True)) | run.plain
         with torch.no_grad():
@@ -62,14 +63,15 @@ class TrainingModule(torch.nn.Module):
         return programs._call.result(results)
 
 
+@dataclass(eq=False)
 class _Run:
     """One call, as long as its forward runs."""
 
-    def __init__(self, programs: TrainingPrograms, updated: list[str]) -> None:
-        self.programs, self.updated = programs, set(updated)
-        self.result_names: list[str] = []
-        self.plain: dict[str, Any] = {}
-        self.updates: dict[str, torch.Tensor] = {}
+    programs: TrainingPrograms
+    updated: set[str]
+    result_names: list[str] = field(default_factory=list)
+    plain: dict[str, Any] = field(default_factory=dict)
+    updates: dict[str, torch.Tensor] = field(default_factory=dict)
 
 
 class _Step(torch.autograd.Function):

@@ -4,6 +4,7 @@ How trees of them become the arguments of a call or of a node; what is recorded 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from torchgraft.capturing.flowing.sizes import unwrapped
@@ -12,15 +13,13 @@ from torchgraft.ir.node import Node
 from torchgraft.lowering.tensors import TracedTensor
 
 
+@dataclass(slots=True, eq=False)
 class Flow:
     """A value that is neither a tensor nor a whole number (a dtype, a flag, a container), and the node that computes it."""
 
-    __slots__ = ("node", "used", "value")
-
-    def __init__(self, value: Any, node: Node) -> None:
-        self.value = value
-        self.node = node
-        self.used = False
+    value: Any
+    node: Node
+    used: bool = False
 
 
 def concrete(value: Any) -> Any:

@@ -68,7 +68,9 @@ class References:
             delattr(holder, name)
             path = path.rpartition(".")[0]
             container = find_attribute(self.module, path)[0] if path else None
-            if container is None or not is_own_container(container) or _is_not_empty(container):
+            if container is None or not is_own_container(container):
+                return
+            if container._modules or container._parameters or container._buffers:
                 return
 
     def _holder(self, path: str) -> tuple[Any, str]:
@@ -94,10 +96,6 @@ class References:
 def is_own_container(module: Any) -> bool:
     """Whether a module is one of the empty ones that a program makes on the way to what it refers to."""
     return type(module) is torch.nn.Module
-
-
-def _is_not_empty(module: torch.nn.Module) -> bool:
-    return bool(module._modules or module._parameters or module._buffers)
 
 
 def _set(holder: torch.nn.Module, name: str, value: Any, persistent: bool) -> None:

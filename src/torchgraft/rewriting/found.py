@@ -91,7 +91,7 @@ class Found:
     def tensor(self, name: str) -> torch.Tensor | None:
         """The parameter, buffer or constant tensor that an input of the pattern matched, or None if it is computed."""
         value = self[name]
-        path = value.path if isinstance(value, State) else value.target if _is_fetched(value) else None
+        path = value.path if isinstance(value, State) else value.target if is_fetch(value) else None
         found = MISSING if path is None else self._program.attribute(path)
         return found if isinstance(found, torch.Tensor) else None
 
@@ -121,5 +121,6 @@ def pattern_name(node: Node) -> str:
     return node.kwargs.get("name") or node.name if node.target is call_any else node.name
 
 
-def _is_fetched(value: Any) -> bool:
+def is_fetch(value: Any) -> bool:
+    """Whether a value is a node that fetches an attribute."""
     return isinstance(value, Node) and value.op == "get_attr"

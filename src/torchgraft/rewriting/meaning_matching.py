@@ -7,6 +7,7 @@ of operands that are tried, of which there are at most `ORDERS_TRIED`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -15,7 +16,7 @@ import torch
 from torchgraft.errors import GraphError
 from torchgraft.ir.modules import has_hooks
 from torchgraft.ir.node import Node
-from torchgraft.rewriting.found import call_any, pattern_name
+from torchgraft.rewriting.found import call_any, is_fetch, pattern_name
 from torchgraft.rewriting.matching import _UNBOUND, Binding, SubgraphMatcher, same_value
 from torchgraft.rewriting.meaning import Meaning, coarse_key, meaning_of_call
 from torchgraft.rewriting.modules import State, coarse_key_of_module, meaning_of_module_call
@@ -29,13 +30,11 @@ Complaint = Callable[[], str]
 Pairs = list[tuple[Any, Any, str]]
 
 
+@dataclass(slots=True, eq=False)
 class AnyState:
     """A weight of a module in the pattern: matches any parameter or buffer."""
 
-    __slots__ = ("path",)
-
-    def __init__(self, path: str) -> None:
-        self.path = path
+    path: str
 
 
 class AnyKind:
@@ -72,11 +71,11 @@ class MeaningPattern(Pattern):
                 self.any_kinds[operation] = AnyKind(node.args[0], inputs)
             elif operation.op != "get_attr":
                 meaning = meaning_of(node, program)
-                arguments = {key: self._meaning_template(value) for key, value in meaning.arguments.items()}
+                arguments = {
+                    key: AnyState(value.path) if isinstance(value, State) else self._template(value)
+                    for key, value in meaning.arguments.items()
+                }
                 self.meanings[operation] = (meaning.key, arguments, meaning.commutes)
-
-    def _meaning_template(self, value: Any) -> Any:
-        return AnyState(value.path) if isinstance(value, State) else self._template(value)
 
 
 def meaning_of(node: Node, program: Program) -> Meaning:
@@ -174,7 +173,7 @@ class MeaningMatcher(SubgraphMatcher):
                 if not same_value(template.value, value):
                     problem = partial(_differs, template.value, value)
             elif kind is AnyState:
-                if not isinstance(value, State) and not _is_fetch(value):
+                if not isinstance(value, State) and not is_fetch(value):
                     problem = partial(_is_other, value, "a weight")
             else:
                 inner: list[tuple[Any, Any]] = []
@@ -226,7 +225,7 @@ class MeaningMatcher(SubgraphMatcher):
         return True
 
     def _opens_attribute(self, operation: Operation, value: Any, where: str, binding: Binding) -> bool:
-        path = value.path if isinstance(value, State) else value.target if _is_fetch(value) else None
+        path = value.path if isinstance(value, State) else value.target if is_fetch(value) else None
         found = self.program.attribute(path) if path is not None else None
         if path is None or (
             type(found) is not operation.attribute if operation.attribute else path != operation.target
@@ -314,10 +313,6 @@ def _key_of_function(function: Any) -> Any:
     from torchgraft.ir.graph import Graph
 
     return coarse_key(Graph().call_function(function))
-
-
-def _is_fetch(value: Any) -> bool:
-    return isinstance(value, Node) and value.op == "get_attr"
 
 
 def _place(name: Any, node: Node) -> str:

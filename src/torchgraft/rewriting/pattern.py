@@ -6,6 +6,7 @@ program is said in `matching.py`.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,50 +19,40 @@ from torchgraft.ir.node import Node
 from torchgraft.ir.verify import find_attribute
 
 
+@dataclass(slots=True, eq=False)
 class Wildcard:
     """An input of the pattern: matches any node or any literal, the same one wherever it is used."""
 
-    __slots__ = ("index",)
-
-    def __init__(self, index: int) -> None:
-        self.index = index
+    index: int
 
 
+@dataclass(slots=True, eq=False)
 class Literal:
     """A value written in the pattern."""
 
-    __slots__ = ("value",)
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
+    value: Any
 
 
+@dataclass(slots=True, eq=False)
 class Sequence:
     """A list or tuple; torch.fx lets each stand for the other, and so do we."""
 
-    __slots__ = ("holds_nodes", "items")
-
-    def __init__(self, items: tuple[Any, ...], holds_nodes: bool) -> None:
-        self.items = items
-        self.holds_nodes = holds_nodes
+    items: tuple[Any, ...]
+    holds_nodes: bool
 
 
+@dataclass(slots=True, eq=False)
 class Mapping:
     """A dict with nodes in it, compared by key."""
 
-    __slots__ = ("items",)
-
-    def __init__(self, items: dict[Any, Any]) -> None:
-        self.items = items
+    items: dict[Any, Any]
 
 
+@dataclass(slots=True, eq=False)
 class Slice:
     """A slice with nodes in it, compared by start, stop and step."""
 
-    __slots__ = ("items",)
-
-    def __init__(self, items: tuple[Any, ...]) -> None:
-        self.items = items
+    items: tuple[Any, ...]
 
 
 class Operation:
@@ -214,17 +205,15 @@ ProgramLike = Callable[..., Any] | torch.nn.Module | Graph
 MISSING: Any = type("Missing", (), {"__repr__": lambda self: "<missing>"})()
 
 
+@dataclass(slots=True, eq=False)
 class Program:
     """A graph together with the module its `get_attr` and `call_module` targets name, if there is one.
 
     The module is held here because a graph does not keep its owner alive.
     """
 
-    __slots__ = ("graph", "module")
-
-    def __init__(self, graph: Graph, module: torch.nn.Module | None) -> None:
-        self.graph = graph
-        self.module = module
+    graph: Graph
+    module: torch.nn.Module | None
 
     @classmethod
     def of(cls, subject: ProgramLike, role: str) -> Program:

@@ -8,7 +8,7 @@ leaves the program as it was.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -207,18 +207,15 @@ class Replacement:
         return list(pairs.items())
 
 
+@dataclass(slots=True, eq=False)
 class Edit:
     """One match on its way to being replaced."""
 
-    __slots__ = ("before", "match", "new_nodes", "region", "replacement")
-
-    replacement: Replacement
-    new_nodes: list[Node]
-
-    def __init__(self, match: InternalMatch, region: list[Node], before: Node) -> None:
-        self.match = match
-        self.region = region
-        self.before = before
+    match: InternalMatch
+    region: list[Node]
+    before: Node
+    replacement: Replacement = field(init=False)
+    new_nodes: list[Node] = field(init=False)
 
 
 class Rewrite:

@@ -133,8 +133,8 @@ def split(program: GraphModule, by: Strategy | Callable[[Node], bool | str], *, 
     for number, piece in enumerate(ordered):
         supported = plan.supported[number] if plan.supported else None
         cost = plan.costs[number] if plan.costs else None
-        names = map(_names, (piece.nodes, piece.inputs, piece.outputs))
-        parts.append(Part(piece.name, piece.module, *names, supported, cost))
+        nodes, inputs, outputs = map(_names, (piece.nodes, piece.inputs, piece.outputs))
+        parts.append(Part(piece.name, piece.module, nodes, inputs, outputs, supported, cost))
     reasons = {node.name: plan.reasons[node] for node in order.calls}
     reasons |= {node.name: "checks inputs or the model's mode: in the outer program" for node in order.outer_guards}
     for opening, closing in order.exits.items():

@@ -263,11 +263,7 @@ def regions_of_two_kinds(order: Order, kinds: list[bool], min_size: int) -> tupl
     kinds = list(kinds)
     given_back: list[list[int]] = []
     while True:
-        groups = min(
-            (_drained(kinds, before, after, first) for first in (True, False)),
-            key=lambda found: (sum(kind for kind, _ in found), len(found)),
-        )
-        groups = _postponed(groups, after, sizes, min_size)
+        groups = _postponed(_drained(kinds, before, after), after, sizes, min_size)
         small = [numbers for kind, numbers in groups if kind and sum(sizes[number] for number in numbers) < min_size]
         if not small:
             return groups, given_back
@@ -282,11 +278,7 @@ def regions_from_the_end(order: Order, kinds: list[bool]) -> list[Group]:
     before, after = _edges(order)
     later = [set(numbers) for numbers in after]
     earlier = [sorted(numbers) for numbers in before]
-    groups = min(
-        (_drained(kinds, later, earlier, first) for first in (True, False)),
-        key=lambda found: (sum(kind for kind, _ in found), len(found)),
-    )
-    return groups[::-1]
+    return _drained(kinds, later, earlier)[::-1]
 
 
 def _edges(order: Order) -> tuple[list[set[int]], list[list[int]]]:
@@ -301,7 +293,13 @@ def _edges(order: Order) -> tuple[list[set[int]], list[list[int]]]:
     return before, after
 
 
-def _drained(kinds: list[bool], before: list[set[int]], after: list[list[int]], first: bool) -> list[Group]:
+def _drained(kinds: list[bool], before: list[set[int]], after: list[list[int]]) -> list[Group]:
+    """The regions in order, begun with the kind that makes fewer of kind True, and fewer altogether."""
+    found = [_drained_from(first, kinds, before, after) for first in (True, False)]
+    return min(found, key=lambda groups: (sum(kind for kind, _ in groups), len(groups)))
+
+
+def _drained_from(first: bool, kinds: list[bool], before: list[set[int]], after: list[list[int]]) -> list[Group]:
     waiting = [len(earlier) for earlier in before]
     ready: dict[bool, list[int]] = {True: [], False: []}
     for number, count in enumerate(waiting):

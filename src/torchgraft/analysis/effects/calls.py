@@ -110,7 +110,7 @@ class _Call:
             [
                 OUTSIDE if isinstance(leaf, torch.Tensor) else self.numbers[leaf]
                 for leaf in leaves(tree)
-                if _is_memory(leaf)
+                if is_node(leaf) or isinstance(leaf, torch.Tensor)
             ]
         )
 
@@ -306,10 +306,6 @@ class _Call:
 def is_node(value: Any) -> bool:
     """Whether a value is a node, ours or torch.fx's."""
     return hasattr(type(value), "all_input_nodes")
-
-
-def _is_memory(leaf: Any) -> bool:
-    return is_node(leaf) or isinstance(leaf, torch.Tensor)
 
 
 def inputs_of(node: Any) -> list[Any]:

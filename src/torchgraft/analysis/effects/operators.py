@@ -261,7 +261,7 @@ def _operator_named(name: str) -> Operator:
     overloads = {
         schema.overload_name: getattr(packet, schema.overload_name or "default") for schema in _schemas(f"aten::{name}")
     }
-    registered = [overload for overload in overloads.values() if _is_dispatched(overload)]
+    registered = [overload for overload in overloads.values() if torch._C._dispatch_has_kernel(overload.name())]
     # TorchScript gives Python's containers methods of the same names (list.sort); a tensor never reaches those.
     chosen = registered or list(overloads.values())
     return Operator(name, tuple(_signature(overload._schema, overload, registered) for overload in chosen))
@@ -269,10 +269,6 @@ def _operator_named(name: str) -> Operator:
 
 def _schemas(qualified_name: str) -> list[Any]:
     return torch._C._jit_get_schemas_for_operator(qualified_name)
-
-
-def _is_dispatched(overload: Any) -> bool:
-    return torch._C._dispatch_has_kernel(overload.name())
 
 
 def _signature(schema: Any, overload: Any, siblings: list[Any]) -> _Signature:

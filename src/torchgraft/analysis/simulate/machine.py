@@ -181,7 +181,7 @@ def _parsed(text: str, file: str) -> Machine:
         rates = float(data.get("like_rates", 1.0))
         kernels = {kind: _scaled(figures, rates) for kind, figures in other.kernels.items()} | kernels
         host = {**other.host, **host}
-    figures = {
+    figures: dict[str, Any] = {
         name: int(data[table][name]) if name in WHOLE else float(data[table][name])
         for table, names in OPTIONAL.items()
         for name in (*REQUIRED[table], *names)

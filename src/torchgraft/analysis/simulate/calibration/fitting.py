@@ -33,7 +33,9 @@ def kernels_of_probe(probe: Probe, gpu: bool = True) -> tuple[Kernel, ...]:
     """
     found: list[Kernel] = []
     tf32 = probe.precision == "tf32"
-    watched = WatchedOperators(lambda *call: found.extend(kernels_of(*call, tf32, gpu)))
+    watched = WatchedOperators(
+        lambda op, args, kwargs, made: found.extend(kernels_of(op, args, kwargs, made, tf32, gpu))
+    )
     whole = WholeCalls(lambda name, read, made, kernels: found.extend(kernels), tf32)
     with torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True):
         tensors = probe.tensors("cpu")
