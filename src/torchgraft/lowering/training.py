@@ -182,11 +182,9 @@ class TrainingPrograms:
             ahead = by_kind(self.forward, self.forward(*[tensor.detach() for tensor in primals]))
             saved = list(ahead["saved"].values())
             back = by_kind(self.backward, self.backward(*saved, *self._tangents(ahead["result"], tangents)))
-        with torch.no_grad():
-            # Last, because saved values may be the very tensors that are written here.
-            for name, tensor in zip(self._call.names, primals, strict=True):
-                if name in ahead["update"]:
-                    tensor.copy_(ahead["update"][name])
+        self._call.write(
+            primals, ahead["update"]
+        )  # last, because saved values may be the very tensors that are written
         gradients: dict[str, torch.Tensor | None] = dict.fromkeys(name for name, _ in self.program.named_parameters())
         gradients.update(apart(back["gradient"]))
         return TrainingStep(self._call.result(ahead["result"]), gradients)
@@ -259,6 +257,13 @@ class _Call:
                         f"the programs write '{name}', which shares memory with '{other_name}' now and did not before\n"
                         "  give a clone()"
                     )
+
+    def write(self, row: list[torch.Tensor], updates: dict[str, torch.Tensor]) -> None:
+        """Give the buffers and inputs that are written their new values."""
+        with torch.no_grad():
+            for name, tensor in zip(self.names, row, strict=True):
+                if name in updates:
+                    tensor.copy_(updates[name])
 
     def result(self, tensors: dict[str, Any]) -> Any:
         """What the model returned, made of the tensors with these names."""

@@ -56,10 +56,7 @@ class TrainingModule(torch.nn.Module):
         run = _Run(programs, set(updated))
         found = _Step.apply(run, *primals)
         results = dict(zip(run.result_names, found, strict=True)) | run.plain
-        with torch.no_grad():
-            for name, tensor in zip(programs._call.names, primals, strict=True):
-                if name in run.updates:
-                    tensor.copy_(run.updates[name])
+        programs._call.write(primals, run.updates)
         return programs._call.result(results)
 
 

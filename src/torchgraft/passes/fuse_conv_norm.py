@@ -7,6 +7,7 @@ The model that the program was captured from keeps its weights: the program gets
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -95,24 +96,24 @@ class _Search:
             return norm
         if self._calls.get(id(norm.mean), 0) > 1:
             return f"its statistics are shared by {self._calls[id(norm.mean)]} calls"
+        first = f"'{norm.source._name}' before it is no convolution or linear layer"
         if is_layer(norm.source, self.module):
-            layer = read_layer(norm.source, self.module)
-            reason = layer if isinstance(layer, str) else self._reason_after(layer, norm)
-            if reason is None:
-                assert isinstance(layer, Layer)
+            layer = self._taking(norm, norm.source, self._reason_after)
+            if isinstance(layer, Layer):
                 return layer, norm, True
-            first = f"the layer '{norm.source._name}' before it cannot take it: {reason}"
-        else:
-            first = f"'{norm.source._name}' before it is no convolution or linear layer"
+            first = f"the layer '{norm.source._name}' before it cannot take it: {layer}"
         users = uses_of_values(node)
         if len(users) != 1 or not is_layer(users[0], self.module):
             return f"{first}, and it is not followed by one alone"
-        layer = read_layer(users[0], self.module)
-        reason = layer if isinstance(layer, str) else self._reason_before(layer, norm)
-        if reason is None:
-            assert isinstance(layer, Layer)
+        layer = self._taking(norm, users[0], self._reason_before)
+        if isinstance(layer, Layer):
             return layer, norm, False
-        return f"{first}, and the layer '{users[0]._name}' after it cannot either: {reason}"
+        return f"{first}, and the layer '{users[0]._name}' after it cannot either: {layer}"
+
+    def _taking(self, norm: Norm, node: Node, reason: Callable[[Layer, Norm], str | None]) -> Layer | str:
+        """The layer that a node calls, if it can take the norm; else why it cannot."""
+        layer = read_layer(node, self.module)
+        return layer if isinstance(layer, str) else reason(layer, norm) or layer
 
     def _reason_after(self, layer: Layer, norm: Norm) -> str | None:
         others = [user for user in uses_of_values(layer.node) if user is not norm.node]

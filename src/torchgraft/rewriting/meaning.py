@@ -115,11 +115,11 @@ def meaning_of_call(node: Node) -> Meaning:
 
 def _of_wrapper(function: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Meaning | None:
     """A Python function of torch: the operator of the same name, or the function itself with its parameters by name."""
-    if not (getattr(function, "__module__", None) or "").startswith("torch."):
-        return _by_signature(function, args, kwargs)
     bound = _signature_arguments(function, args, kwargs)
     if bound is None:
         return None
+    if not (getattr(function, "__module__", None) or "").startswith("torch."):
+        return Meaning(("function", function), bound)
     arguments = {key: value for key, value in bound.items() if not key.startswith("_")}
     if arguments.pop("inplace", False) is True:
         name += "_"
@@ -144,11 +144,6 @@ def _defaults(function: Any) -> dict[str, Any]:
     signature = _signature(function)
     parameters = () if signature is None else signature.parameters.values()
     return {item.name: item.default for item in parameters if item.default is not item.empty}
-
-
-def _by_signature(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Meaning | None:
-    bound = _signature_arguments(function, args, kwargs)
-    return None if bound is None else Meaning(("function", function), bound)
 
 
 def _signature_arguments(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -216,6 +216,16 @@ class Program:
     module: torch.nn.Module | None
 
     @classmethod
+    def to_edit(cls, program: Any) -> Program:
+        """A program in which patterns are replaced, in place."""
+        if not isinstance(program, GraphModule):
+            raise GraphError(
+                f"cannot rewrite a {type(program).__name__}: patterns are replaced in a GraphModule; capture the model first, "
+                "for example with symbolic_trace()"
+            )
+        return cls(program.graph, program)
+
+    @classmethod
     def of(cls, subject: ProgramLike, role: str) -> Program:
         """Trace what is not traced yet; `role` says in errors what the subject was given as."""
         if isinstance(subject, GraphModule):

@@ -121,11 +121,7 @@ def _rewrite(
     replacement_callback: ReplacementCallback | None = None,
     node_name_match: str = "",
 ) -> list[Edit]:
-    if not isinstance(gm, GraphModule):
-        raise GraphError(
-            f"cannot rewrite a {type(gm).__name__}: patterns are replaced in a GraphModule; capture the model first, "
-            "for example with symbolic_trace()"
-        )
+    program = Program.to_edit(gm)
     if replacement is None and replacement_callback is None:
         raise GraphError(
             "Must provide either a replacement GraphModule or a replacement callback\n"
@@ -133,7 +129,6 @@ def _rewrite(
         )
     compiled = Pattern(Program.of(pattern, "pattern"))
     common = None if replacement is None else Replacement(Program.of(replacement, "replacement"), compiled)
-    program = Program(gm.graph, gm)
     rewrite = Rewrite(program, SubgraphMatcher(compiled, program, ignore_literals))
     edits = rewrite.find(match_filters, node_name_match, refused_block=True)
     rewrite.choose(edits, common, replacement_callback)

@@ -78,12 +78,7 @@ def rewrite(
     >>> rewrite(module, lambda a, p: torch.dropout(a, p, True), lambda a, p: a, where={"p": lambda p: p > 0.5})
     []
     """
-    if not isinstance(program, GraphModule):
-        raise GraphError(
-            f"cannot rewrite a {type(program).__name__}: patterns are replaced in a GraphModule; capture the model first, "
-            "for example with symbolic_trace()"
-        )
-    subject = Program(program.graph, program)
+    subject = Program.to_edit(program)
     matcher = make_matcher(subject, pattern, mode)
     editing = Rewrite(subject, matcher)
     conditions = as_conditions(where, matcher.pattern)

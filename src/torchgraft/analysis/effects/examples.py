@@ -54,8 +54,7 @@ def argument_trials(
     }
     known = {slot.number: slot.known for slot in slots if slot.known is not None}
     fixed = {*flags, *numbers, *known}
-    open_slots = [slot.number for slot in slots if slot.number not in fixed]
-    open_slots = list(dict.fromkeys(open_slots))
+    open_slots = list(dict.fromkeys(slot.number for slot in slots if slot.number not in fixed))
     all_sizes = [*_constant_sizes(inputs), *(size for shape, _ in known.values() for size in shape)]
     shapes = list(dict.fromkeys(_shapes([*sizes, *all_sizes])))
     dtypes = [*([] if state is None else [state]), *[dtype for _, dtype in known.values() if dtype.is_floating_point]]
@@ -154,18 +153,10 @@ def _choices(count: int, shapes: list[tuple[int, ...]], dtype: torch.dtype) -> I
         return
     for shape, other in itertools.product([shape for shape in shapes if len(shape) == 2], repeat=2):
         yield ((shape, dtype), *[(other, dtype)] * (count - 1))
-    for rank, other_rank in itertools.permutations(
-        _RANKS, 2
-    ):  # sums of products, whose operands have ranks of their own
+    for rank, other_rank in itertools.permutations(_RANKS, 2):  # operands of sums of products have ranks of their own
         yield (((_SIZE,) * rank, dtype), *[((_SIZE,) * other_rank, dtype)] * (count - 1))
     for shape in shapes:
-        unlike = (
-            (shape, torch.int64),
-            (shape[:1], torch.int64),
-            (shape[1:2], dtype),
-            (shape[:-1], dtype),
-        )
-        for kind in unlike:
+        for kind in ((shape, torch.int64), (shape[:1], torch.int64), (shape[1:2], dtype), (shape[:-1], dtype)):
             yield ((shape, dtype), *[kind] * (count - 1))
             yield (*[(shape, dtype)] * (count - 1), kind)
         yield ((shape, torch.int64), *[(shape, dtype)] * (count - 1))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from torchgraft.analysis.simulate.clocks import Step
 from torchgraft.analysis.simulate.kernels import Kernel
-from torchgraft.analysis.simulate.machine import Machine
+from torchgraft.analysis.simulate.machine import RATES, Machine, scaled
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import GraftError
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 AS_IT_IS = "as it is"
 FACTORS = ("bandwidth", "compute", "host")  # figures of a machine that can be thought better or worse
-_RATES = ("flops", "elements", "rows", "row_elements")
+_RATES = (*RATES, "row_elements")  # what kernels do in a second by other measures than the machine's peak
 _TYPE_BYTES = {"fp64": 8, "fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "int8": 1}
 _BETWEEN_VALUES = ("bmm", "baddbmm", "addbmm")  # products of two computed values, such as attention's: no weights
 
@@ -47,7 +47,7 @@ class Change:
             bandwidth=machine.bandwidth * factor["bandwidth"],
             cache_bandwidth=machine.cache_bandwidth * factor["bandwidth"],
             peak={name: rate * factor["compute"] for name, rate in machine.peak.items()},
-            kernels={kind: _quicker(figures, factor["compute"]) for kind, figures in machine.kernels.items()},
+            kernels={kind: scaled(figures, factor["compute"], _RATES) for kind, figures in machine.kernels.items()},
             host={name: seconds / factor["host"] for name, seconds in machine.host.items()},
         )
 
@@ -63,11 +63,6 @@ class Change:
         return changed
 
 
-def _quicker(figures: Mapping[str, float], factor: float) -> dict[str, float]:
-    """The figures of a kind of kernel, with what it does in a second by other measures than the machine's peak multiplied."""
-    return {name: value * factor if name in _RATES else value for name, value in figures.items()}
-
-
 def changes_of(factors: Mapping[str, float | None], passes: Any, quantize: str | Scheme | None) -> list[Change]:
     """Nothing changed, each change alone, and all of them together where there are several."""
     found = []
@@ -80,9 +75,8 @@ def changes_of(factors: Mapping[str, float | None], passes: Any, quantize: str |
     if passes is not None:
         from torchgraft.passes import Pipeline
 
-        found.append(
-            Change(str(Pipeline(passes)), passes=passes)
-        )  # names that are wrong are said here, before the work
+        # Names that are wrong are said here, before the work.
+        found.append(Change(str(Pipeline(passes)), passes=passes))
     if quantize is not None:
         found.append(Change(quantize if isinstance(quantize, str) else "quantized", quantize=_scheme(quantize)))
     if len(found) > 1:

@@ -8,7 +8,7 @@ import json
 import math
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from importlib import resources
 from os import PathLike
@@ -179,7 +179,7 @@ def _parsed(text: str, file: str) -> Machine:
     if "like" in data:
         other = check.other(data)
         rates = float(data.get("like_rates", 1.0))
-        kernels = {kind: _scaled(figures, rates) for kind, figures in other.kernels.items()} | kernels
+        kernels = {kind: scaled(figures, rates, RATES) for kind, figures in other.kernels.items()} | kernels
         host = {**other.host, **host}
     figures: dict[str, Any] = {
         name: int(data[table][name]) if name in WHOLE else float(data[table][name])
@@ -192,8 +192,9 @@ def _parsed(text: str, file: str) -> Machine:
     return Machine(**texts, **figures, peak=peak, kernels=kernels, host=host, links=links, file=file)
 
 
-def _scaled(figures: Mapping[str, float], rates: float) -> dict[str, float]:
-    return {name: value * rates if name in RATES else value for name, value in figures.items()}
+def scaled(figures: Mapping[str, float], factor: float, names: Collection[str]) -> dict[str, float]:
+    """The figures of a kind of kernel with those of these names multiplied."""
+    return {name: value * factor if name in names else value for name, value in figures.items()}
 
 
 def _numbers(table: Mapping[str, Any]) -> dict[str, float]:
