@@ -331,7 +331,7 @@ def _used_as_tensors(graph: Graph, operators: dict[Any, Operator | None]) -> set
         if type(first) is Node and first not in result and node._op in ("call_function", "call_method"):
             found = _operator(node, operators)
             if found is not None and found.signatures:
-                if all(s.parameters and s.parameters[0].kind == "Tensor" for s in found.signatures):
+                if all(s.parameters and s.parameters[0].type == "Tensor" for s in found.signatures):
                     result.add(first)
     return result
 

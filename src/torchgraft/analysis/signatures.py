@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import torch
 from torch._jit_internal import boolean_dispatched  # where torch notes what F.max_pool2d and its kind choose between
 
+from torchgraft.analysis.schemas import overloads_of
 from torchgraft.errors import GraphAttributeError, GraphError
 from torchgraft.ir.node import Node
 from torchgraft.ir.printing import known_value, target_text
@@ -331,10 +332,7 @@ def _overloads(op: Any) -> list[torch._ops.OpOverload]:
     name = getattr(op, "__name__", "")
     if home.partition(".")[0] != "torch" or not hasattr(torch.ops.aten, name):
         return []
-    packet = getattr(torch.ops.aten, name)
-    overloads = [getattr(packet, overload) for overload in packet.overloads()]
-    # TorchScript has overloads of its own (add of two strings), which no function of torch reaches.
-    return [overload for overload in overloads if torch._C._dispatch_has_kernel(overload.name())]
+    return overloads_of(getattr(torch.ops.aten, name))
 
 
 @functools.cache

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from torchgraft.analysis.schemas import schema_parameters
 from torchgraft.capturing.flowing.sizes import SymbolicNumber, unwrapped, wrapped
 from torchgraft.ir.arguments import leaves
 from torchgraft.ir.guards import check_length
@@ -226,7 +227,7 @@ def _functional_form(function: Any) -> Any:
 
 
 def _parameters(function: Any) -> list[Any]:
-    return [(item.name, str(item.type), item.has_default_value()) for item in function._schema.arguments]
+    return [(item.name, item.type, item.has_default) for item in schema_parameters(function)]
 
 
 # ---- results ----

@@ -17,6 +17,7 @@ from torch.nn import functional
 
 from torchgraft.analysis.aliases import Aliases
 from torchgraft.analysis.effects import is_impure
+from torchgraft.analysis.schemas import overloads_of
 from torchgraft.capturing.symbolic.inplace import PLAIN_FORM
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.ir.copying import inherit_origin
@@ -183,14 +184,10 @@ def _has_counterpart(name: str) -> bool:
     packet, pure = getattr(torch.ops.aten, name, None), getattr(torch.ops.aten, name[:-1], None)
     if packet is None or pure is None:
         return False
-    for overload in packet.overloads():
-        if not torch._C._dispatch_has_kernel(getattr(packet, overload).name()):
-            continue  # one of TorchScript's, for its containers
-        if torch.Tag.inplace_view in getattr(packet, overload).tags:
-            return False
-        if overload not in pure.overloads():
-            return False
-    return True
+    return not any(
+        torch.Tag.inplace_view in overload.tags or overload._overloadname not in pure.overloads()
+        for overload in overloads_of(packet)
+    )
 
 
 def _convert(node: Node, form: _Form, later: dict[Node, list[Node]]) -> bool:

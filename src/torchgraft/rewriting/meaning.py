@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from torchgraft.analysis.schemas import Parameter, overloads_of, schema_parameters
 from torchgraft.analysis.signatures import python_signature
 from torchgraft.ir.node import Node
 from torchgraft.ir.value_classes import is_tensor
@@ -187,7 +188,7 @@ def _of_operator(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> M
 
 
 def _of_overload(overload: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Meaning:
-    found = _bind(_parameters(overload), args, kwargs, lenient=True)
+    found = _bind(schema_parameters(overload), args, kwargs, lenient=True)
     if found is None:
         return Meaning(("function", overload), _raw(args, kwargs))
     namespace, _, name = overload._schema.name.partition("::")
@@ -248,24 +249,13 @@ def _function_name(target: Any) -> str | None:
 # ---- parameters ----
 
 
-class _Parameter(NamedTuple):
-    name: str
-    kind: str
-    is_optional: bool
-    keyword_only: bool
-    has_default: bool
-    default: Any
-    repeats: int | None
-
-
 @functools.cache
-def _overloads(name: str) -> tuple[tuple[_Parameter, ...], ...]:
+def _overloads(name: str) -> tuple[tuple[Parameter, ...], ...]:
     """The parameters of every overload of an operator that returns its result and takes no names of dimensions."""
     packet = getattr(torch.ops.aten, name, None)
     if packet is None:
         return ()
-    overloads = [getattr(packet, overload) for overload in packet.overloads()]
-    found = [_parameters(overload) for overload in overloads if torch._C._dispatch_has_kernel(overload.name())]
+    found = [schema_parameters(overload) for overload in overloads_of(packet)]
     return tuple(
         [
             parameters
@@ -275,22 +265,8 @@ def _overloads(name: str) -> tuple[tuple[_Parameter, ...], ...]:
     )
 
 
-@functools.cache
-def _parameters(overload: torch._ops.OpOverload) -> tuple[_Parameter, ...]:
-    result = []
-    for argument in overload._schema.arguments:
-        kind = str(argument.type)
-        is_optional = kind.startswith("Optional[")
-        default = argument.default_value if argument.has_default_value() else None
-        plain = kind[9:-1] if is_optional else kind
-        repeats = argument.N  # type: ignore[attr-defined]
-        has_default = argument.has_default_value()
-        result.append(_Parameter(argument.name, plain, is_optional, argument.kwarg_only, has_default, default, repeats))
-    return tuple(result)
-
-
 def _bind(
-    parameters: tuple[_Parameter, ...], args: Sequence[Any], kwargs: Mapping[str, Any], lenient: bool
+    parameters: tuple[Parameter, ...], args: Sequence[Any], kwargs: Mapping[str, Any], lenient: bool
 ) -> dict[str, Any] | None:
     """Arguments by parameter, with defaults, each in one form; None where they do not fit."""
     positional = [parameter for parameter in parameters if not parameter.keyword_only]
@@ -322,7 +298,7 @@ def _bind(
     return result
 
 
-def _gathered(positional: list[_Parameter], args: Sequence[Any]) -> Sequence[Any]:
+def _gathered(positional: list[Parameter], args: Sequence[Any]) -> Sequence[Any]:
     """`x.view(2, 3)` as `x.view([2, 3])`: the last positional parameter may be a list that is given as several arguments."""
     last = len(positional) - 1
     if last < 1 or len(args) <= last or positional[last].kind != "List[int]" or positional[last].repeats is not None:
@@ -345,7 +321,7 @@ _LITERALS: dict[type, frozenset[str]] = {
 }
 
 
-def _fits(value: Any, parameter: _Parameter, lenient: bool) -> bool:
+def _fits(value: Any, parameter: Parameter, lenient: bool) -> bool:
     """Whether an argument can be meant for a parameter; a number may stand for a tensor only if nothing else fits."""
     if isinstance(value, Node):
         return parameter.kind != "str"
@@ -362,7 +338,7 @@ def _fits(value: Any, parameter: _Parameter, lenient: bool) -> bool:
     return parameter.kind in kinds or (lenient and parameter.kind == "Tensor" and "number" in kinds)
 
 
-def _in_one_form(value: Any, parameter: _Parameter) -> Any:
+def _in_one_form(value: Any, parameter: Parameter) -> Any:
     if parameter.kind == "float" and type(value) is int:
         return float(value)
     if parameter.repeats is not None and parameter.kind.startswith("List[") and isinstance(value, int | float):

@@ -17,6 +17,7 @@ from torchgraft.analysis.cost.elementwise import is_view
 from torchgraft.analysis.cost.formulas import formula_of_call
 from torchgraft.analysis.cost.report import Cost, ModuleCost, NodeCost, Work
 from torchgraft.analysis.dry_run import DryRun, program_of
+from torchgraft.analysis.schemas import schema_parameters
 from torchgraft.codegen.calling import example_inputs
 from torchgraft.ir.node import Node
 from torchgraft.ir.printing import target_text
@@ -231,10 +232,9 @@ def _read(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], m
 
 def _arguments(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[Tensor, bool]]:
     """Every tensor among the arguments, and whether the operator writes it."""
-    schema = getattr(func, "_schema", None)
-    marks = [] if schema is None else [(item.name, item.alias_info) for item in schema.arguments]
-    written = {name for name, mark in marks if mark is not None and mark.is_write}
-    names = [name for name, _ in marks][: len(args)] + [""] * max(0, len(args) - len(marks))
+    parameters = schema_parameters(func) if isinstance(func, torch._ops.OpOverload) else ()
+    written = {parameter.name for parameter in parameters if parameter.written}
+    names = [parameter.name for parameter in parameters] + [""] * max(0, len(args) - len(parameters))
     for name, value in [*zip(names, args, strict=False), *kwargs.items()]:
         for leaf in pytree.tree_leaves(value):
             if isinstance(leaf, Tensor):

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from torchgraft.analysis.effects.findings import Findings, Places
+from torchgraft.analysis.schemas import Parameter, schema_parameters
 
 # The namespaces in which torch binds operators. In them an operator writes only what its schema marks, or, where it has
 # no schema (from_numpy, asarray), what a trailing underscore or `out=` announces.
@@ -33,20 +34,10 @@ _TRAINING_FLAGS = frozenset({"train", "training", "use_input_stats"})
 
 
 @dataclass(frozen=True, slots=True)
-class _Parameter:
-    name: str
-    kind: str
-    keyword_only: bool
-    written: bool
-    shared: bool
-    off_by_default: bool
-
-
-@dataclass(frozen=True, slots=True)
 class _Signature:
     """One overload, reduced to what matters for effects."""
 
-    parameters: tuple[_Parameter, ...]
+    parameters: tuple[Parameter, ...]
     random: bool
     called_for_effect: bool
     returns: str
@@ -75,7 +66,7 @@ class _Signature:
 
     def fits(self, bound: Mapping[str, Any]) -> bool:
         """Whether constants among the arguments can be meant for this overload."""
-        return all(_fits(bound[p.name], p.kind) for p in self.parameters if p.name in bound)
+        return all(_fits(bound[p.name], p.type) for p in self.parameters if p.name in bound)
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,16 +165,16 @@ class Operator:
         if flags and all(_is_off(parameter, bound) for parameter in flags):
             return True
         # `p` alone is not enough: bernoulli(p=0) draws. Only a switchable dropout leaves the generator alone at zero.
-        is_dropout = any(parameter.kind == "bool" for parameter in flags)
+        is_dropout = any(parameter.type == "bool" for parameter in flags)
         zero_means_none = ("dropout", "dropout_p", "p") if is_dropout else ("dropout", "dropout_p")
         return any(_is_off(parameter, bound) for parameter in signature.parameters if parameter.name in zero_means_none)
 
 
-def _is_off(parameter: _Parameter, bound: Mapping[str, Any]) -> bool:
+def _is_off(parameter: Parameter, bound: Mapping[str, Any]) -> bool:
     """Whether a flag is False, or a probability zero, in this call."""
     value = bound.get(parameter.name)
     if value is None:
-        return parameter.off_by_default
+        return parameter.has_default and parameter.default in (False, 0)
     return type(value) in (bool, int, float) and value == 0
 
 
@@ -230,14 +221,14 @@ def operator_of_overload(overload: torch._ops.OpOverload) -> Operator:
     """The operator of one overload; random if any overload of the same name is (tags are missing here and there)."""
     packet = overload.overloadpacket
     siblings = [getattr(packet, name) for name in packet.overloads()]
-    return Operator(str(overload), (_signature(overload._schema, overload, siblings),))
+    return Operator(str(overload), (_signature(overload, siblings),))
 
 
 @functools.cache
 def operator_of_packet(packet: torch._ops.OpOverloadPacket) -> Operator:
     """The operator of all overloads of a name."""
     overloads = [getattr(packet, name) for name in packet.overloads()]
-    return Operator(str(packet), tuple(_signature(overload._schema, overload, overloads) for overload in overloads))
+    return Operator(str(packet), tuple(_signature(overload, overloads) for overload in overloads))
 
 
 def operator_of(op: str, target: Any) -> Operator | None:
@@ -264,25 +255,15 @@ def _operator_named(name: str) -> Operator:
     registered = [overload for overload in overloads.values() if torch._C._dispatch_has_kernel(overload.name())]
     # TorchScript gives Python's containers methods of the same names (list.sort); a tensor never reaches those.
     chosen = registered or list(overloads.values())
-    return Operator(name, tuple(_signature(overload._schema, overload, registered) for overload in chosen))
+    return Operator(name, tuple(_signature(overload, registered) for overload in chosen))
 
 
 def _schemas(qualified_name: str) -> list[Any]:
     return torch._C._jit_get_schemas_for_operator(qualified_name)
 
 
-def _signature(schema: Any, overload: Any, siblings: list[Any]) -> _Signature:
-    parameters = tuple(
-        _Parameter(
-            argument.name,
-            str(argument.type),
-            argument.kwarg_only,
-            argument.alias_info is not None and argument.alias_info.is_write,
-            argument.alias_info is not None,
-            argument.has_default_value() and argument.default_value in (False, 0),
-        )
-        for argument in schema.arguments
-    )
+def _signature(overload: Any, siblings: list[Any]) -> _Signature:
+    schema, parameters = overload._schema, schema_parameters(overload)
     return _Signature(
         parameters,
         random=any(_is_random(sibling) for sibling in (overload, *siblings)),

@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torchgraft.analysis.effects.examples import Inputs, argument_trials
 from torchgraft.analysis.effects.findings import NO_PLACES, Effects, Findings, Places, joined
 from torchgraft.analysis.effects.operators import operator_of_overload
+from torchgraft.analysis.schemas import schema_parameters
 from torchgraft.ir.arguments import leaves
 from torchgraft.ir.modules import has_hooks, hooks_for_all, is_from_torch
 
@@ -173,8 +174,9 @@ def _made_up(func: Any, args: Any, kwargs: Any) -> Any:
     """
     schema = func._schema
     if schema.is_mutable:
-        bound = {**{argument.name: value for argument, value in zip(schema.arguments, args, strict=False)}, **kwargs}
-        written = [bound.get(a.name) for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+        parameters = schema_parameters(func)
+        bound = {**{parameter.name: value for parameter, value in zip(parameters, args, strict=False)}, **kwargs}
+        written = [bound.get(parameter.name) for parameter in parameters if parameter.written]
         return NotImplemented if len(written) != len(schema.returns) else written[0] if len(written) == 1 else written
     tensors = _tensors((args, kwargs))
     is_view = "unsafe_" in schema.name or any(result.alias_info is not None for result in schema.returns)
