@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from torchgraft.analysis.cost.elementwise import is_view
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.ir.graph import Graph
 from torchgraft.ir.guards import is_guard
@@ -88,14 +89,10 @@ def _writes(target: Any) -> bool:
 
 def _is_view(node: Node) -> bool:
     """Whether a node gives another shape to the memory of its only input; computing that again is free."""
-    if not isinstance(node.target, torch._ops.OpOverload) or len(node.all_input_nodes) != 1:
+    target = node.target
+    if not isinstance(target, torch._ops.OpOverload) or len(node.all_input_nodes) != 1 or _writes(target):
         return False
-    schema = node.target._schema
-    aliases = [argument.alias_info for argument in schema.arguments if argument.alias_info is not None]
-    returned = [value.alias_info for value in schema.returns]
-    return (
-        len(returned) == 1 and returned[0] is not None and bool(aliases) and not any(item.is_write for item in aliases)
-    )
+    return len(target._schema.returns) == 1 and is_view(target)
 
 
 def _program(
