@@ -43,13 +43,6 @@ class GraphTransformObserver:
         self.name_to_node: dict[str, Node] = {}
         self._copies: list[GraphModule] = []
         self._before = ""
-        # Hooks are kept in lists by equality; a bound method is a new object each time it is looked up.
-        self._hooks: dict[str, Callable[..., Any]] = {
-            "create": self._created,
-            "erase": self._erased,
-            "replace": self._replaced,
-        }
-        self._copied_hook: Callable[[GraphModule], None] = self._copied
 
     @classmethod
     def get_current_pass_count(cls) -> int:
@@ -68,19 +61,19 @@ class GraphTransformObserver:
 
     def get_node_creation_hook(self) -> Callable[[Node], None]:
         """What is called for every node that is made."""
-        return self._hooks["create"]
+        return self._created
 
     def get_node_erase_hook(self) -> Callable[[Node], None]:
         """What is called for every node that is erased."""
-        return self._hooks["erase"]
+        return self._erased
 
     def get_node_replace_hook(self) -> Callable[[Node, str, Node], None]:
         """What is called for every user that gets another input."""
-        return self._hooks["replace"]
+        return self._replaced
 
     def get_deepcopy_hook(self) -> Callable[[GraphModule], None]:
         """What is called for every copy of the module."""
-        return self._copied_hook
+        return self._copied
 
     def __enter__(self) -> GraphTransformObserver:
         self.erased_nodes.clear()
@@ -90,18 +83,18 @@ class GraphTransformObserver:
         if self.log_url is not None:
             GraphTransformObserver._pass_count += 1
             self._before = self._dot()
-        self.gm._register_create_node_hook(self._hooks["create"])
-        self.gm._register_erase_node_hook(self._hooks["erase"])
-        self.gm._register_replace_node_hook(self._hooks["replace"])
-        self.gm._register_deepcopy_hook(self._copied_hook)
+        self.gm._register_create_node_hook(self._created)
+        self.gm._register_erase_node_hook(self._erased)
+        self.gm._register_replace_node_hook(self._replaced)
+        self.gm._register_deepcopy_hook(self._copied)
         return self
 
     def __exit__(self, *error: object) -> None:
         for module in (*self._copies, self.gm):
-            module._unregister_create_node_hook(self._hooks["create"])
-            module._unregister_erase_node_hook(self._hooks["erase"])
-            module._unregister_replace_node_hook(self._hooks["replace"])
-            module._unregister_deepcopy_hook(self._copied_hook)
+            module._unregister_create_node_hook(self._created)
+            module._unregister_erase_node_hook(self._erased)
+            module._unregister_replace_node_hook(self._replaced)
+            module._unregister_deepcopy_hook(self._copied)
         if self.log_url is not None and (self.created_nodes or self.erased_nodes):
             for when, text in (("input", self._before), ("output", self._dot())):
                 name = f"pass_{self._pass_count}_{self.passname}_{when}_graph.dot"
