@@ -41,15 +41,13 @@ class FoldConstants(Pass):
 
     def run(self, module: GraphModule) -> int:
         """Fold, and return how many computations went."""
-        folder = _Folder(module, self.max_bytes, self.freeze)
-        return folder.fold() if folder.values else 0
+        return _Folder(module, self.max_bytes, self.freeze).fold()
 
 
 def fold_values(module: GraphModule, nodes: Collection[Node]) -> int:
     """Compute the values of some nodes once, where nothing but constants, parameters and buffers goes into them; how many
     computations went. The program no longer follows changes of those."""
-    folder = _Folder(module, math.inf, True, nodes)
-    return folder.fold() if folder.values else 0
+    return _Folder(module, math.inf, True, nodes).fold()
 
 
 class _Folder:
@@ -137,6 +135,9 @@ class _Folder:
     # ---- editing ----
 
     def fold(self) -> int:
+        """Put values in the place of computations, and return how many of these went."""
+        if not self.values:
+            return 0
         references = References(self.module)
         folded = 0
         for node in reversed(self.graph.nodes):
@@ -223,6 +224,4 @@ def _largest(*values: Any) -> float:
             result *= max(value.numel(), 1) if value.numel() > 1 or value.is_floating_point() else math.inf
         elif isinstance(value, (int, float)) and not isinstance(value, bool):
             result *= abs(value) + 1 if math.isfinite(value) else 1
-        elif isinstance(value, slice):
-            continue
     return result

@@ -8,13 +8,13 @@ with their guards. What never had a user stays for its effect, as does what writ
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from torchgraft.analysis.effects import effects_of, is_impure
 from torchgraft.analysis.effects.findings import OUTSIDE
+from torchgraft.analysis.effects.operators import ARITHMETIC
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.ir.guards import is_guard
 from torchgraft.ir.node import _side_effectful_functions
@@ -104,12 +104,6 @@ def _is_seen_outside(node: Any) -> bool:
     return not effects.unknown and any(_is_the_callers(place, node) for place in effects.writes)
 
 
-_ARITHMETIC = frozenset(
-    {operator.add, operator.sub, operator.mul, operator.truediv, operator.floordiv, operator.mod, operator.pow}
-    | {operator.matmul, operator.neg, operator.and_, operator.or_, operator.xor}
-)
-
-
 def _is_the_callers(place: Any, writer: Any) -> bool:
     """Whether memory is that of an input or of the model, other than a layer's own statistics; through views too."""
     if isinstance(place, str):
@@ -121,7 +115,7 @@ def _is_the_callers(place: Any, writer: Any) -> bool:
             return True
         effects = effects_of(node)
         # A call that may do anything is taken to return something of its own, as most do; so does arithmetic, if not on lists.
-        for source in () if effects.unknown or node.target in _ARITHMETIC else effects.shares:
+        for source in () if effects.unknown or node.target in ARITHMETIC else effects.shares:
             if isinstance(source, str):
                 return True
             if source not in seen:
