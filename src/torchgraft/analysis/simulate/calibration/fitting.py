@@ -1,4 +1,5 @@
-"""Fits the figures of a CPU to measured times, so that the typical ratio of simulated to measured is as near to one as can be.
+"""What probes give a machine to do, and the figures of a CPU fitted to their times, so that the typical ratio of simulated to
+measured is as near to one as can be.
 What the figures mean is said in `timing_on_cpu.py`, what is measured in `measuring.py`.
 """
 
@@ -91,10 +92,8 @@ def fit_terms(machine: Machine, samples: Sequence[Sample], most_rounds: int = 15
         rows.append([float(kernel.passes)] + [amounts.get(name, 0.0) / units[name] for name in TERMS])
         targets.append(max(sample.seconds - known, 0.1 * sample.seconds))
     scales = torch.tensor([sample.seconds for sample in samples], dtype=torch.float64)
-    matrix, wanted = (
-        torch.tensor(rows, dtype=torch.float64) / scales[:, None],
-        torch.tensor(targets, dtype=torch.float64) / scales,
-    )
+    matrix = torch.tensor(rows, dtype=torch.float64) / scales[:, None]
+    wanted = torch.tensor(targets, dtype=torch.float64) / scales
     weights = torch.ones_like(scales)
     for _ in range(most_rounds):
         solved = _not_negative(matrix, wanted, weights)
