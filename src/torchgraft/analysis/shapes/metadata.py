@@ -11,7 +11,7 @@ import torch
 
 from torchgraft.analysis.dry_run import DryRun, program_of
 from torchgraft.codegen.calling import example_inputs
-from torchgraft.ir.arguments import map_aggregate
+from torchgraft.ir.arguments import leaves, map_aggregate
 from torchgraft.ir.node import Node
 from torchgraft.ir.printing import tensor_text
 from torchgraft.results.shown import NamedTexts
@@ -82,17 +82,9 @@ def tree_metadata(value: Any) -> Any:
     """The same tree with metadata in the place of tensors, or None where there is no tensor in it."""
     if isinstance(value, torch.Tensor):
         return tensor_metadata(value)
-    found = False
-
-    def convert(leaf: Any) -> Any:
-        nonlocal found
-        if not isinstance(leaf, torch.Tensor):
-            return leaf
-        found = True
-        return tensor_metadata(leaf)
-
-    result = map_aggregate(value, convert)
-    return result if found else None
+    if not any(isinstance(leaf, torch.Tensor) for leaf in leaves(value)):
+        return None
+    return map_aggregate(value, lambda leaf: tensor_metadata(leaf) if isinstance(leaf, torch.Tensor) else leaf)
 
 
 # ---- shapes of a run ----
@@ -108,7 +100,9 @@ class Shapes(NamedTexts):
     """
 
     def _text_of(self, value: Any) -> str:
-        return _text(value)
+        if isinstance(value, (tuple, list)) and tensor_text(value) is None:
+            return f"({', '.join(map(self._text_of, value))})"
+        return tensor_text(value) or str(value)
 
 
 def shapes(program: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None, *, compute: bool = False) -> Shapes:
@@ -134,9 +128,3 @@ def shapes(program: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
 
     DryRun(subject, values, keywords, node_done=note, compute=compute).forward()
     return found
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, (tuple, list)) and tensor_text(value) is None:
-        return f"({', '.join(map(_text, value))})"
-    return tensor_text(value) or str(value)
