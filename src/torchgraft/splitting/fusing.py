@@ -85,26 +85,16 @@ def fuse_as_graphmodule(
             "leave out the nodes after it, or add those in between"
         )
     graph = Graph()
-    inside = dict.fromkeys(nodes)
-    copies: dict[Node, Node] = {}
-    inputs: dict[Node, Node] = {}
-
-    def inner(source: Node) -> Node:
-        if source in inside:
-            return copies[source]
-        if source not in inputs:
-            with graph.inserting_before(first):
-                inputs[source] = graph.placeholder(source.name, type_expr=source.type)
-            inputs[source].meta = dict(source.meta)
-        return inputs[source]
-
-    first = graph._root  # placeholders go before the first copy
+    inside = set(nodes)
+    inputs = dict.fromkeys(source for node in nodes for source in node.all_input_nodes if source not in inside)
+    values: dict[Node, Node] = {}
+    for source in inputs:
+        values[source] = graph.placeholder(source.name, type_expr=source.type)
+        values[source].meta = dict(source.meta)
     for node in nodes:
-        copies[node] = graph.node_copy(node, inner)
-        if first is graph._root:
-            first = copies[node]
+        values[node] = graph.node_copy(node, values.__getitem__)
     outputs = [node for node in nodes if any(user not in inside for user in node._users)]
-    results = tuple([copies[node] for node in outputs])
+    results = tuple([values[node] for node in outputs])
     graph.output(results[0] if len(results) == 1 and not always_return_tuple else results)
     return GraphModule(gm, graph, module_name), tuple(inputs), tuple(outputs)
 
