@@ -220,20 +220,12 @@ def compare_tensors(
     wrong = odd | (distance > allowed)
     if not bool(wrong.any()) and (expected.is_floating_point() or expected.is_complex()):
         return "", amount
-    index = _first_index(wrong)
+    index = tuple(map(int, torch.unravel_index(wrong.reshape(-1).to(torch.uint8).argmax(), wrong.shape)))
     return (
         f"{max(int(wrong.sum()), 1)} of {wrong.numel()} values differ, by up to {amount:.3g}; first at {list(index)}: "
         f"{first[index].item():.6g} in the {sides[0]}, {second[index].item():.6g} in the {sides[1]}",
         amount,
     )
-
-
-def _first_index(wrong: torch.Tensor) -> tuple[int, ...]:
-    rest, index = int(wrong.reshape(-1).to(torch.uint8).argmax()), []
-    for size in reversed(wrong.shape):
-        rest, place = divmod(rest, size)
-        index.append(place)
-    return tuple(reversed(index))
 
 
 def _same_bits(expected: torch.Tensor, found: torch.Tensor) -> bool:

@@ -196,8 +196,5 @@ def _bring_together(graph: Graph, partitions: list[list[Node]]) -> None:
     nodes = [node for group in groups for node in members[group]]
     if nodes == order.nodes:
         return
-    output = [node for node in nodes if node.op == "output"]
-    inputs = [node for node in nodes if node.op == "placeholder"]
-    rest = [node for node in nodes if node.op not in ("output", "placeholder")]
-    for node in [*inputs, *rest, *output]:
+    for node in sorted(nodes, key=lambda node: (node.op == "output", node.op != "placeholder")):
         graph._move(node, graph._root)

@@ -210,24 +210,21 @@ def traffic(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: An
     name = getattr(packet, "__name__", str(func))
     if is_view(func) or name.startswith(_MAKES_NOTHING):
         return 0, 0
-    written = [tensor for tensor, is_written in _arguments(func, args, kwargs) if is_written]
-    memory = {id(tensor) for tensor, _ in _arguments(func, args, kwargs)}
+    tensors = list(_arguments(func, args, kwargs))
+    written = [tensor for tensor, is_written in tensors if is_written]
+    memory = {id(tensor) for tensor, _ in tensors}
     made = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor) and id(leaf) not in memory]
     if name in _PUTS_ROWS:
-        rows = [tensor for tensor, _ in list(_arguments(func, args, kwargs))[1:]]
+        rows = [tensor for tensor, _ in tensors[1:]]
         moved = sum(map(distinct_bytes, rows))
         return moved, max(map(distinct_bytes, rows), default=0) + sum(map(distinct_bytes, made))
-    read = sum(distinct_bytes(tensor) for tensor in _read(func, name, args, kwargs, made))
-    return read, sum(distinct_bytes(tensor) for tensor in [*written, *made])
-
-
-def _read(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], made: list[Tensor]) -> list[Tensor]:
-    tensors = list(_arguments(func, args, kwargs))
     if name in _FETCHES_ROWS:
-        return [*made[:1], *[tensor for tensor, _ in tensors[1:]]]
-    draws = torch.Tag.nondeterministic_seeded in getattr(func, "tags", ()) and name.endswith("_")
-    blind = name in _OVERWRITES or draws or name.endswith("_like") or "out" in kwargs
-    return [tensor for tensor, is_written in tensors if not (blind and (is_written or name.endswith("_like")))]
+        read = [*made[:1], *[tensor for tensor, _ in tensors[1:]]]
+    else:
+        draws = torch.Tag.nondeterministic_seeded in getattr(func, "tags", ()) and name.endswith("_")
+        blind = name in _OVERWRITES or draws or name.endswith("_like") or "out" in kwargs
+        read = [tensor for tensor, is_written in tensors if not (blind and (is_written or name.endswith("_like")))]
+    return sum(map(distinct_bytes, read)), sum(map(distinct_bytes, [*written, *made]))
 
 
 def _arguments(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[Tensor, bool]]:

@@ -5,6 +5,7 @@ Lifetimes are those of a real run: the same Python and the same autograd hold an
 from __future__ import annotations
 
 import inspect
+import itertools
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
@@ -303,11 +304,7 @@ class Storages:
             changes[entry.born] += entry.size
             if entry.died is not None:
                 changes[entry.died] -= entry.size
-        live, result = 0, []
-        for change in changes[: self.time + 1]:
-            live += change
-            result.append(live)
-        return result
+        return list(itertools.accumulate(changes[: self.time + 1]))
 
     def made_bytes(self) -> list[int]:
         """How many bytes of new tensors each operator made, by time."""
