@@ -141,21 +141,19 @@ def _count(tensor: TracedTensor) -> Any:
     return functools.reduce(operator.mul, tensor.symbolic_sizes(), 1)
 
 
+def _offset(tensor: TracedTensor) -> int:
+    return int(tensor.actual.storage_offset())
+
+
 # What torch asks of a tensor without computing anything.
 QUESTIONS: dict[Any, Any] = {
-    _aten.size.default: TracedTensor.symbolic_sizes,
-    _aten.sym_size.default: TracedTensor.symbolic_sizes,
-    _aten.size.int: lambda tensor, index: tensor.symbolic_sizes()[index],
-    _aten.sym_size.int: lambda tensor, index: tensor.symbolic_sizes()[index],
-    _aten.stride.default: TracedTensor.strides,
-    _aten.stride.int: lambda tensor, index: tensor.strides()[index],
-    _aten.sym_stride.default: TracedTensor.strides,
-    _aten.sym_stride.int: lambda tensor, index: tensor.strides()[index],
-    _aten.numel.default: _count,
-    _aten.sym_numel.default: _count,
+    **dict.fromkeys((_aten.size.default, _aten.sym_size.default), TracedTensor.symbolic_sizes),
+    **dict.fromkeys((_aten.size.int, _aten.sym_size.int), lambda tensor, index: tensor.symbolic_sizes()[index]),
+    **dict.fromkeys((_aten.stride.default, _aten.sym_stride.default), TracedTensor.strides),
+    **dict.fromkeys((_aten.stride.int, _aten.sym_stride.int), lambda tensor, index: tensor.strides()[index]),
+    **dict.fromkeys((_aten.numel.default, _aten.sym_numel.default), _count),
+    **dict.fromkeys((_aten.storage_offset.default, _aten.sym_storage_offset.default), _offset),
     _aten.dim.default: lambda tensor: tensor.actual.dim(),
-    _aten.storage_offset.default: lambda tensor: tensor.actual.storage_offset(),
-    _aten.sym_storage_offset.default: lambda tensor: tensor.actual.storage_offset(),
     _aten.is_contiguous.default: lambda tensor: tensor.actual.is_contiguous(),
     _aten.is_contiguous.memory_format: lambda tensor, layout: tensor.actual.is_contiguous(memory_format=layout),
     _aten.is_strides_like_format.default: lambda tensor, layout: _aten.is_strides_like_format.default(

@@ -7,6 +7,7 @@ type and its settings; its weights may be any. One with hooks means nothing but 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -20,13 +21,15 @@ from torchgraft.ir.node import Node
 from torchgraft.rewriting.meaning import Meaning, coarse_key, meaning_of_call
 
 
-class State(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class State:
     """A parameter, buffer or mode of a module that a call uses without a node of its own; fetched if somebody needs it."""
 
     path: str
 
 
-class _Input(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class _Input:
     name: str
 
 
@@ -85,12 +88,7 @@ def _with_inputs(form: _Form, node: Node) -> dict[str, Any] | None:
             return given[leaf.name]
         return State(f"{node.target}.{leaf.path}") if isinstance(leaf, State) else leaf
 
-    return {key: _mapped(value, fill) for key, value in form.meaning.arguments.items()}
-
-
-def _mapped(value: Any, function: Any) -> Any:
-    # Both are tuples, which the walk over argument trees would open.
-    return function(value) if isinstance(value, State | _Input) else map_aggregate(value, function)
+    return {key: map_aggregate(value, fill) for key, value in form.meaning.arguments.items()}
 
 
 def _settings(module: Any) -> dict[str, Any]:
