@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 import types
 from collections.abc import Callable
 from typing import Any
@@ -215,3 +216,134 @@ def test_verifying_leaves_a_model_as_it_was() -> None:
         for more in (False, True, True, False, True):
             torch.testing.assert_close(lowered(x, more=more).result, plain(x, more=more).result)
     assert len(model(x, more=True).result) == 2
+
+
+def _step(optimizer: type[torch.optim.Optimizer], **options: Any) -> Callable[[nn.Module], None]:
+    def step(model: nn.Module) -> None:
+        for parameter in model.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        optimizer(model.parameters(), lr=0.5, **options).step()
+
+    return step
+
+
+def _in_inference_mode(model: nn.Module) -> None:
+    with torch.inference_mode():
+        model[0].weight.mul_(3)
+
+
+def _in_a_thread(model: nn.Module) -> None:
+    def write() -> None:
+        with torch.no_grad():
+            model[0].weight.mul_(3)
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    thread.join()
+
+
+def _swapped(model: nn.Module) -> None:
+    torch.utils.swap_tensors(model[0].weight, nn.Parameter(torch.ones(4, 4)))
+
+
+def _state(model: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: torch.full_like(value, 5) for name, value in model.state_dict().items()}
+
+
+WRITES: dict[str, Callable[[nn.Module], Any]] = {
+    "in place": lambda model: model[0].bias.fill_(5),
+    "through a view": lambda model: model[0].weight[0].fill_(5),
+    "through detach": lambda model: model[0].weight.detach().copy_(torch.full((4, 4), 5.0)),
+    "statistics of a norm": lambda model: model[1].running_mean.add_(1),
+    "an item of `.data`": lambda model: setattr(model[0].bias, "data", model[0].bias.data[torch.tensor([1, 0, 3, 2])]),
+    "vector_to_parameters": lambda model: nn.utils.vector_to_parameters(torch.ones(28), model.parameters()),
+    "load_state_dict": lambda model: model.load_state_dict(_state(model)),
+    "load_state_dict, assigned": lambda model: model.load_state_dict(_state(model), assign=True),
+    "to another type and back": lambda model: model.to(torch.bfloat16).to(torch.float32),
+    "a step": _step(torch.optim.SGD, foreach=False),
+    "a step for all at once": _step(torch.optim.SGD, foreach=True),
+    "a fused step": _step(torch.optim.SGD, fused=True),
+    "a fused step of Adam": _step(torch.optim.Adam, fused=True),
+    "in inference mode": _in_inference_mode,
+    "in another thread": _in_a_thread,
+    "swapped": _swapped,
+}
+
+
+@pytest.mark.parametrize("write", WRITES)
+def test_however_a_weight_is_written(write: str) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)).eval()
+    x = torch.randn(3, 4)
+    lowered = lower(model, x, backend=COPYING)
+    with torch.no_grad():
+        before = model(x)
+        torch.testing.assert_close(lowered(x), before)
+        WRITES[write](model)
+        assert not torch.equal(model(x), before)
+        for _ in range(2):  # also when it is asked again
+            with pytest.raises(BackendError, match="was lowered with other weights"):
+                lowered(x)
+        lowered.refresh()
+        torch.testing.assert_close(lowered(x), model(x))
+
+
+def test_a_write_that_torch_does_not_count_needs_a_refresh() -> None:
+    model, x = nn.Sequential(nn.Linear(4, 4)).eval(), torch.randn(3, 4)
+    lowered = lower(model, x, backend=COPYING)
+    with torch.no_grad():
+        model[0].weight.data.copy_(torch.ones(4, 4))
+        lowered.refresh()
+        torch.testing.assert_close(lowered(x), model(x))
+
+
+def test_batches_that_norms_count_are_no_change_of_weights() -> None:
+    model, x = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)).eval(), torch.randn(3, 4)
+    lowered = lower(model, x, backend=COPYING)
+    model[1].num_batches_tracked.add_(1)
+    torch.testing.assert_close(lowered(x), model(x).detach())
+
+    class Reading(nn.Sequential):
+        def forward(self, x: Any) -> Any:
+            return super().forward(x) * self[1].num_batches_tracked
+
+    model = Reading(*model).eval()
+    lowered = lower(model, x, backend=COPYING)
+    model[1].num_batches_tracked.add_(1)
+    with pytest.raises(BackendError, match=r"'1\.num_batches_tracked' have changed"):
+        lowered(x)
+
+
+def test_threads_never_get_stale_answers() -> None:
+    """Several threads call while one writes: what comes back is the model before or after, and after the write only after."""
+    model, x = nn.Sequential(nn.Linear(4, 4)).eval(), torch.ones(1, 4)
+    lowered = lower(model, x, backend=COPYING)
+    with torch.no_grad():
+        before = model(x)
+    written = threading.Event()
+    problems: list[str] = []
+    calls: list[int] = []
+
+    def call() -> None:
+        for _ in range(300):
+            is_after = written.is_set()
+            try:
+                with torch.no_grad():
+                    found = lowered(x)
+            except BackendError:
+                lowered.refresh()
+                continue
+            calls.append(1)
+            if is_after and torch.equal(found, before):
+                problems.append("stale")
+
+    threads = [threading.Thread(target=call) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    with torch.no_grad():
+        model[0].weight.mul_(3)
+    written.set()
+    for thread in threads:
+        thread.join()
+    assert not problems and calls
+    with torch.no_grad():
+        torch.testing.assert_close(lowered(x), model(x))

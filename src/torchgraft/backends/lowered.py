@@ -152,8 +152,8 @@ class Lowered(VariantModule):
             return self._eager(why, args, kwargs, found)
         if "" in found.meta.get("kept_whole", {}):
             return self._eager(why, args, kwargs, f"it is one call: {found.meta['kept_whole']['']}")
-        reads = watch.watch_program(found) if self._keeps_types() else {}
         body = frozen(found, placeholder_values(found, *given))
+        reads = watch.watch_program(found, body) if self._keeps_types() else {}
         is_free = self.backend.sizes_are_free and late_guard(body) is None
         # Checks of sizes are gone in the program for one size, so that more of them can be tried.
         if not is_free and (reason := late_guard(for_one_size(body, *given))) is not None:

@@ -9,19 +9,22 @@ moved. A write that torch does not count (through `.data`, or through memory sha
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from itertools import chain, compress
 from operator import attrgetter, getitem, is_, itemgetter
 from typing import Any, NamedTuple
 
 import torch
+from torch.autograd.graph import increment_version
 from torch.nn.modules.batchnorm import _NormBase
+from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.hooks import RemovableHandle
 
 from torchgraft.analysis.aliases import Aliases
 from torchgraft.analysis.comparison import named_tensors_in
 from torchgraft.analysis.surroundings import joined, modules_behind
 from torchgraft.codegen.graph_module import GraphModule
+from torchgraft.ir.choices import add_if
 from torchgraft.ir.modules import is_from_torch
 from torchgraft.ir.verify import find_attribute
 
@@ -71,6 +74,8 @@ class ModelWatch:
 
     def __init__(self, model: Any, weights: bool = False) -> None:
         self._weights = weights
+        if weights:
+            _have_fused_steps_counted()
         self._attributes: list[tuple[str, Any, dict[str, Any], Any]] = []
         self._containers: list[tuple[str, Any, Any]] = []
         self._dicts: list[dict[str, Any]] = []
@@ -192,11 +197,14 @@ class ModelWatch:
         self._note_sizes()
         return changed
 
-    def watch_program(self, program: GraphModule) -> dict[int, str]:
+    def watch_program(self, program: GraphModule, body: GraphModule) -> dict[int, str]:
         """Mind changes of all tensors that a program of the model refers to: a function may use some that no module has. Their
-        names, by identity."""
+        names, by identity. `body` is the program for the mode that the model is in, where norms do not count batches."""
         names: dict[int, str] = {}
+        stay = {node.target for node in body.graph.find_nodes(op="get_attr")}
         for node in program.graph.find_nodes(op="get_attr"):
+            if node.target not in stay and all(user._target is add_if for user in node._users):
+                continue
             value = find_attribute(program, node.target)[0]
             if isinstance(value, torch.Tensor):
                 self._watch_tensor(node.target, value)
@@ -276,6 +284,19 @@ class ModelWatch:
                 both = zip(self._names, versions, self._versions, pointers, self._pointers, strict=True)
                 return f"the values of '{next(name for name, a, b, c, d in both if a != b or c != d)}' have changed"
         return None
+
+
+@cache
+def _have_fused_steps_counted() -> None:
+    """torch does not count what its fused optimizers write (Adam, AdamW, SGD, Adagrad with `fused=True`): we tell it."""
+
+    def count(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        if not torch.compiler.is_compiling():
+            for group in optimizer.param_groups:
+                if group.get("fused"):
+                    increment_version([tensor for tensor in group["params"] if tensor.grad is not None])
+
+    register_optimizer_step_post_hook(count)
 
 
 def _state_of(module: torch.nn.Module) -> dict[str, Any]:
