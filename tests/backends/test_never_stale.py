@@ -256,6 +256,7 @@ WRITES: dict[str, Callable[[nn.Module], Any]] = {
     "through detach": lambda model: model[0].weight.detach().copy_(torch.full((4, 4), 5.0)),
     "statistics of a norm": lambda model: model[1].running_mean.add_(1),
     "an item of `.data`": lambda model: setattr(model[0].bias, "data", model[0].bias.data[torch.tensor([1, 0, 3, 2])]),
+    "turned by `.data`": lambda model: setattr(model[0].weight, "data", model[0].weight.data.t()),
     "vector_to_parameters": lambda model: nn.utils.vector_to_parameters(torch.ones(28), model.parameters()),
     "load_state_dict": lambda model: model.load_state_dict(_state(model)),
     "load_state_dict, assigned": lambda model: model.load_state_dict(_state(model), assign=True),

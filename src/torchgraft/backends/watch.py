@@ -36,6 +36,7 @@ _CONTAINERS = frozenset({list, dict, set})
 # Larger containers are data (a vocabulary, say), and comparing them with every call would be slow.
 _MOST_ITEMS = 256
 _version, _mode = attrgetter("_version"), attrgetter("training")
+_pointer, _stride = torch.Tensor.data_ptr, torch.Tensor.stride
 
 
 class Grown(str):
@@ -90,6 +91,9 @@ class ModelWatch:
         self._tensors: list[torch.Tensor] = []
         self._versions: list[int] = []
         self._pointers: list[int] = []
+        # Memory that is read in another order (`weight.data = weight.data.t()`) stays where it is and is not written.
+        self._matrices: list[torch.Tensor] = []
+        self._strides: list[Any] = []
         self._tagged: list[dict[Any, Any]] = []
         self._empty: list[dict[Any, Any]] = []
         # Tensors that programs of the model write, by their identity.
@@ -163,6 +167,9 @@ class ModelWatch:
         self._tensors.append(tensor)
         self._versions.append(tensor._version)
         self._pointers.append(tensor.data_ptr())
+        if tensor.dim() > 1:
+            self._matrices.append(tensor)
+            self._strides.append(tensor.stride())
 
     def _note_sizes(self) -> None:
         self._contents = [value for _, value, _ in self._containers]  # compared all at once
@@ -230,9 +237,13 @@ class ModelWatch:
             if id(tensor) in own or memory.is_known_to_be_written(tensor)
         }
         self.moving |= {id(tensor): tensor for tensor in self._tensors if id(tensor) in written}
-        stay = [id(tensor) not in written for tensor in self._tensors]
-        for name in ("_names", "_tensors", "_versions", "_pointers"):
-            setattr(self, name, list(compress(getattr(self, name), stay)))
+        for tensors, names in (
+            (self._matrices, ("_matrices", "_strides")),
+            (self._tensors, ("_names", "_tensors", "_versions", "_pointers")),
+        ):
+            stay = [id(tensor) not in written for tensor in tensors]
+            for name in names:
+                setattr(self, name, list(compress(getattr(self, name), stay)))
         return written
 
     def change(self) -> str | None:
@@ -240,8 +251,9 @@ class ModelWatch:
         if _tag is None:
             return self._what_was_set() or self._what_was_written()
         # Before they are compared, so that what another thread sets meanwhile is seen the next time.
-        tags = [RemovableHandle.next_id, *map(_tag, self._tagged)]
-        if tags != self._tags or any(self._empty):
+        # Copying a list touches all that is in it, so the processor fetches it together and not one after another.
+        tags = [RemovableHandle.next_id, *map(_tag, self._tagged.copy())]
+        if tags != self._tags or any(self._empty.copy()):
             change = self._what_was_set()
             if change is not None:
                 return change
@@ -279,10 +291,17 @@ class ModelWatch:
                 if _differs(value, before):
                     return f"a container of {_named(path)} was changed"
         if self._tensors:
-            versions, pointers = list(map(_version, self._tensors)), list(map(torch.Tensor.data_ptr, self._tensors))
-            if versions != self._versions or pointers != self._pointers:
-                both = zip(self._names, versions, self._versions, pointers, self._pointers, strict=True)
-                return f"the values of '{next(name for name, a, b, c, d in both if a != b or c != d)}' have changed"
+            versions, pointers = list(map(_version, self._tensors)), list(map(_pointer, self._tensors))
+            strides = list(map(_stride, self._matrices))
+            if versions != self._versions or pointers != self._pointers or strides != self._strides:
+                both = zip(self._tensors, versions, self._versions, pointers, self._pointers, strict=True)
+                turned = zip(self._matrices, strides, self._strides, strict=True)
+                changed = [tensor for tensor, a, b, c, d in both if a != b or c != d]
+                changed += [tensor for tensor, a, b in turned if a != b]
+                name = next(
+                    name for name, tensor in zip(self._names, self._tensors, strict=True) if tensor is changed[0]
+                )
+                return f"the values of '{name}' have changed"
         return None
 
 
@@ -291,11 +310,11 @@ def _have_fused_steps_counted() -> None:
     """torch does not count what its fused optimizers write (Adam, AdamW, SGD, Adagrad with `fused=True`): we tell it."""
 
     def count(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        if not torch.compiler.is_compiling():
-            for group in optimizer.param_groups:
-                if group.get("fused"):
-                    increment_version([tensor for tensor in group["params"] if tensor.grad is not None])
+        for group in optimizer.param_groups:
+            if group.get("fused"):
+                increment_version([tensor for tensor in group["params"] if tensor.grad is not None])
 
+    count._torchdynamo_disable = True  # type: ignore[attr-defined]  # a compiled step calls it
     register_optimizer_step_post_hook(count)
 
 
