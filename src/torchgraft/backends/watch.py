@@ -92,7 +92,7 @@ class ModelWatch:
         self._versions: list[int] = []
         self._pointers: list[int] = []
         # Memory that is read in another order (`weight.data = weight.data.t()`) stays where it is and is not written.
-        self._matrices: list[torch.Tensor] = []
+        self._squares: list[torch.Tensor] = []
         self._strides: list[Any] = []
         self._tagged: list[dict[Any, Any]] = []
         self._empty: list[dict[Any, Any]] = []
@@ -167,8 +167,9 @@ class ModelWatch:
         self._tensors.append(tensor)
         self._versions.append(tensor._version)
         self._pointers.append(tensor.data_ptr())
-        if tensor.dim() > 1:
-            self._matrices.append(tensor)
+        sizes = [size for size in tensor.shape if size > 1]
+        if len(set(sizes)) < len(sizes):  # else another order is another shape
+            self._squares.append(tensor)
             self._strides.append(tensor.stride())
 
     def _note_sizes(self) -> None:
@@ -238,7 +239,7 @@ class ModelWatch:
         }
         self.moving |= {id(tensor): tensor for tensor in self._tensors if id(tensor) in written}
         for tensors, names in (
-            (self._matrices, ("_matrices", "_strides")),
+            (self._squares, ("_squares", "_strides")),
             (self._tensors, ("_names", "_tensors", "_versions", "_pointers")),
         ):
             stay = [id(tensor) not in written for tensor in tensors]
@@ -291,11 +292,12 @@ class ModelWatch:
                 if _differs(value, before):
                     return f"a container of {_named(path)} was changed"
         if self._tensors:
-            versions, pointers = list(map(_version, self._tensors)), list(map(_pointer, self._tensors))
-            strides = list(map(_stride, self._matrices))
+            # In this order, which is a little quicker where nothing of it is in the caches.
+            pointers, versions = list(map(_pointer, self._tensors)), list(map(_version, self._tensors))
+            strides = list(map(_stride, self._squares))
             if versions != self._versions or pointers != self._pointers or strides != self._strides:
                 both = zip(self._tensors, versions, self._versions, pointers, self._pointers, strict=True)
-                turned = zip(self._matrices, strides, self._strides, strict=True)
+                turned = zip(self._squares, strides, self._strides, strict=True)
                 changed = [tensor for tensor, a, b, c, d in both if a != b or c != d]
                 changed += [tensor for tensor, a, b in turned if a != b]
                 name = next(
