@@ -16,6 +16,7 @@ import importlib.util
 import io
 import json
 import logging
+import statistics
 import sys
 import tempfile
 import time
@@ -296,6 +297,26 @@ def finding() -> None:
     )
 
 
+def looking() -> None:
+    """What it costs to see that nothing of a model has changed: right after a call, which fills the caches, and once more."""
+    for title in ("MobileNetV3", "EfficientNet", "LSTM"):
+        try:
+            model, args = MODELS[title]()
+        except ModuleNotFoundError:
+            continue
+        module = torchgraft.lower(model, args, backend="native")
+        assert module._watch is not None
+        took: dict[str, list[float]] = {"after a call": [], "once more": []}
+        for _ in range(100):
+            module(*args)
+            for times in took.values():
+                begin = time.perf_counter()
+                module._watch.change()
+                times.append(time.perf_counter() - begin)
+        texts = [f"{statistics.median(times) * 1e6:.1f} µs {when}" for when, times in took.items()]
+        print(f"looking whether {title} has changed: {', '.join(texts)}")
+
+
 def getting_ready() -> None:
     """How long until the first result of ResNet-50, natively and by torch.compile; and a small model natively beside eager."""
     model, x = zoo.create("resnet50").eval(), torch.randn(1, 3, 224, 224)
@@ -349,6 +370,7 @@ def main() -> None:
     print(f"torch {torch.__version__}, {arguments.threads} threads, with {', '.join(installed)}\n")
     finding()
     if arguments.ready:
+        looking()
         getting_ready()
         return
     begin = time.perf_counter()

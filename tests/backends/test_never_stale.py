@@ -288,6 +288,21 @@ def test_however_a_weight_is_written(write: str) -> None:
         torch.testing.assert_close(lowered(x), model(x))
 
 
+@pytest.mark.slow
+def test_a_fused_step_that_is_compiled() -> None:
+    model, x = nn.Sequential(nn.Linear(4, 4)).eval(), torch.randn(3, 4)
+    lowered = lower(model, x, backend=COPYING)
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    step = torch.compile(torch.optim.SGD(model.parameters(), lr=0.5, fused=True).step, backend="aot_eager")
+    for _ in range(2):
+        step()
+        with pytest.raises(BackendError, match="was lowered with other weights"):
+            lowered(x)
+        lowered.refresh()
+        torch.testing.assert_close(lowered(x), model(x).detach())
+
+
 def test_a_write_that_torch_does_not_count_needs_a_refresh() -> None:
     model, x = nn.Sequential(nn.Linear(4, 4)).eval(), torch.randn(3, 4)
     lowered = lower(model, x, backend=COPYING)
