@@ -13,11 +13,11 @@ def arrays_of(inputs: tuple[Any, ...]) -> list[Any]:
     >>> [array.shape for array in arrays_of((torch.ones(2, 3), 5, torch.ones(4, requires_grad=True)))]
     [(2, 3), (4,)]
     """
-    return [_array(item) for item in inputs if isinstance(item, torch.Tensor)]
-
-
-def _array(item: torch.Tensor) -> Any:
     try:
-        return item.numpy() if item.is_contiguous() else item.contiguous().numpy()
+        return [
+            item.numpy() if item.is_contiguous() else item.contiguous().numpy()
+            for item in inputs
+            if isinstance(item, torch.Tensor)
+        ]
     except RuntimeError:
-        return item.detach().contiguous().numpy(force=True)
+        return [item.detach().contiguous().numpy(force=True) for item in inputs if isinstance(item, torch.Tensor)]
