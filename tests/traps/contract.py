@@ -1,5 +1,5 @@
 """Which traps lie outside of what capture promises: those whose state two runs detect, and those that are not promised at all.
-The contract itself is at the top of docs/capture.md; every other trap is promised.
+The contract itself is in docs/capture.md; every other trap is promised.
 """
 
 from __future__ import annotations
