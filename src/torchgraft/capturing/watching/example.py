@@ -39,9 +39,9 @@ class ExampleInputs:
         self, watcher: Watcher, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
         self._watcher = watcher
-        self._copies: dict[int, tuple[torch.Tensor, torch.Tensor, MakeNode]] = {}
+        self._copies: dict[int, tuple[torch.Tensor, torch.Tensor, MakeNode, str]] = {}
         # Containers and objects that were seen, with what the run gets and what is expected once that is known.
-        self._objects: dict[int, tuple[Any, tuple[Any, Any] | None, MakeNode]] = {}
+        self._objects: dict[int, tuple[Any, tuple[Any, Any] | None, MakeNode, str]] = {}
         self._same: list[tuple[str, MakeNode, MakeNode]] = []
         # Values that no description can spell (a function, a module), which are kept with the program and compared with.
         self._kept: list[tuple[str, MakeNode, Any]] = []
@@ -72,9 +72,9 @@ class ExampleInputs:
             arguments = (make(), watcher.values.constant("_input", value), f"the argument '{path}'", self._where)
             self._checked = watcher.create_node("call_function", check_value, arguments, {})
             self._checked._origin = None
-        for path, make_first, make_second in self._same:
+        for question, make_first, make_second in self._same:
             same = watcher.create_node("call_function", operator.is_, (make_first(), make_second()), {})
-            watcher.guards.value(same, True, f"'{path}' is the same tensor as another input")
+            watcher.guards.value(same, True, question)
 
     def call(self, function: Callable[..., Any]) -> Any:
         """Call the model as it was called: decorators may tell what is given by name from what is not."""
@@ -147,10 +147,10 @@ class ExampleInputs:
     def _tensor(self, value: torch.Tensor, make: MakeNode, path: str) -> tuple[torch.Tensor, Any]:
         known = self._copies.get(id(value))
         if known is not None:
-            self._same.append((path, known[2], make))
+            self._same.append((f"({path} is {known[3]})", known[2], make))
             return known[1], "tensor"
         copied = _copied(value)
-        self._copies[id(value)] = (value, copied, make)
+        self._copies[id(value)] = (value, copied, make, path)
         self._tensors.append(make)
         self._watcher.values.add_input(copied, make)
         expected: dict[str, Any] = {}
@@ -171,14 +171,14 @@ class ExampleInputs:
         if known is not None:
             if known[1] is None:
                 raise KeepWhole(None, f"the input {path} refers to itself")
-            self._same.append((path, known[2], make))
+            self._same.append((f"({path} is {known[3]})", known[2], make))
             return known[1]
         if not by_attribute and (name := _beside_items(value)):
             raise KeepWhole(
                 None, f"the input {path} is a {type(value).__name__} that has the attribute {name} beside its items"
             )
         if not isinstance(value, tuple):
-            self._objects[id(value)] = (value, None, make)
+            self._objects[id(value)] = (value, None, make, path)
         new: dict[Any, Any] = {}
         expected: dict[Any, Any] = {}
         for key, part in parts_of(value).items():
@@ -196,7 +196,7 @@ class ExampleInputs:
                 raise KeepWhole(None, f"the input {path} has keys that code cannot spell")
             template = object_kind(type(value), expected)
         if not isinstance(value, tuple):
-            self._objects[id(value)] = (value, (result, template), make)
+            self._objects[id(value)] = (value, (result, template), make, path)
         return result, template
 
 
