@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from torchgraft.codegen.graph_module import GraphModule
+from torchgraft.fx_passes.small_passes import AnnotateTypesWithSchema
 from torchgraft.interpreter import Transformer
 from torchgraft.passes.normalize_arguments import NormalizeArguments
 
@@ -42,8 +43,9 @@ class NormalizeArgs(Transformer):
         return result
 
 
-class NormalizeOperators(Transformer):
-    """`NormalizeOperators(module).transform()`: a copy in which `torch.add(x, y)` and its like are `x + y`.
+class NormalizeOperators(AnnotateTypesWithSchema):
+    """`NormalizeOperators(module).transform()`: a copy in which `torch.add(x, y)` and its like are `x + y`, and whose nodes have
+    the types that schemas say.
 
     >>> import torchgraft
     >>> module = torchgraft.symbolic_trace(lambda x: torch.add(x, torch.mul(x, 2)))
@@ -57,7 +59,7 @@ class NormalizeOperators(Transformer):
     binary_magic_method_remap = _OPERATORS
 
     def transform(self) -> GraphModule:
-        result = GraphModule(self.module, copy.deepcopy(self.module.graph))  # type: ignore[arg-type]
+        result = super().transform()
         table = self.binary_magic_method_remap
         for node in result.graph.nodes:
             if node.op == "call_function" and len(node.args) == 2 and not node.kwargs and node.target in table:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -503,9 +503,25 @@ class Graph:
         """Turn the value of the output node into what a call returns."""
         return self._codegen.process_outputs(out)
 
-    def python_code(self, root_module: str, **options: Any) -> PythonCode:
-        """Generate Python source; the options are those of `torchgraft.codegen.source.CodeGen.generate`."""
-        return self._codegen.generate(self, root_module, **options)
+    def python_code(
+        self,
+        root_module: str,
+        *,
+        verbose: bool = False,
+        include_stride: bool = False,
+        include_device: bool = False,
+        colored: bool = False,
+        expanded_def: bool = False,
+        record_func: bool = False,
+        additional_meta: Sequence[str] | None = None,
+    ) -> PythonCode:
+        """Generate Python source. `verbose` adds shapes at line ends (with `include_stride`, `include_device`, `colored`) and the
+        user's source lines above, with what `node.meta` has under the names in `additional_meta`; `expanded_def` gives each
+        parameter a line.
+        """
+        options = {"verbose": verbose, "include_stride": include_stride, "include_device": include_device}
+        options |= {"colored": colored, "expanded_def": expanded_def, "record_func": record_func}
+        return self._codegen.generate(self, root_module, **options, additional_meta=additional_meta)
 
     def lint(self) -> None:
         """Raise GraphError with a list of everything that is not well formed."""
