@@ -219,6 +219,36 @@ def paths_in_parts_by_tags(fx: Any, of: Any) -> Any:
     return sorted(names.items()), calls, sorted(parts.state_dict()), parts(torch.ones(1, 4))
 
 
+# ---- graphs whose module is gone ----
+
+
+@program
+def dead_layers_of_a_bare_graph(fx: Any, of: Any) -> Any:
+    class Dead(Model):
+        def forward(self, x):
+            self.layer(x)
+            return self.inner(x)
+
+    graph = fx.symbolic_trace(Dead()).graph
+    impure = [node.name for node in graph.nodes if node.is_impure()]
+    return graph.eliminate_dead_code(), impure, str(graph), type(graph.owning_module.layer).__name__
+
+
+@program
+def a_bare_graph_with_a_tensor_as_the_pattern(fx: Any, of: Any) -> Any:
+    class Pattern(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.any = nn.Parameter(torch.zeros(4))
+
+        def forward(self, x):
+            return x * self.any
+
+    traced = fx.symbolic_trace(Model())
+    matches = fx.replace_pattern(traced, fx.symbolic_trace(Pattern()).graph, lambda x: torch.neg(x))
+    return len(matches), rows(traced.graph), traced(torch.ones(1, 4))
+
+
 # ---- metadata ----
 
 

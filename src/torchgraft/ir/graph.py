@@ -33,6 +33,10 @@ _ORDER_GAP = 1 << 16
 _MISSING: Any = type("_Missing", (), {"__repr__": lambda self: "no default"})()
 
 
+# What a module has for its graph, and not for its nodes.
+_ABOUT_THE_GRAPH = frozenset({"_graph", "_edit_hooks", "_deepcopy_hooks"})
+
+
 class EditHooks:
     """Functions told about edits of a graph; a GraphModule owns them and hands them to the graph it runs."""
 
@@ -147,6 +151,8 @@ class Graph:
         self._after = False
         self._graph_namespace = Namespace()
         self._owners: list[weakref.ref[torch.nn.Module]] = []
+        # What the last of them has, so that it is still known when only the graph is left.
+        self._contents: dict[str, Any] | torch.nn.Module | None = None
         self._hooks: EditHooks | SharedHooks | None = None
         self._tracer_cls = tracer_cls
         self._tracer_extras = tracer_extras
@@ -167,19 +173,27 @@ class Graph:
 
     @property
     def owning_module(self) -> Any:
-        """The one module that runs this graph, or None where there is none or more than one."""
+        """The one module that runs this graph, or None where there is none or more than one. When it is gone, a plain module with
+        all that it had."""
         owners = [owner for reference in self._owners if (owner := reference()) is not None]
-        return owners[0] if len(owners) == 1 else None
+        if owners or self._contents is None:
+            return owners[0] if len(owners) == 1 else None
+        if isinstance(self._contents, dict):
+            module = torch.nn.Module()
+            vars(module).update(self._contents)
+            self._contents = module
+        return self._contents
 
     @owning_module.setter
     def owning_module(self, module: torch.nn.Module | None) -> None:
-        self._owners = []
+        self._owners, self._contents = [], None
         if module is not None:
             self._add_owner(module)
 
     def _add_owner(self, module: torch.nn.Module) -> None:
         if not any(reference() is module for reference in self._owners):
             self._owners.append(weakref.ref(module))
+        self._contents = {name: value for name, value in vars(module).items() if name not in _ABOUT_THE_GRAPH}
 
     def _remove_owner(self, module: torch.nn.Module) -> None:
         self._owners = [reference for reference in self._owners if reference() not in (module, None)]
