@@ -90,8 +90,8 @@ def preserve_node_meta(enable: bool = True) -> Iterator[None]:
     >>> import torchgraft
     >>> with preserve_node_meta(), annotate({"stage": 1}):
     ...     program = torchgraft.symbolic_trace(lambda x: x + 1)
-    >>> [node.meta.get("custom") for node in program.graph.find_nodes(op="call_function")]
-    [{'stage': 1}]
+    >>> [node.meta.get("custom") for node in program.graph.nodes]
+    [{'stage': 1}, {'stage': 1}, {'stage': 1}]
     """
     global should_preserve_node_meta, current_meta
     saved = should_preserve_node_meta, dict(current_meta)

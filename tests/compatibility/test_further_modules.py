@@ -354,8 +354,8 @@ def metadata_of_tensors_without_their_order(fx: Any, of: Any) -> Any:
 @program
 def operators_and_types_at_once(fx: Any, of: Any) -> Any:
     normalize = of("experimental.normalize").NormalizeOperators
-    result = normalize(fx.symbolic_trace(lambda x, y: F.relu(torch.add(x, y)))).transform()
-    return [(node.name, str(node.type)) for node in result.graph.nodes if node.name == "relu"], rows(result.graph)
+    result = normalize(fx.symbolic_trace(lambda x, y: F.relu(torch.add(x, torch.div(y, 2))))).transform()
+    return [(node.name, str(node.type)) for node in result.graph.nodes], rows(result.graph), result.code
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

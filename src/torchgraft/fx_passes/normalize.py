@@ -58,10 +58,8 @@ class NormalizeOperators(AnnotateTypesWithSchema):
 
     binary_magic_method_remap = _OPERATORS
 
-    def transform(self) -> GraphModule:
-        result = super().transform()
-        table = self.binary_magic_method_remap
-        for node in result.graph.nodes:
-            if node.op == "call_function" and len(node.args) == 2 and not node.kwargs and node.target in table:
-                node.target = table[node.target]
-        return result
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        """A call, in the spelling of Python where there is one."""
+        if len(args) == 2 and not kwargs:
+            target = self.binary_magic_method_remap.get(target, target)
+        return super().call_function(target, args, kwargs)
