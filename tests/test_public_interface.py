@@ -262,14 +262,15 @@ def test_records_of_where_a_node_came_from() -> None:
     assert texts[0].split("<built-in")[0] == texts[1].split("<built-in")[0]
 
 
-def test_metadata_has_no_surroundings() -> None:
+def test_metadata_has_no_surroundings_unless_they_are_kept() -> None:
     from torchgraft import traceback
 
     assert "test_metadata_has_no_surroundings" in traceback.format_stack()[-1]
     assert not traceback.has_preserved_node_meta()
     assert traceback.get_current_meta() == {}
-    with pytest.raises(AttributeError, match="new nodes take no metadata from the surroundings"):
-        traceback.set_current_meta
+    with traceback.annotate({"stage": 1}):
+        program = torchgraft.symbolic_trace(lambda x: x + 1)
+    assert all("custom" not in node.meta for node in program.graph.nodes)
 
 
 if __name__ == "__main__":

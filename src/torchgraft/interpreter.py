@@ -11,6 +11,7 @@ import torch
 
 from torchgraft.capturing.symbolic.proxy import Proxy
 from torchgraft.capturing.symbolic.tracer import Tracer
+from torchgraft.capturing.tracer_base import overrides
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import GraphError
 from torchgraft.ir.arguments import map_aggregate
@@ -19,6 +20,8 @@ from torchgraft.ir.graph import Graph
 from torchgraft.ir.node import _LEAVES, Argument, Node, Target, map_arg
 from torchgraft.ir.verify import find_attribute
 from torchgraft.results.tables import count
+
+_WAYS_TO_FETCH = frozenset({"fetch_args_kwargs_from_env", "map_nodes_to_values", "fetch_attr"})
 
 
 class Interpreter:
@@ -38,6 +41,13 @@ class Interpreter:
     add tensor(1.)
     tensor(1.)
     """
+
+    # Whether a subclass has a say in how the values of arguments, or the modules that are called, are found.
+    _fetches_otherwise = False
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        cls._fetches_otherwise = overrides(cls, Interpreter, _WAYS_TO_FETCH)
 
     def __init__(
         self, module: torch.nn.Module, garbage_collect_values: bool = True, graph: Graph | None = None
@@ -112,6 +122,8 @@ class Interpreter:
 
     def run_node(self, n: Node) -> Any:
         """Compute the value of one node from the values in `env`."""
+        if self._fetches_otherwise:
+            return getattr(self, n._op)(n._target, *self.fetch_args_kwargs_from_env(n))
         env = self.env
         args: Any = n._args
         try:
@@ -162,7 +174,7 @@ class Interpreter:
 
     def call_module(self, target: Target, args: tuple[Argument, ...], kwargs: dict[str, Any]) -> Any:
         """The result of a submodule."""
-        module = self.module._modules.get(target)  # type: ignore[arg-type]
+        module = None if self._fetches_otherwise else self.module._modules.get(target)  # type: ignore[arg-type]
         if module is None:
             module = self.fetch_attr(target)  # type: ignore[arg-type]
         return module(*args, **kwargs)

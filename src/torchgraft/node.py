@@ -1,6 +1,10 @@
 """Alias: the names that code written for torch.fx imports from `torch.fx.node`; they live in `torchgraft.ir`."""
 
+from torchgraft.analysis.signatures import ArgsKwargsPair as ArgsKwargsPair
+from torchgraft.analysis.signatures import normalize_function as normalize_function
+from torchgraft.analysis.signatures import normalize_module as normalize_module
 from torchgraft.fx_passes.semi_private import base_types as base_types
+from torchgraft.fx_passes.semi_private import compatibility as compatibility
 from torchgraft.fx_passes.semi_private import find_module_of_method as _find_module_of_method  # noqa: F401
 from torchgraft.ir.arguments import map_aggregate as map_aggregate
 from torchgraft.ir.node import Argument as Argument

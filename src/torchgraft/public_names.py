@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import importlib.util
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -30,6 +31,9 @@ def on_first_use(package: str, file: str) -> tuple[list[str], Callable[[str], An
 
     def get(name: str) -> Any:
         if name not in homes:
+            # Code written for torch.fx says `fx.passes.shape_prop.ShapeProp` without importing the file.
+            if name[0] != "_" and importlib.util.find_spec(f"{package}.{name}") is not None:
+                return importlib.import_module(f"{package}.{name}")
             raise AttributeError(f"module '{package}' has no attribute '{name}'")
         value = getattr(importlib.import_module(homes[name]), name)
         vars(sys.modules[package])[name] = value

@@ -11,7 +11,11 @@ import torch
 
 from torchgraft.fx_passes.paths import HOMES
 
-PATHS = [*HOMES, "operator_schemas", "passes.fake_tensor_prop", "passes.shape_prop", "tensor_type"]
+PATHS = [
+    *HOMES,
+    *("_symbolic_trace", "graph", "graph_module", "immutable_collections", "interpreter", "node", "operator_schemas"),
+    *("passes.fake_tensor_prop", "passes.shape_prop", "proxy", "subgraph_rewriter", "tensor_type", "traceback"),
+]
 
 # The rules of torch.fx's checker, one for each of ten operators (check_types tries any call), and what it solves with sympy.
 _RULES = (
@@ -30,12 +34,30 @@ _OVERRIDES = (
     "torch_where_override",
 )
 
+# What torch.compile needs of a graph: nodes that compute sizes, and numbers and views of backward nodes.
+_OF_TORCH_COMPILE = (
+    *(f"graph.Graph.create_{part}_node" for part in ("size", "stride", "storage_offset")),
+    *("graph.Graph.materialize_symint", "graph.Graph.materialize_symints", "proxy.MetaProxy"),
+    *(f"traceback.{verb}_current_replay_node" for verb in ("get", "set")),
+    *(f"traceback.{verb}_grad_fn_seq_nr" for verb in ("reset", "set")),
+)
+
 # What is not here, or is called differently, and why nobody who uses torch.fx's interface meets it.
 EXCEPTIONS = {
     **{f"experimental.graph_gradual_typechecker.{name}": "a rule for one operator" for name in _RULES},
     **{f"experimental.meta_tracer.{name}": "a way round what torch could not do" for name in _OVERRIDES},
+    **dict.fromkeys(_OF_TORCH_COMPILE, "a part of torch.compile"),
+    "_symbolic_trace.is_fx_tracing_warning": "torch.fx's own warning",
+    "graph.Graph.placeholder": "the mark of no default is another one",
+    "graph.PythonCode": "a table of lines may be left out",
+    "graph_module.reduce_graph_module": "how torch.fx unpickles; programs here are pickled as they are",
+    "graph_module.reduce_package_graph_module": "the same",
+    "node.ArgumentT": "a type variable",
+    "node.Node": "args and kwargs may be left out",
+    "proxy.ParameterProxy.size": "takes a dimension too",
+    "proxy.assert_fn": "the name of the parameter, which nobody sees",
+    "traceback.NodeSource.NodeInfo": "a record of three fields",
     "experimental.normalize.NormalizeArgs.call_function": "types of arguments are found by the pass, not handed through it",
-    "experimental.normalize.NormalizeOperators": "the further parameters annotate node.type, which is not the normalizing",
     "passes.split_module.Partition": "torch.fx's own record of a part while it splits",
     "passes.split_utils.Component": "the same",
     "passes.tools_common.FxNetAccFusionsFinder.FusionGroup": "a step of torch.fx's search",

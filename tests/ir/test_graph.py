@@ -5,6 +5,7 @@ What torch.fx's graphs can do, too, is examined in tests/compatibility/.
 import gc
 import itertools
 import operator
+import weakref
 
 import pytest
 import torch
@@ -386,10 +387,22 @@ class TestRule6OwnersAndStaleness:
     def test_a_graph_does_not_keep_its_modules_alive(self) -> None:
         graph = chain()
         module = fx.GraphModule(nn.Module(), graph)
+        reference = weakref.ref(module)
         del module
         gc.collect()
-        assert graph.owning_module is None
+        assert reference() is None
         by_name(graph)["n0"].target = torch.neg
+
+    def test_what_a_module_had_is_known_when_it_is_gone(self) -> None:
+        model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+        graph = fx.symbolic_trace(model).graph
+        assert graph.owning_module.get_submodule("0") is model[0]
+        assert not isinstance(graph.owning_module, fx.GraphModule)
+        relu = by_name(graph)["_1"]
+        relu.replace_all_uses_with(relu.args[0])
+        graph.lint()
+        assert graph.eliminate_dead_code()
+        assert [node.name for node in graph.nodes] == ["input_1", "_0", "output"]
 
     def test_a_module_given_another_graph_no_longer_follows_the_old_one(self) -> None:
         old, new = chain(1), chain(2)

@@ -47,7 +47,7 @@ class CallTreeCodeGen(PyTreeCodeGen):
             return leaves[1:]
         return super().process_inputs(*args)
 
-    def gen_fn_def(self, free_vars: list[str], maybe_return_annotation: str) -> str:
+    def gen_fn_def(self, free_vars: list[str], maybe_return_annotation: str, *, expanded_def: bool = False) -> str:
         leaves = [text.split("=")[0].split(":")[0].strip().lstrip("*") for text in free_vars]
         head = CodeGen.gen_fn_def(self, list(self.parameters), maybe_return_annotation)
         if not leaves:

@@ -11,7 +11,7 @@ import copy
 import itertools
 import linecache
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from os import PathLike
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
@@ -257,10 +257,20 @@ class GraphModule(torch.nn.Module):
         include_stride: bool = False,
         include_device: bool = False,
         colored: bool = False,
-        **unused_torch_fx_options: Any,
+        *,
+        fast_sympy_print: bool = False,
+        expanded_def: bool = False,
+        additional_meta: Sequence[str] | None = None,
     ) -> str:
-        """The program with shapes at line ends and the user's source lines above groups, nested programs included."""
-        text = _readable_text(type(self).__name__, self, include_stride, include_device, colored)
+        """The program with shapes at line ends and the user's source lines above groups, nested programs included; the options
+        are those of `Graph.python_code`, and how fast sizes are written is no question here."""
+        options: dict[str, Any] = {
+            "include_stride": include_stride,
+            "include_device": include_device,
+            "colored": colored,
+        }
+        options |= {"expanded_def": expanded_def, "additional_meta": additional_meta}
+        text = _readable_text(type(self).__name__, self, options)
         if print_output:
             print(text)  # noqa: T201 (printing is what the caller asks for)
         return text
@@ -550,14 +560,12 @@ def _annotate(error: Exception, module: GraphModule) -> None:
     error.add_note(note)
 
 
-def _readable_text(name: str, module: GraphModule, include_stride: bool, include_device: bool, colored: bool) -> str:
-    code = module.graph.python_code(
-        "self", verbose=True, include_stride=include_stride, include_device=include_device, colored=colored
-    )
+def _readable_text(name: str, module: GraphModule, options: dict[str, Any]) -> str:
+    code = module.graph.python_code("self", verbose=True, **options)
     lines = [f"class {name}(torch.nn.Module):", *_indented(code.src.strip("\n").rstrip())]
     for child_name, child in module.named_children():
         if isinstance(child, GraphModule):
-            lines += ["", *_indented(_readable_text(child_name, child, include_stride, include_device, colored))]
+            lines += ["", *_indented(_readable_text(child_name, child, options))]
     return "\n".join(lines)
 
 

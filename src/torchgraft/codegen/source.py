@@ -25,7 +25,7 @@ from torchgraft.ir.printing import known_value, value_text
 from torchgraft.ir.pytree import spec_data, spec_from_data, tree_flatten_spec
 
 if TYPE_CHECKING:
-    from torchgraft.ir.graph import Graph
+    from torchgraft.ir.graph import Graph, NodeList
 
 BodyTransformer = Callable[[list[str]], list[str]]
 
@@ -69,15 +69,18 @@ class CodeGen:
         self._body_transformer: BodyTransformer | None = None
         self._func_name = "forward"
 
-    def gen_fn_def(self, free_vars: list[str], maybe_return_annotation: str) -> str:
-        """The `def` line; `free_vars` are the parameters with annotations and defaults."""
+    def gen_fn_def(self, free_vars: list[str], maybe_return_annotation: str, *, expanded_def: bool = False) -> str:
+        """The `def` line; `free_vars` are the parameters with annotations and defaults, on lines of their own if wanted."""
         if not free_vars or free_vars[0] != "self":
             free_vars.insert(0, "self")
-        return f"def {self._func_name}({', '.join(free_vars)}){maybe_return_annotation}:"
+        parameters = "".join([f"\n    {text}," for text in free_vars]) + "\n" if expanded_def else ", ".join(free_vars)
+        return f"def {self._func_name}({parameters}){maybe_return_annotation}:"
 
-    def generate_output(self, output_args: Any, *, repr_fn: Callable[[Any], str] = repr) -> str:
-        """The `return` line; `repr_fn` writes an argument tree as source."""
-        return f"return {repr_fn(output_args)}"
+    def generate_output(
+        self, output_args: Any, *, descs: Any = None, repr_fn: Callable[[Any], str] | None = None
+    ) -> str:
+        """The `return` line; `repr_fn` writes an argument tree as source. Descriptions are torch.fx's, and not written."""
+        return f"return {(repr_fn or repr)(output_args)}"
 
     def process_inputs(self, *args: Any) -> Any:
         """What the placeholders receive when the generated function is called with `args`; for interpreters."""
@@ -97,20 +100,34 @@ class CodeGen:
         """What to raise in the place of an error that calling `module` with these arguments has raised; None for that itself."""
         return None
 
-    def generate(
+    def generate(self, graph: Graph, root_module: str = "self", **options: Any) -> PythonCode:
+        """Source for `graph`; the options are those of `Graph.python_code`."""
+        return self._gen_python_code(graph.nodes, root_module, None, **options)
+
+    def _gen_python_code(
         self,
-        graph: Graph,
-        root_module: str = "self",
+        nodes: NodeList,
+        root_module: str,
+        namespace: Namespace | None,
         *,
         verbose: bool = False,
         include_stride: bool = False,
         include_device: bool = False,
         colored: bool = False,
-        **unused_torch_fx_options: Any,
+        expanded_def: bool = False,
+        record_func: bool = False,
+        additional_meta: Sequence[str] | None = None,
     ) -> PythonCode:
-        """Source for `graph`. `verbose` adds shapes at line ends and the user's source lines above groups of lines."""
-        function = self._function(graph, root_module)
-        function.comments = _Comments(include_stride, include_device, colored) if verbose else None
+        """Source for the nodes of a graph, for generators that override it as a whole; the name space is torch.fx's."""
+        if record_func:
+            raise GraphError(
+                "cannot generate code with record_func: torch.fx's marks for its profiler are not written; run an "
+                "Interpreter, or profile the program as it is"
+            )
+        function = self._function(nodes._graph, root_module)
+        function.is_expanded = expanded_def
+        if verbose:
+            function.comments = _Comments(include_stride, include_device, colored, tuple(additional_meta or ()))
         return function.generate()
 
     def _function(self, graph: Graph, root_module: str) -> _Function:
@@ -124,20 +141,25 @@ class _Comments:
     include_stride: bool
     include_device: bool
     colored: bool
+    # Further names of metadata to be shown.
+    keys: tuple[str, ...] = ()
     _previous: str = field(default="", init=False)
 
     def paint(self, text: str) -> str:
         return f"\033[2m{text}\033[0m" if self.colored else text
 
     def above(self, node: Node) -> str | None:
-        line = user_source_line(node.stack_trace) if node._op not in ("placeholder", "output") else None
-        if line is None:
+        if node._op in ("placeholder", "output"):
             return None
-        function = f" in {line.function}" if line.function else ""
-        comment = self.paint(f"# {line.file}:{line.line}{function}: {line.text}")
+        texts = [f"# {key}: {node.meta[key]}" for key in self.keys if key in node.meta]
+        line = user_source_line(node.stack_trace)
+        if line is not None:
+            function = f" in {line.function}" if line.function else ""
+            texts.append(f"# {line.file}:{line.line}{function}: {line.text}")
+        comment = self.paint(" ".join(texts)) if texts else None
         if comment == self._previous:
             return None
-        self._previous = comment
+        self._previous = comment or self._previous
         return comment
 
     def behind(self, node: Node) -> str:
@@ -167,6 +189,7 @@ class _Function:
         self._has_default = False
         self.returned = ""
         self.comments: _Comments | None = None
+        self.is_expanded = False
         self.wrapped: dict[str, None] = {}
         self._paths: dict[str, str] = {}
         self._callees: dict[Any, str] = {}
@@ -180,7 +203,8 @@ class _Function:
             body, owners = _transformed(transformer, body, owners)
         for name, value in self.codegen.additional_globals():
             self.globals.values[name] = value
-        prologue = _call_with_known_options(self.codegen.gen_fn_def, self.parameters, self.returned)
+        expanded = {"expanded_def": True} if self.is_expanded else {}
+        prologue = _call_with_known_options(self.codegen.gen_fn_def, self.parameters, self.returned, **expanded)
         wraps = self._wrap_statements()
         start = wraps.count("\n") + 4
         prologue_lines = prologue.count("\n") + 1
@@ -453,30 +477,32 @@ class PyTreeCodeGen(CodeGen):
         vars(self).update(state)
         self.in_spec, self.out_spec = spec_from_data(self.in_spec), spec_from_data(self.out_spec)
 
-    def process_inputs(self, *args: Any) -> Any:
+    def process_inputs(self, *inputs: Any) -> Any:
         """The leaves of the arguments."""
-        return tree_flatten_spec(list(args), self.in_spec)
+        return tree_flatten_spec(list(inputs), self.in_spec)
 
-    def process_outputs(self, outputs: Any) -> Any:
+    def process_outputs(self, out: Any) -> Any:
         """The output leaves put back into the structure the user's function returned."""
         from torch.utils import _pytree as pytree
 
         if self.out_spec is None:
-            return outputs
-        return pytree.tree_unflatten(outputs if isinstance(outputs, (list, tuple)) else [outputs], self.out_spec)
+            return out
+        return pytree.tree_unflatten(out if isinstance(out, (list, tuple)) else [out], self.out_spec)
 
-    def gen_fn_def(self, free_vars: list[str], maybe_return_annotation: str) -> str:
+    def gen_fn_def(self, free_vars: list[str], maybe_return_annotation: str, *, expanded_def: bool = False) -> str:
         """The user's own parameters, then one line that takes them apart."""
         leaves = [text.split("=")[0].split(":")[0].strip() for text in free_vars]
         parameters = [name for name in self.parameters if name != "self"]
-        head = super().gen_fn_def(list(parameters), maybe_return_annotation)
+        head = super().gen_fn_def(list(parameters), maybe_return_annotation, expanded_def=expanded_def)
         if not leaves:
             return head
         values = ", ".join([name.lstrip("*") for name in parameters])
         return f"{head}\n    {', '.join(leaves)}, = fx_pytree.tree_flatten_spec([{values}], self._in_spec)"
 
-    def generate_output(self, output_args: Any, *, repr_fn: Callable[[Any], str] = repr) -> str:
+    def generate_output(
+        self, output_args: Any, *, descs: Any = None, repr_fn: Callable[[Any], str] | None = None
+    ) -> str:
         """Return the leaves in the structure the user's function returned."""
         if self.out_spec is None:
             return super().generate_output(output_args, repr_fn=repr_fn)
-        return f"return pytree.tree_unflatten({repr_fn(output_args)}, self._out_spec)"
+        return f"return pytree.tree_unflatten({(repr_fn or repr)(output_args)}, self._out_spec)"

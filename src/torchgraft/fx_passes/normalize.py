@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from torchgraft.codegen.graph_module import GraphModule
+from torchgraft.fx_passes.small_passes import AnnotateTypesWithSchema
 from torchgraft.interpreter import Transformer
 from torchgraft.passes.normalize_arguments import NormalizeArguments
 
@@ -42,8 +43,9 @@ class NormalizeArgs(Transformer):
         return result
 
 
-class NormalizeOperators(Transformer):
-    """`NormalizeOperators(module).transform()`: a copy in which `torch.add(x, y)` and its like are `x + y`.
+class NormalizeOperators(AnnotateTypesWithSchema):
+    """`NormalizeOperators(module).transform()`: a copy in which `torch.add(x, y)` and its like are `x + y`, and whose nodes have
+    the types that schemas say.
 
     >>> import torchgraft
     >>> module = torchgraft.symbolic_trace(lambda x: torch.add(x, torch.mul(x, 2)))
@@ -56,10 +58,8 @@ class NormalizeOperators(Transformer):
 
     binary_magic_method_remap = _OPERATORS
 
-    def transform(self) -> GraphModule:
-        result = GraphModule(self.module, copy.deepcopy(self.module.graph))  # type: ignore[arg-type]
-        table = self.binary_magic_method_remap
-        for node in result.graph.nodes:
-            if node.op == "call_function" and len(node.args) == 2 and not node.kwargs and node.target in table:
-                node.target = table[node.target]
-        return result
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        """A call, in the spelling of Python where there is one."""
+        if len(args) == 2 and not kwargs:
+            target = self.binary_magic_method_remap.get(target, target)
+        return super().call_function(target, args, kwargs)

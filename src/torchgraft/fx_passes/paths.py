@@ -15,13 +15,16 @@ from collections.abc import Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
+from typing import Any
 
 HOMES = {
     "_compatibility": "fx_passes.semi_private",
     "_lazy_graph_module": "fx_passes.semi_private",
     "_pytree": "fx_passes.semi_private",
+    "annotate": "fx_passes.small_passes",
     "config": "fx_passes.semi_private",
     "experimental.const_fold": "fx_passes.const_fold",
+    "experimental.debug": "fx_passes.small_passes",
     "experimental.normalize": "fx_passes.normalize",
     "experimental.optimization": "fx_passes.optimization",
     "experimental.graph_gradual_typechecker": "fx_passes.typechecker",
@@ -45,17 +48,19 @@ HOMES = {
     "passes.split_utils": "fx_passes.split_utils",
     "passes.splitter_base": "fx_passes.splitter",
     "passes.tools_common": "fx_passes.tools",
+    "passes.utils.common": "fx_passes.matching",
     "passes.utils.fuser_utils": "splitting.fusing",
     "passes.utils.matcher_utils": "fx_passes.matching",
+    "passes.utils.matcher_with_name_node_map_utils": "fx_passes.matching",
     "passes.utils.source_matcher_utils": "fx_passes.source_partitions",
 }
 
 # The modules of torch.fx that are files of torchgraft, reached as attributes after `import torch.fx as fx`.
 MODULES = frozenset(
     (
-        *("_compatibility", "_pytree", "_symbolic_trace", "config", "experimental", "graph", "graph_module"),
-        *("immutable_collections", "interpreter", "node", "operator_schemas", "passes", "proxy", "subgraph_rewriter"),
-        *("tensor_type", "traceback"),
+        *("_compatibility", "_lazy_graph_module", "_pytree", "_symbolic_trace", "config", "experimental", "graph"),
+        *("graph_module", "immutable_collections", "interpreter", "node", "operator_schemas", "passes", "proxy"),
+        *("subgraph_rewriter", "tensor_type", "traceback"),
     )
 )
 
@@ -66,6 +71,8 @@ _FOLDERS = {
     f"{_PACKAGE}.{folder}"
     for folder in ("experimental", "passes.dialect", "passes.dialect.common", "passes.infra", "passes.utils")
 }
+# Folders from which names may be imported that live in one of their files.
+_NAMES_OF = {f"{_PACKAGE}.passes.utils": f"{_PACKAGE}.fx_passes.matching"}
 
 
 class _Alias(Loader):
@@ -78,8 +85,22 @@ class _Alias(Loader):
 
 
 class _Folder(Loader):
+    def __init__(self, home: str | None) -> None:
+        self._home = home
+
     def exec_module(self, module: ModuleType) -> None:
         module.__doc__ = "A folder of torch.fx's; what is in it is listed in torchgraft.fx_passes.paths."
+
+        def attribute(name: str) -> Any:
+            path = f"{module.__name__}.{name}"
+            if path in _ALIASES or path in _FOLDERS:
+                return importlib.import_module(path)
+            home = None if self._home is None or name[0] == "_" else importlib.import_module(self._home)
+            if home is None or name not in home.__all__:
+                raise AttributeError(f"module {module.__name__!r} has no attribute {name!r}")
+            return getattr(home, name)
+
+        module.__getattr__ = attribute  # type: ignore[method-assign]
 
 
 class _Finder(MetaPathFinder):
@@ -89,7 +110,7 @@ class _Finder(MetaPathFinder):
         if fullname in _ALIASES:
             return ModuleSpec(fullname, _Alias(_ALIASES[fullname]))
         if fullname in _FOLDERS:
-            return ModuleSpec(fullname, _Folder(), is_package=True)
+            return ModuleSpec(fullname, _Folder(_NAMES_OF.get(fullname)), is_package=True)
         return None
 
 

@@ -21,8 +21,10 @@ __all__ = [
 
 Decorated = TypeVar("Decorated")
 
-# torch.fx.config: clients read it to decide whether they record stack traces.
+# torch.fx.config: clients read whether they record stack traces, and whether their passes show progress.
 do_not_emit_stack_traces = False
+disable_progress = True
+verbose_progress = False
 
 
 def compatibility(is_backward_compatible: bool) -> Callable[[Decorated], Decorated]:
@@ -145,7 +147,7 @@ def format_import_statement(name: str, value: Any, importer: Any) -> str:
     return f"from {module} import {attribute} as {name}"
 
 
-# ---- torch.fx.node, torch.fx.traceback ----
+# ---- torch.fx.node ----
 
 # What an argument may be besides nodes and containers of them, by which tracers of other libraries decide.
 base_types = (
@@ -160,12 +162,6 @@ def find_module_of_method(method: Callable[..., Any]) -> str:
         if getattr(module, method.__name__, None) is method:
             return module.__name__
     raise RuntimeError(f"cannot find module for {method}")
-
-
-@contextlib.contextmanager
-def preserve_node_meta(enable: bool = True) -> Iterator[None]:
-    """Copies keep metadata here with and without it."""
-    yield
 
 
 # ---- torch.fx._lazy_graph_module: every GraphModule generates its code when it is first needed ----

@@ -1,5 +1,5 @@
 """Small passes with torch.fx's interface that have no engine of their own: `graph_manipulation`, `annotate_getitem_nodes`,
-`param_fetch`, `schema_type_annotation`. Each import path that leads here is in `paths.py`.
+`param_fetch`, `schema_type_annotation`, `annotate`, `debug`. Each import path that leads here is in `paths.py`.
 """
 
 from __future__ import annotations
@@ -13,12 +13,41 @@ from typing import Any, NamedTuple
 import torch
 
 from torchgraft.analysis.signatures import get_signature_for_torch_op
+from torchgraft.capturing.symbolic.proxy import Proxy
 from torchgraft.codegen.graph_module import GraphModule
 from torchgraft.errors import GraphError
 from torchgraft.interpreter import Transformer
 from torchgraft.ir.graph import Graph
 from torchgraft.ir.node import Node
 from torchgraft.passes.shape_prop import ShapeProp
+
+# ---- torch.fx.annotate, torch.fx.experimental.debug ----
+
+
+def annotate(val: Any, type: Any) -> Any:
+    """The value; where it is a traced one, its node gets the type.
+
+    >>> import torchgraft
+    >>> print(torchgraft.symbolic_trace(lambda x: annotate(x + 1, torch.Tensor)).code.strip().splitlines()[1])
+        add : torch.Tensor = x + 1;  x = None
+    """
+    if isinstance(val, Proxy):
+        if val.node.type:
+            raise GraphError(
+                f"Tried to annotate a value that already had a type on it! Existing type is {val.node.type} and new type is "
+                f"{type}; annotate a parameter in the signature, and other values once"
+            )
+        val.node.type = type
+    return val
+
+
+def set_trace(gm: GraphModule) -> GraphModule:
+    """The module, with a breakpoint in front of its code."""
+    gm.graph.on_generate_code(
+        lambda current: lambda body: ["import pdb; pdb.set_trace()\n", *(current(body) if current else body)]
+    )
+    return gm
+
 
 # ---- torch.fx.passes.graph_manipulation ----
 

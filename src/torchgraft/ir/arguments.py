@@ -116,25 +116,25 @@ def rebuild_tuple(original: tuple[Any, ...], items: list[Any]) -> tuple[Any, ...
         return tuple(items)
 
 
-def map_aggregate(value: Any, function: Callable[[Any], Any]) -> Any:
-    """Apply `function` to every leaf of a tree of tuples, lists, dicts and slices; containers come back immutable.
+def map_aggregate(a: Any, fn: Callable[[Any], Any]) -> Any:
+    """Apply `fn` to every leaf of a tree of tuples, lists, dicts and slices; containers come back immutable.
 
     >>> map_aggregate((1, [2, {"a": 3}]), lambda leaf: leaf * 10)
     (10, [20, {'a': 30}])
     """
-    if isinstance(value, tuple):
-        return rebuild_tuple(value, [map_aggregate(item, function) for item in value])
-    if isinstance(value, list):
-        return immutable_list([map_aggregate(item, function) for item in value])
-    if isinstance(value, dict):
-        return immutable_dict([(key, map_aggregate(item, function)) for key, item in value.items()])
-    if isinstance(value, slice):
+    if isinstance(a, tuple):
+        return rebuild_tuple(a, [map_aggregate(item, fn) for item in a])
+    if isinstance(a, list):
+        return immutable_list([map_aggregate(item, fn) for item in a])
+    if isinstance(a, dict):
+        return immutable_dict([(key, map_aggregate(item, fn)) for key, item in a.items()])
+    if isinstance(a, slice):
         return slice(
-            map_aggregate(value.start, function),
-            map_aggregate(value.stop, function),
-            map_aggregate(value.step, function),
+            map_aggregate(a.start, fn),
+            map_aggregate(a.stop, fn),
+            map_aggregate(a.step, fn),
         )
-    return function(value)
+    return fn(a)
 
 
 def map_plain(value: Any, function: Callable[[Any], Any]) -> Any:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +31,10 @@ if TYPE_CHECKING:
 _ORDER_GAP = 1 << 16
 
 _MISSING: Any = type("_Missing", (), {"__repr__": lambda self: "no default"})()
+
+
+# What a module has for its graph, and not for its nodes.
+_ABOUT_THE_GRAPH = frozenset({"_graph", "_edit_hooks", "_deepcopy_hooks"})
 
 
 class EditHooks:
@@ -147,6 +151,8 @@ class Graph:
         self._after = False
         self._graph_namespace = Namespace()
         self._owners: list[weakref.ref[torch.nn.Module]] = []
+        # What the last of them has, so that it is still known when only the graph is left.
+        self._contents: dict[str, Any] | torch.nn.Module | None = None
         self._hooks: EditHooks | SharedHooks | None = None
         self._tracer_cls = tracer_cls
         self._tracer_extras = tracer_extras
@@ -167,19 +173,27 @@ class Graph:
 
     @property
     def owning_module(self) -> Any:
-        """The one module that runs this graph, or None where there is none or more than one."""
+        """The one module that runs this graph, or None where there is none or more than one. When it is gone, a plain module with
+        all that it had."""
         owners = [owner for reference in self._owners if (owner := reference()) is not None]
-        return owners[0] if len(owners) == 1 else None
+        if owners or self._contents is None:
+            return owners[0] if len(owners) == 1 else None
+        if isinstance(self._contents, dict):
+            module = torch.nn.Module()
+            vars(module).update(self._contents)
+            self._contents = module
+        return self._contents
 
     @owning_module.setter
     def owning_module(self, module: torch.nn.Module | None) -> None:
-        self._owners = []
+        self._owners, self._contents = [], None
         if module is not None:
             self._add_owner(module)
 
     def _add_owner(self, module: torch.nn.Module) -> None:
         if not any(reference() is module for reference in self._owners):
             self._owners.append(weakref.ref(module))
+        self._contents = {name: value for name, value in vars(module).items() if name not in _ABOUT_THE_GRAPH}
 
     def _remove_owner(self, module: torch.nn.Module) -> None:
         self._owners = [reference for reference in self._owners if reference() not in (module, None)]
@@ -503,9 +517,25 @@ class Graph:
         """Turn the value of the output node into what a call returns."""
         return self._codegen.process_outputs(out)
 
-    def python_code(self, root_module: str, **options: Any) -> PythonCode:
-        """Generate Python source; the options are those of `torchgraft.codegen.source.CodeGen.generate`."""
-        return self._codegen.generate(self, root_module, **options)
+    def python_code(
+        self,
+        root_module: str,
+        *,
+        verbose: bool = False,
+        include_stride: bool = False,
+        include_device: bool = False,
+        colored: bool = False,
+        expanded_def: bool = False,
+        record_func: bool = False,
+        additional_meta: Sequence[str] | None = None,
+    ) -> PythonCode:
+        """Generate Python source. `verbose` adds shapes at line ends (with `include_stride`, `include_device`, `colored`) and the
+        user's source lines above, with what `node.meta` has under the names in `additional_meta`; `expanded_def` gives each
+        parameter a line.
+        """
+        options = {"verbose": verbose, "include_stride": include_stride, "include_device": include_device}
+        options |= {"colored": colored, "expanded_def": expanded_def, "record_func": record_func}
+        return self._codegen.generate(self, root_module, **options, additional_meta=additional_meta)
 
     def lint(self) -> None:
         """Raise GraphError with a list of everything that is not well formed."""

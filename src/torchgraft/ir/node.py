@@ -39,8 +39,8 @@ _LEAVES = frozenset(
 _side_effectful_functions: set[Callable[..., Any]] = set()
 
 
-def has_side_effect(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Declare that calls of `function` must never be removed as dead code; usable as a decorator.
+def has_side_effect(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Declare that calls of `fn` must never be removed as dead code; usable as a decorator.
 
     >>> import torchgraft
     >>> @has_side_effect
@@ -51,8 +51,8 @@ def has_side_effect(function: Callable[..., Any]) -> Callable[..., Any]:
     >>> [node.name for node in graph.nodes]
     ['x', 'log', 'output']
     """
-    _side_effectful_functions.add(function)
-    return function
+    _side_effectful_functions.add(fn)
+    return fn
 
 
 class Node:

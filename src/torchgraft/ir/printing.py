@@ -128,18 +128,21 @@ def target_text(target: Any) -> str:
         return repr(target)
 
 
-def argument_text(value: Any) -> str:
-    """An argument tree with nodes written `%name`."""
+def argument_text(value: Any, max_list_len: float = float("inf")) -> str:
+    """An argument tree with nodes written `%name`, an object as its `_custom_fx_repr_fn` says, and lists up to a length."""
     if isinstance(value, Node):
         return f"%{value._name}"
     if isinstance(value, list):
-        return f"[{', '.join(map(argument_text, value))}]"
+        left = len(value) - max_list_len
+        texts = [argument_text(item) for item in (value if left <= 0 else value[: int(max_list_len)])]
+        return f"[{', '.join(texts)}{f', ...[total_len={len(value)}]' if left > 0 else ''}]"
     if isinstance(value, tuple):
         comma = "," if len(value) == 1 else ""
         return f"({', '.join(map(argument_text, value))}{comma})"
     if isinstance(value, dict):
         return f"{{{', '.join(f'{key}: {argument_text(item)}' for key, item in value.items())}}}"
-    return str(value)
+    own_text = getattr(value, "_custom_fx_repr_fn", None)
+    return str(value) if own_text is None else own_text()
 
 
 def tensor_text(value: Any, stride: bool = False, device: bool = False) -> str | None:

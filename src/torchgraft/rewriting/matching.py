@@ -56,7 +56,7 @@ class InternalMatch:
 
     @cached_property
     def name_node_map(self) -> dict[str, Node]:
-        """Always empty; torch.fx fills it for patterns that name their nodes."""
+        """Empty, unless the pattern names its values; see `fx_passes.matching.SubgraphMatcherWithNameNodeMap`."""
         return {}
 
     def __repr__(self) -> str:

@@ -57,6 +57,8 @@ class Style:
     fetch_late: bool = False
     graph_module_class: type[GraphModule] = GraphModule
     named_after_program: bool = False
+    # Modules and tensors keep their paths in a part, and get no names without dots.
+    keep_paths: bool = False
 
 
 def cut(order: Order, label_of: Mapping[Node, Hashable], name_of: Mapping[Hashable, str]) -> dict[Hashable, Piece]:
@@ -288,18 +290,22 @@ class _Assembly:
         return inner
 
     def _place(self, piece: Piece, holder: torch.nn.Module, path: str) -> str:
-        """Make what the program has at `path` an attribute of the part, under a name without dots."""
+        """Make what the program has at `path` an attribute of the part, under that path or a name without dots."""
         name = piece.attributes.get(path)
         if name is not None:
             return name
-        wish = name = path.replace(".", "_")
-        number = 0
-        while hasattr(holder, name) or name in _OWN_NAMES:
-            number += 1
-            name = f"{wish}_{number}"
-        value = self._copy(path, holder, name)
+        if self._style.keep_paths and path.partition(".")[0] not in _OWN_NAMES:
+            Adoption(self._program, holder).adopt(path)
+            name = path
+        else:
+            wish = name = path.replace(".", "_")
+            number = 0
+            while hasattr(holder, name) or name in _OWN_NAMES:
+                number += 1
+                name = f"{wish}_{number}"
+            self._copy(path, holder, name)
         piece.attributes[path] = name
-        if isinstance(value, torch.nn.Module):
+        if isinstance(find_attribute(holder, name)[0], torch.nn.Module):
             self._homes.setdefault(path, f"{piece.name}.{name}")
         return name
 

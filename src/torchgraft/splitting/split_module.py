@@ -108,9 +108,8 @@ def split_by_tags(
     parts = [pieces.get(tag) or Piece(tag, tag) for tag in tags]
     bind(parts, label_of, order.before)
     _check_tag_order(parts, order)
-    joined = assemble(
-        gm, order, parts, Style(True, True, return_tuple, inner_tensors=True, graph_module_class=GraphModuleCls)
-    )
+    style = Style(True, True, return_tuple, inner_tensors=True, graph_module_class=GraphModuleCls, keep_paths=True)
+    joined = assemble(gm, order, parts, style)
     for part in parts:
         for node, copied in zip(part.nodes, _calls(part.module, order), strict=True):
             copied.tag = node.tag  # type: ignore[attr-defined]

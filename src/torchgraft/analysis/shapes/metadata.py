@@ -39,21 +39,21 @@ _MEMORY_FORMATS = (torch.channels_last, torch.channels_last_3d)
 _SPARSE = frozenset({torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc})
 
 
-def tensor_metadata(tensor: torch.Tensor) -> TensorMetadata:
-    """The metadata of one tensor.
+def tensor_metadata(result: torch.Tensor, include_contiguity: bool = True) -> TensorMetadata:
+    """The metadata of one tensor, with its order in memory unless that is not wanted.
 
     >>> tensor_metadata(torch.ones(2, 3)).stride
     (3, 1)
     """
-    is_quantized = tensor.is_quantized
+    is_quantized = result.is_quantized
     return TensorMetadata(
-        tensor.shape,
-        tensor.dtype,
-        tensor.requires_grad,
-        () if tensor.layout in _SPARSE else tensor.stride(),
-        memory_format_of(tensor),
+        result.shape,
+        result.dtype,
+        result.requires_grad,
+        () if result.layout in _SPARSE else result.stride(),
+        memory_format_of(result) if include_contiguity else None,
         is_quantized,
-        _quantization(tensor) if is_quantized else {},
+        _quantization(result) if is_quantized else {},
     )
 
 

@@ -47,15 +47,22 @@ class PHBase:
         return "PH"
 
 
+class PHWithMeta(PHBase):
+    """A place that stays an input, with a key that its placeholder has as `node.ph_key`."""
+
+    def __init__(self, ph_key: str | None = None) -> None:
+        self.ph_key = ph_key
+
+
 PH = PHBase()
 """The place in `concrete_args` that stays an input: `concrete_args={"pair": (PH, 2)}` fixes the second of a pair."""
 
 
-def _assert_is_none(value: Any, message: str) -> None:
+def _assert_is_none(value: Any, msg: str) -> None:
     """What remains in the program of an argument fixed to None; tracing the program again records it."""
     if has_torch_function((value,)):
-        return handle_torch_function(_assert_is_none, (value,), value, message)
-    assert value is None, message
+        return handle_torch_function(_assert_is_none, (value,), value, msg)
+    assert value is None, msg
 
 
 _assert_is_none.__torchgraft_effect__ = True  # type: ignore[attr-defined]

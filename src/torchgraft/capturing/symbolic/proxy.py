@@ -349,9 +349,9 @@ class ProxyableClassMeta(type):
     ['x', 'add', 'pair', 'getattr_1', 'output']
     """
 
-    def __init__(cls, name: str, bases: tuple[type, ...], attributes: dict[str, Any]) -> None:
+    def __init__(cls, name: str, bases: tuple[type, ...], attrs: dict[str, Any]) -> None:
         _proxyable_classes[cls] = None
-        super().__init__(name, bases, attributes)
+        super().__init__(name, bases, attrs)
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         proxy = find_proxy((args, kwargs))
