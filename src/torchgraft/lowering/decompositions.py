@@ -158,6 +158,13 @@ def _attention(
     return _aten.matmul.default(_aten._safe_softmax.default(scores, -1), value)
 
 
+def _safe_softmax(tensor: Any, dim: int, dtype: Any = None) -> Any:
+    """Rows that are hidden altogether become zeros, before the softmax too: its derivative there is not a number, also times zero."""
+    hidden = _aten.all.dim(_aten.eq.Scalar(tensor, -math.inf), dim, True)
+    shown = _aten.masked_fill.Scalar(tensor, hidden, 0)
+    return _aten.masked_fill.Scalar(_aten.softmax.int(shown, dim, dtype), hidden, 0)
+
+
 def _batch_norm(
     tensor: Any,
     weight: Any,
@@ -189,4 +196,5 @@ _OWN: dict[Any, Callable[..., Any] | None] = {
     _aten.fill_.Tensor: None,
     _aten.lstm.input: None,
     _aten.scaled_dot_product_attention.default: _attention,
+    _aten._safe_softmax.default: _safe_softmax,
 }
