@@ -119,8 +119,8 @@ def test_core_programs_have_core_operators_only(name):
         lambda self, x: torch.complex(x, x).abs() + torch.fft.rfft(x).real.sum(),
     ],
     ids=[
-        "interpolate", "einsum", "in place", "factory", "unfold", "rows", "attention", "hidden rows", "heads", "mask", "numbers", "views",
-        "casts", "complex",
+        "interpolate", "einsum", "in place", "factory", "unfold", "rows", "attention", "hidden rows", "heads", "mask", "numbers",
+        "views", "casts", "complex",
     ],
 )  # fmt: skip
 def test_functions(run, level):

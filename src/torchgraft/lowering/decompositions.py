@@ -159,7 +159,7 @@ def _attention(
 
 
 def _safe_softmax(tensor: Any, dim: int, dtype: Any = None) -> Any:
-    """Rows that are hidden altogether become zeros, before the softmax too: its derivative there is not a number, also times zero."""
+    """Rows that are hidden altogether become zeros; before the softmax, too, whose derivative would be no number there."""
     hidden = _aten.all.dim(_aten.eq.Scalar(tensor, -math.inf), dim, True)
     shown = _aten.masked_fill.Scalar(tensor, hidden, 0)
     return _aten.masked_fill.Scalar(_aten.softmax.int(shown, dim, dtype), hidden, 0)
