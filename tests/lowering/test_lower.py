@@ -468,3 +468,14 @@ def test_another_default_dtype_flows_or_is_refused(level: str, made: Any) -> Non
         assert result is torch.float64
     finally:
         torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize(
+    "activation",
+    [F.hardswish, F.relu6, F.silu, F.leaky_relu, F.mish, F.hardtanh, F.elu, F.hardsigmoid],
+    ids=lambda f: f.__name__,
+)
+def test_activations_in_place_leave_no_write(activation):
+    """Their decompositions copy into the input, which their own gradients need."""
+    program = assert_like(Model(lambda self, x: activation(self.linear(x), inplace=True) * 2), (X,), level="core_aten")
+    assert not any("_." in name for name in operators(program))
