@@ -102,6 +102,21 @@ def test_linear_layers_of_core_operators() -> None:
     assert sum(type(module).__name__.startswith("Integer") for module in program.modules()) == 2
 
 
+def test_convolutions_and_norms_of_core_operators() -> None:
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+        nn.Conv2d(8, 4, 3, 2, groups=2),
+        nn.ConvTranspose2d(4, 4, 2, 2),
+    ).eval()
+    nn.init.uniform_(model[1].running_var, 0.5, 2.0)
+    x = torch.randn(2, 3, 8, 8)
+    programs = [quantize(torchgraft.capture(model, x, level=level), [x]) for level in ("function", "core_aten")]
+    torch.testing.assert_close(programs[1](x), programs[0](x), rtol=0.0, atol=1e-6)
+    assert sqnr(model, programs[1], [(x,)]) > 30
+
+
 def test_views_of_images_that_are_written() -> None:
     class Model(nn.Module):
         def __init__(self) -> None:
