@@ -34,10 +34,10 @@ class Adapted(VariantModule):
         lift_guards(found)
         run: Callable[..., Any] = found
         if late_guard(found) is not None:
-            found, reason = without_checks_of_sizes(found, args, kwargs)
-            if found is None:
+            sized, reason = without_checks_of_sizes(found, args, kwargs)
+            if sized is None:
                 return self._eager(why, args, kwargs, reason)
-            run = _for_sizes(found, size_key(args, kwargs), call_text(args, kwargs))
+            found, run = sized, _for_sizes(sized, size_key(args, kwargs), call_text(args, kwargs))
         links = links_of(self._model, found)
         made = Variant(self._number(), why, call_text(args, kwargs), run, found, links=links)
         made.puts_back_draws = draws_before_check(found)
