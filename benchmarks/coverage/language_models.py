@@ -16,51 +16,6 @@ from benchmarks.coverage.cases import Case, Inputs, MakeInputs
 from benchmarks.coverage.shrinking import FIRST_MARKER, smaller
 from benchmarks.coverage.torchvision_models import import_torchvision
 
-# Relations between fields that their names do not tell, an architecture at a time.
-_INDEXER = {
-    "indexer_n_heads": 4,
-    "indexer_kv_heads": 1,
-    "indexer_head_dim": 8,
-    "indexer_budget": 4,
-    "indexer_compress_ratio": 2,
-}
-PARTICULAR: dict[str, dict[str, Any]] = {
-    "bamba": {"mamba_n_heads": 8, "attn_layer_indices": [1]},
-    "cohere_compass_text": {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 10000.0}}},
-    "dbrx": {"attn_config": {"rope_theta": 10000.0, "clip_qkv": 8.0}},
-    "deepseek_v2": {"num_experts_per_tok": 2},
-    "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2},
-    "gemma3n": {"vision_config": {"architecture": "mobilenetv3_small_050"}},
-    "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
-    "granitemoehybrid": {"mamba_n_heads": 8, "layer_types": ["mamba", "attention"]},
-    "hunyuan_v1_dense": {"head_dim": 8},
-    "hunyuan_v1_moe": {"head_dim": 8},
-    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
-    "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
-    "mamba2": {"num_heads": 8},
-    "ministral": {"head_dim": 8},
-    "nemotron": {"num_key_value_heads": 2},
-    "qwen4_exp": {"text_config": _INDEXER},
-    "qwen4_exp_text": _INDEXER,
-    "reformer": {
-        "is_decoder": True,
-        "attn_layers": ["local", "lsh"],
-        "axial_pos_shape": (8, 8),
-        "axial_pos_embds_dim": (16, 16),
-        "local_attn_chunk_length": 4,
-        "lsh_attn_chunk_length": 4,
-    },
-    "xlstm": {"hidden_size": 128, "embedding_dim": 128},
-    "xmod": {"default_language": "en_XX"},
-    "zamba": {
-        "attention_hidden_size": 64,
-        "attention_head_dim": 16,
-        "num_hidden_layers": 4,
-        "layers_block_type": ["linear_attention", "hybrid"] * 2,
-    },
-    "zaya": {"num_experts_per_tok": 1},
-}
-
 # What is called a causal language model is their decoder, which takes a row of words for each of two codebooks.
 DECODERS = {"musicgen": "MusicgenForCausalLM", "musicgen_melody": "MusicgenMelodyForCausalLM"}
 GIVEN: dict[str, dict[str, Any]] = {
@@ -122,7 +77,7 @@ def build(kind: str) -> nn.Module:
 def small_configuration(kind: str) -> Any:
     import transformers
 
-    return smaller(transformers.AutoConfig.for_model(kind), **PARTICULAR.get(kind, {}))
+    return smaller(transformers.AutoConfig.for_model(kind))
 
 
 def words(batch: int, length: int, rows: int = 1, **options: Any) -> MakeInputs:

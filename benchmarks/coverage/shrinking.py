@@ -11,6 +11,7 @@ from torchgraft.cli.small_configurations import (
     DEPTHS,
     FIELDS,
     FIRST_MARKER,
+    PARTICULAR,
     VOCABULARY,
     are_numbers,
     fewer_layers,
@@ -21,18 +22,6 @@ from torchgraft.cli.small_configurations import (
 
 __all__ = ["FIELDS", "FIRST_MARKER", "VOCABULARY", "attempts", "fewer_layers", "smaller"]
 
-_SERIES = {"prediction_length": 4, "context_length": 8, "lags_sequence": [1, 2]}
-# Fields that have no default, or that hang together with others.
-PARTICULAR: dict[str, dict[str, Any]] = {
-    "autoformer": {**_SERIES, "label_length": 4},
-    "bridgetower": {"hidden_size": 64},
-    "esm": {"vocab_size": VOCABULARY, "mask_token_id": 3, "pad_token_id": 0},
-    "esmc": {"num_key_value_heads": 4},
-    "informer": _SERIES,
-    "time_series_transformer": _SERIES,
-    "timm_backbone": {"backbone": "resnet18"},
-}
-
 
 def attempts(kind: str) -> Iterator[Any]:
     """Configurations of one architecture, the smallest first: fields hang together in ways that their names do not tell, and
@@ -42,8 +31,8 @@ def attempts(kind: str) -> Iterator[Any]:
     def make() -> Any:
         return transformers.AutoConfig.for_model(kind, **PARTICULAR.get(kind, {}))
 
-    yield lambda: narrower(smaller(make(), **PARTICULAR.get(kind, {})))
-    yield lambda: smaller(make(), **PARTICULAR.get(kind, {}))
+    yield lambda: narrower(smaller(make()))
+    yield lambda: smaller(make())
     yield lambda: fewer_layers(make())
     yield make
 

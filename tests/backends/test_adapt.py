@@ -290,3 +290,67 @@ def test_a_cache_that_grows_and_a_result_of_a_class() -> None:
             )
             with pytest.raises(AttributeError, match="keys"):
                 follows(x, object())
+
+
+class Double(torch.autograd.Function):
+    """A function of the user's own, which may do anything."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * 2
+
+
+class Layers:
+    """A cache with memory for `length` words, or with none, in each of two layers."""
+
+    def __init__(self, length: int | None) -> None:
+        self.layers = [Layer(length), Layer(length)]
+
+
+class Layer:
+    def __init__(self, length: int | None) -> None:
+        self.keys = torch.zeros(1, length or 0, 4)
+        self.filled = None if length is None else torch.tensor(0)
+
+
+class TwoLayers(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.key = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)])
+
+    def forward(self, x: torch.Tensor, cache: Layers) -> torch.Tensor:
+        for key, layer in zip(self.key, cache.layers, strict=True):
+            length, words = x.size(1), Double.apply(key(x))
+            if layer.filled is None:
+                layer.keys = torch.cat([layer.keys, words], 1)
+                x = (x @ layer.keys.mT).softmax(-1) @ layer.keys
+            else:
+                where = torch.arange(length) + layer.filled
+                layer.filled.add_(length)
+                layer.keys.index_copy_(1, where, words)
+                torch._dynamo.mark_static_address(layer.keys)
+                x = (x @ layer.keys.mT).masked_fill(torch.arange(layer.keys.size(1)) > where[:, None], -9e9)
+                x = (x if x.size(1) > 1 else x * 2).softmax(-1) @ layer.keys
+        return x
+
+
+@pytest.mark.parametrize("length", [None, 16])
+def test_caches_of_several_layers(length: int | None) -> None:
+    """Checks that come after a write into memory, or after a function of the user's own, are of objects and of sizes."""
+    model = TwoLayers().eval()
+    with torch.no_grad():
+        for follows in (adapt(model), torchgraft.lower(model, (torch.ones(1, 3, 4), Layers(length)), backend="native")):
+            ours, theirs = Layers(length), Layers(length)
+            for words in (3, 1, 1, 2):
+                x = torch.randn(1, words, 4)
+                assert torch.allclose(follows(x, ours), model(x, theirs), atol=1e-6)
+                assert torch.allclose(ours.layers[1].keys, theirs.layers[1].keys, atol=1e-6)
+            variants = follows.variants()
+            assert all(row["runs"] in ("captured program", "native") for row in variants.rows()), str(variants)
+            ours.layers[1] = ours.layers[0]
+            theirs.layers[1] = theirs.layers[0]
+            assert torch.allclose(follows(x, ours), model(x, theirs), atol=1e-6)

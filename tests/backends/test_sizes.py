@@ -49,3 +49,14 @@ def test_a_value_that_is_used_again_stays_written():
         return same
 
     assert "add_" in _targets(model, torch.ones(3))
+
+
+def test_sizes_that_depend_on_values_are_no_constants():
+    def model(x):
+        y = x.view(x.shape[0], 1)[x > 0]
+        return y.sum() / y.shape[0]
+
+    x = torch.tensor([1.0, -2.0, 3.0])
+    program = for_one_size(torchgraft.capture(model, x), (x,), {})
+    assert torch.equal(program(-x), model(-x))
+    assert [node.args[1:] for node in program.graph.nodes if node.target == "view"] == [(3, 1)]

@@ -33,6 +33,8 @@ def test_missing_library_is_one_line(prefix, capsys):
         ("hf:BertModel", [(1, 16)]),
         ("hf:gpt2", [(1, 16)]),
         ("hf:jamba", [(1, 16)]),
+        ("hf:mamba2", [(1, 16)]),
+        ("hf:nemotron", [(1, 16)]),
         ("hf:bart", [(1, 16), (1, 16)]),
         ("hf:whisper", [(1, 4, 64), (1, 16)]),
         ("hf:clip", [(1, 16), (1, 4, 16, 16)]),

@@ -107,6 +107,7 @@ def test_core_programs_have_core_operators_only(name):
         lambda self, x: F.pad(x, (1, 2)).unfold(1, 3, 2).flatten(1),
         lambda self, x: torch.stack([self.linear(row) for row in x.unbind()]).std(0),
         lambda self, x: F.scaled_dot_product_attention(x[None], x[None], self.linear(x)[None], is_causal=True),
+        lambda self, x: F.scaled_dot_product_attention(self.linear(x)[None], x[None], x[None], torch.ones(4, 4).tril(-1) > 0),
         lambda self, x: F.multi_head_attention_forward(
             x[:, None], x[:, None], x[:, None], 6, 2, self.linear.weight.repeat(3, 1), None, None, None, False, 0.0,
             self.linear.weight, None,
@@ -118,8 +119,8 @@ def test_core_programs_have_core_operators_only(name):
         lambda self, x: torch.complex(x, x).abs() + torch.fft.rfft(x).real.sum(),
     ],
     ids=[
-        "interpolate", "einsum", "in place", "factory", "unfold", "rows", "attention", "heads", "mask", "numbers", "views",
-        "casts", "complex",
+        "interpolate", "einsum", "in place", "factory", "unfold", "rows", "attention", "hidden rows", "heads", "mask", "numbers",
+        "views", "casts", "complex",
     ],
 )  # fmt: skip
 def test_functions(run, level):
@@ -467,3 +468,14 @@ def test_another_default_dtype_flows_or_is_refused(level: str, made: Any) -> Non
         assert result is torch.float64
     finally:
         torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize(
+    "activation",
+    [F.hardswish, F.relu6, F.silu, F.leaky_relu, F.mish, F.hardtanh, F.elu, F.hardsigmoid],
+    ids=lambda f: f.__name__,
+)
+def test_activations_in_place_leave_no_write(activation):
+    """Their decompositions copy into the input, which their own gradients need."""
+    program = assert_like(Model(lambda self, x: activation(self.linear(x), inplace=True) * 2), (X,), level="core_aten")
+    assert not any("_." in name for name in operators(program))

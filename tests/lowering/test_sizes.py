@@ -105,3 +105,10 @@ def test_views_are_told_from_copies():
                 tensor.stride(),
                 new,
             )
+
+
+@pytest.mark.parametrize("loss", [F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss])
+def test_losses_take_a_batch_of_one(loss):
+    program = capture(lambda x: loss(x * 2, x), torch.randn(3, 4), level="core_aten")
+    x = torch.randn(1, 4)
+    torch.testing.assert_close(program(x), loss(x * 2, x))

@@ -137,6 +137,27 @@ def test_layers(model, args):
     assert_trains_like(model, args)
 
 
+class Packed(nn.Module):
+    """A recurrent layer on texts of several lengths."""
+
+    def __init__(self):
+        super().__init__()
+        self.lstm = nn.LSTM(6, 3)
+
+    def forward(self, x, lengths):
+        packed = nn.utils.rnn.pack_padded_sequence(x * 2, lengths, enforce_sorted=False)
+        return nn.utils.rnn.pad_packed_sequence(self.lstm(packed)[0])[0]
+
+
+def test_packed_sequences():
+    model, args = Packed(), (torch.randn(4, 3, 6), torch.tensor([2, 4, 3]))
+    step = torchgraft.capture_training(model, args, loss=lambda y: y.pow(2).sum()).run(*args)
+    model(*args).pow(2).sum().backward()
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(step.gradients[name], parameter.grad)
+    assert torchgraft.cost(model, args, compute=True).forward.flops > 0
+
+
 class Structures(nn.Module):
     def __init__(self):
         super().__init__()

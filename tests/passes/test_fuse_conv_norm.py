@@ -397,7 +397,8 @@ def test_the_norm_of_another_dimension_is_refused():
     """A linear layer on three dimensions: the norm goes by the second, the layer's features are the third."""
     model = settle(nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)))
     x = torch.randn(2, 4, 3).double()
-    assert "the program is for 3 dimensions" in refused(model, x, level="function", prepare=False)
+    for level in ("module", "function"):
+        assert "the program is for 3 dimensions" in refused(model, x, level=level, prepare=False)
     program = torchgraft.symbolic_trace(model)
     assert FuseConvNorm()(program).changes == 1
     with pytest.raises(GuardError, match="ndim of 'input_1' = 2, and now it is 3"):

@@ -102,6 +102,21 @@ def test_linear_layers_of_core_operators() -> None:
     assert sum(type(module).__name__.startswith("Integer") for module in program.modules()) == 2
 
 
+def test_convolutions_and_norms_of_core_operators() -> None:
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+        nn.Conv2d(8, 4, 3, 2, groups=2),
+        nn.ConvTranspose2d(4, 4, 2, 2),
+    ).eval()
+    nn.init.uniform_(model[1].running_var, 0.5, 2.0)
+    x = torch.randn(2, 3, 8, 8)
+    programs = [quantize(torchgraft.capture(model, x, level=level), [x]) for level in ("function", "core_aten")]
+    torch.testing.assert_close(programs[1](x), programs[0](x), rtol=0.0, atol=1e-6)
+    assert sqnr(model, programs[1], [(x,)]) > 30
+
+
 def test_views_of_images_that_are_written() -> None:
     class Model(nn.Module):
         def __init__(self) -> None:
@@ -130,11 +145,12 @@ def test_a_norm_over_another_dimension_is_not_trained_as_part_of_a_layer() -> No
     model, x = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Linear(5, 5)), torch.randn(7, 5, 6)
     _draw_norm(model[1])
     with pytest.raises(QuantizeError, match="cannot fold the batch norm after '0' into it: it is given 3 dimensions"):
-        prepare_qat(model, x)(x)
-    trained = prepare_qat(model, x, config=Config(modules={"0": "float"}))
-    trained(x)
-    trained.eval()
-    assert sqnr(trained, to_native(convert(trained)), [(x,)]) > 35
+        prepare_qat(torchgraft.symbolic_trace(model))(x)
+    for config in (None, Config(modules={"0": "float"})):
+        trained = prepare_qat(model, x, config=config)
+        trained(x)
+        trained.eval()
+        assert sqnr(trained, to_native(convert(trained)), [(x,)]) > 30
 
 
 def test_a_norm_after_a_transposed_convolution_in_groups_is_trained() -> None:

@@ -229,6 +229,26 @@ def test_wrong_gradients():
     assert verify(model, program, (torch.randn(3, 4),), gradients=False).ok
 
 
+class Attention(nn.Module):
+    """A bias of the keys changes nothing, so that its gradient is zero but for rounding."""
+
+    def __init__(self):
+        super().__init__()
+        self.key, self.query = nn.Linear(16, 16), nn.Linear(16, 16)
+
+    def forward(self, x):
+        return nn.functional.scaled_dot_product_attention(self.query(x), self.key(x), x)
+
+
+def test_gradients_that_are_rounding_alone():
+    model, x = Attention(), torch.randn(2, 4, 5, 16)
+    program = capture(model, x, level="core_aten")
+    assert verify(model, program, x, other_values=False, other_sizes=False).ok
+    program.key = nn.Linear(16, 16)
+    program.key.load_state_dict({"weight": model.key.weight * (1 + 1e-3), "bias": model.key.bias})
+    assert not verify(model, program, x, other_values=False, other_sizes=False).ok
+
+
 def test_wrong_requires_grad():
     model = Rounding()
     program = symbolic_trace(model)

@@ -29,11 +29,13 @@ MODEL_AND_PROGRAM: Sides = ("model", "program")
 
 
 class Tolerance(NamedTuple):
-    """How far apart numbers may lie; without `rtol` and `atol`, `factor` times a default by the dtype."""
+    """How far apart numbers may lie; without `rtol` and `atol`, `factor` times a default by the dtype, which is a part of the
+    largest element, or of `scale` where that is larger."""
 
     rtol: float | None = None
     atol: float | None = None
     factor: float = 1.0
+    scale: float = 0.0
 
 
 class FrozenTensor(NamedTuple):
@@ -250,7 +252,7 @@ def same_tensor(first: torch.Tensor, second: torch.Tensor) -> bool:
 
 def _allowed(scale: torch.Tensor, dtype: torch.dtype, tolerance: Tolerance) -> Any:
     if tolerance.rtol is None and tolerance.atol is None:
-        return tolerance.factor * _RELATIVE.get(dtype, 0.0) * scale.max()
+        return tolerance.factor * _RELATIVE.get(dtype, 0.0) * scale.max().clamp(min=tolerance.scale)
     return (tolerance.atol or 0.0) + (tolerance.rtol or 0.0) * scale
 
 

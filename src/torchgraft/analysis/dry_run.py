@@ -341,6 +341,16 @@ def program_of(
     return capture(model, args, kwargs, level=level)
 
 
+def has_values(model: Any, *trees: Any) -> bool:
+    """Whether a model and its inputs can be run for real: nothing is on the meta device, or a fake.
+
+    >>> has_values(torch.nn.Linear(3, 4), torch.ones(2, 3)), has_values(torch.sin, torch.ones(2, device="meta"))
+    (True, False)
+    """
+    state = [*model.parameters(), *model.buffers()] if isinstance(model, torch.nn.Module) else []
+    return not any(map(_is_bare, [*state, *pytree.tree_leaves(trees)]))
+
+
 def _is_bare(leaf: Any) -> bool:
     return isinstance(leaf, torch.Tensor) and (leaf.device.type == "meta" or is_fake(leaf))
 

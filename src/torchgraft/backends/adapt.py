@@ -11,10 +11,12 @@ from typing import Any
 import torch
 
 from torchgraft.backends.calls import call_text
-from torchgraft.backends.late_guards import draws_before_check, late_guard
+from torchgraft.backends.late_guards import draws_before_check, late_guard, lift_guards, without_checks_of_sizes
+from torchgraft.backends.sizes import size_key
 from torchgraft.backends.variants import Variant, VariantModule, links_of, program_or_error
 from torchgraft.capturing.program import capture
 from torchgraft.codegen.graph_module import GraphModule
+from torchgraft.errors import GuardError
 from torchgraft.ir.modules import no_model
 
 
@@ -29,11 +31,15 @@ class Adapted(VariantModule):
         found = program_or_error(lambda: capture(self._model, args, kwargs, level=self.level))
         if not isinstance(found, GraphModule):
             return self._eager(why, args, kwargs, found)
-        reason = late_guard(found)
-        if reason is not None:
-            return self._eager(why, args, kwargs, reason)
+        lift_guards(found)
+        run: Callable[..., Any] = found
+        if late_guard(found) is not None:
+            sized, reason = without_checks_of_sizes(found, args, kwargs)
+            if sized is None:
+                return self._eager(why, args, kwargs, reason)
+            found, run = sized, _for_sizes(sized, size_key(args, kwargs), call_text(args, kwargs))
         links = links_of(self._model, found)
-        made = Variant(self._number(), why, call_text(args, kwargs), found, found, links=links)
+        made = Variant(self._number(), why, call_text(args, kwargs), run, found, links=links)
         made.puts_back_draws = draws_before_check(found)
         return made
 
@@ -45,6 +51,17 @@ class Adapted(VariantModule):
 
     def __reduce__(self) -> Any:
         return Adapted, (self._model, self.on_guard, self.max_variants, self.level)
+
+
+def _for_sizes(program: GraphModule, key: Any, inputs: str) -> Callable[..., Any]:
+    """A program that is tried on calls of the sizes it was made for alone."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if size_key(args, kwargs) != key:
+            raise GuardError(f"the program was made for the sizes of {inputs}")
+        return program(*args, **kwargs)
+
+    return run
 
 
 def adapt(

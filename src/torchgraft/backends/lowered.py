@@ -17,7 +17,7 @@ from torchgraft.analysis.comparison import tensors_in
 from torchgraft.backends.backend import PRECISIONS, Backend, Options
 from torchgraft.backends.calls import call_text
 from torchgraft.backends.freezing import frozen
-from torchgraft.backends.late_guards import draws_before_check, late_guard
+from torchgraft.backends.late_guards import draws_before_check, late_guard, lift_guards
 from torchgraft.backends.parts import Compiled, compile_parts, within
 from torchgraft.backends.precision import Casting, type_of_model
 from torchgraft.backends.sizes import OneForEachSize, for_one_size
@@ -154,6 +154,7 @@ class Lowered(VariantModule):
             return self._eager(why, args, kwargs, f"it is one call: {found.meta['kept_whole']['']}")
         body = frozen(found, placeholder_values(found, *given))
         reads = watch.watch_program(found, body) if self._keeps_types() else {}
+        lift_guards(body)
         is_free = self.backend.sizes_are_free and late_guard(body) is None
         # Checks of sizes are gone in the program for one size, so that more of them can be tried.
         if not is_free and (reason := late_guard(for_one_size(body, *given))) is not None:

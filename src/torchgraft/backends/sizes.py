@@ -45,7 +45,7 @@ class OneForEachSize:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run; a size that was not seen yet is compiled first."""
-        key = _size_key(args, kwargs)
+        key = size_key(args, kwargs)
         compiled = self.found.get(key)
         if compiled is None:
             compiled = self._new(key, args, kwargs)
@@ -53,7 +53,7 @@ class OneForEachSize:
 
     def _new_for(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Compile for the sizes of a call, without running it."""
-        self._new(_size_key(args, kwargs), args, kwargs)
+        self._new(size_key(args, kwargs), args, kwargs)
 
     def _new(self, key: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         with self._lock:
@@ -74,7 +74,7 @@ class OneForEachSize:
         return compiled
 
 
-def _size_key(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def size_key(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """What a call looks like, with the sizes of all tensors: those in objects, too. Programs check
     the dtypes of tensors that they are given themselves."""
     if not kwargs and _TENSORS.issuperset(map(type, args)):
@@ -189,8 +189,5 @@ def _values(
         return found, tensors, True
     except GuardError:
         raise
-    except Exception:  # shapes that depend on values
-        found.clear()
-        tensors.clear()
-        DryRun(program, *copied_inputs(args, kwargs), node_done=note, compute=True).forward()
+    except Exception:  # from here on shapes depend on values: what was noted until then does not
         return found, tensors, False

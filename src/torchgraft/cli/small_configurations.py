@@ -62,17 +62,71 @@ MARKER_ENDINGS = ("_token_id", "_token_index")
 VOCABULARY = FIELDS["vocab_size"]
 FIRST_MARKER = VOCABULARY - 16
 
+# Relations between fields that their names do not tell, an architecture at a time.
+_SERIES = {"prediction_length": 4, "context_length": 8, "lags_sequence": [1, 2]}
+_INDEXER = {
+    "indexer_n_heads": 4,
+    "indexer_kv_heads": 1,
+    "indexer_head_dim": 8,
+    "indexer_budget": 4,
+    "indexer_compress_ratio": 2,
+}
+PARTICULAR: dict[str, dict[str, Any]] = {
+    "autoformer": {**_SERIES, "label_length": 4},
+    "bamba": {"attn_layer_indices": [1]},
+    "bridgetower": {"hidden_size": 64},
+    "cohere_compass_text": {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 10000.0}}},
+    "dbrx": {"attn_config": {"rope_theta": 10000.0, "clip_qkv": 8.0}},
+    "deepseek_v2": {"num_experts_per_tok": 2},
+    "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2},
+    "esm": {"vocab_size": VOCABULARY, "mask_token_id": 3, "pad_token_id": 0},
+    "esmc": {"num_key_value_heads": 4},
+    "gemma3n": {"vision_config": {"architecture": "mobilenetv3_small_050"}},
+    "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
+    "granitemoehybrid": {"layer_types": ["mamba", "attention"]},
+    "hunyuan_v1_dense": {"head_dim": 8},
+    "hunyuan_v1_moe": {"head_dim": 8},
+    "informer": _SERIES,
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
+    "ministral": {"head_dim": 8},
+    "nemotron": {"num_key_value_heads": 2},
+    "qwen4_exp": {"text_config": _INDEXER},
+    "qwen4_exp_text": _INDEXER,
+    "reformer": {
+        "is_decoder": True,
+        "attn_layers": ["local", "lsh"],
+        "axial_pos_shape": (8, 8),
+        "axial_pos_embds_dim": (16, 16),
+        "local_attn_chunk_length": 4,
+        "lsh_attn_chunk_length": 4,
+    },
+    "time_series_transformer": _SERIES,
+    "timm_backbone": {"backbone": "resnet18"},
+    "xlstm": {"hidden_size": 128, "embedding_dim": 128},
+    "xmod": {"default_language": "en_XX"},
+    "zamba": {
+        "attention_hidden_size": 64,
+        "attention_head_dim": 16,
+        "num_hidden_layers": 4,
+        "layers_block_type": ["linear_attention", "hybrid"] * 2,
+    },
+    "zaya": {"num_experts_per_tok": 1},
+}
+
 
 def smaller(configuration: Any, **chosen: Any) -> Any:
     """A small configuration of the same class; `chosen` overrides what the names of the fields say.
 
     Values go in through the constructor, because configurations derive some fields from others there.
     """
+    chosen = {**PARTICULAR.get(configuration.model_type, {}), **chosen}
     fields = {name: value for name, value in vars(configuration).items() if name in _parameters(type(configuration))}
     values = {name: FIELDS[name] for name, value in fields.items() if name in FIELDS and _is_number(value)}
     values |= _kinds_of_layers(fields)
     if "kv_lora_rank" in values:
         values |= _latent_attention(fields)
+    values |= _state_space(fields)
     markers = [name for name, value in fields.items() if name.endswith(MARKER_ENDINGS) and _is_number(value)]
     values |= {name: FIRST_MARKER + number for number, name in enumerate(markers) if name not in FIELDS}
     values |= {name: [value] for name, value in values.items() if isinstance(fields[name], list) and _is_number(value)}
@@ -139,6 +193,19 @@ def _latent_attention(fields: dict[str, Any]) -> dict[str, Any]:
     """Where keys and values are unfolded from a shared vector every head has its own, and a head rotates only a part."""
     values = {"num_key_value_heads": FIELDS["num_attention_heads"], "head_dim": FIELDS["qk_rope_head_dim"]}
     return {name: value for name, value in values.items() if _is_number(fields.get(name))}
+
+
+def _state_space(fields: dict[str, Any]) -> dict[str, Any]:
+    """The heads of a state space make up, with their width, a multiple of the width of a layer."""
+    multiple = next((fields[name] for name in ("expand", "mamba_expand") if _is_number(fields.get(name))), None)
+    names = ["mamba_n_heads", "mamba_num_heads", "n_mamba_heads"]
+    names += ["num_heads"] if "num_attention_heads" not in fields else []
+    heads = FIELDS["num_attention_heads"] * (multiple or 1)
+    return (
+        {}
+        if multiple is None or "mamba_d_ssm" in fields
+        else {name: heads for name in names if _is_number(fields.get(name))}
+    )
 
 
 def _kinds_of_layers(fields: dict[str, Any]) -> dict[str, Any]:

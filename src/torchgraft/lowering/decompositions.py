@@ -117,10 +117,24 @@ def _matmul(first: Any, second: Any) -> Any:
     return _aten.view.default(result, [*batch, first.shape[-2], second.shape[-1]])
 
 
+def _broadcast_tensors(tensors: Any) -> Any:
+    if any(type(item) is not TracedTensor for item in tensors):
+        return NotImplemented
+    rank = max(item.dim() for item in tensors)
+    sizes = [merged([item.shape[place] for item in tensors if item.dim() >= -place]) for place in range(-rank, 0)]
+    if any(size is None for size in sizes):
+        return NotImplemented  # which of them is repeated, if any, is for torch to ask
+    return [item if _has_sizes(item, sizes) else _aten.expand.default(item, sizes) for item in tensors]
+
+
+def _has_sizes(tensor: Any, sizes: list[Any]) -> bool:
+    """Whether a tensor has these sizes in every run."""
+    return len(sizes) == tensor.dim() and all(map(_is_one, sizes, tensor.shape))
+
+
 def _as_batch(tensor: Any, batch: list[Any]) -> Any:
     sizes = [*batch, *tensor.shape[-2:]]
-    is_whole = len(sizes) == tensor.dim() and all(map(_is_one, sizes, tensor.shape))
-    whole = tensor if is_whole else _aten.expand.default(tensor, sizes)
+    whole = tensor if _has_sizes(tensor, sizes) else _aten.expand.default(tensor, sizes)
     return _reshape(whole, [_product(batch), *sizes[-2:]])
 
 
@@ -158,6 +172,13 @@ def _attention(
     return _aten.matmul.default(_aten._safe_softmax.default(scores, -1), value)
 
 
+def _safe_softmax(tensor: Any, dim: int, dtype: Any = None) -> Any:
+    """Rows that are hidden altogether become zeros; before the softmax, too, whose derivative would be no number there."""
+    hidden = _aten.all.dim(_aten.eq.Scalar(tensor, -math.inf), dim, True)
+    shown = _aten.masked_fill.Scalar(tensor, hidden, 0)
+    return _aten.masked_fill.Scalar(_aten.softmax.int(shown, dim, dtype), hidden, 0)
+
+
 def _batch_norm(
     tensor: Any,
     weight: Any,
@@ -189,4 +210,6 @@ _OWN: dict[Any, Callable[..., Any] | None] = {
     _aten.fill_.Tensor: None,
     _aten.lstm.input: None,
     _aten.scaled_dot_product_attention.default: _attention,
+    _aten._safe_softmax.default: _safe_softmax,
+    _aten.broadcast_tensors.default: _broadcast_tensors,
 }

@@ -270,6 +270,8 @@ class _JointWalk(Walk):
             return self._module("model", model, (*positional, *packed), {**named, **packed_named})
         if node.target is operator.getitem and isinstance(args[0], (tuple, list, dict)):
             return self._hold(self._run(node, args, kwargs))
+        if node.target is torch._pack_padded_sequence:  # its gradient reads numbers that traced tensors do not show
+            return self._one_call(node, args, kwargs)
         if kind is Kind.FOREIGN or (node.target is operator.getitem and kind is Kind.READ and traced_in(args)):
             return self._foreign(node, args, kwargs)
         if any(id(leaf) in self._objects for leaf in leaves((args, kwargs))):

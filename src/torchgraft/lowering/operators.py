@@ -58,6 +58,11 @@ def _is_rounded(dtype: torch.dtype) -> bool:
 
 
 def _recorded(recorder: Recorder, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], mode: Any) -> Any:
+    written = list(_written(function, args, kwargs))
+    if len(written) == 1 and recorder.decompositions is not None and torch.Tag.inplace_view not in function.tags:
+        result = _without_write(recorder, function, written[0], args, kwargs, mode)
+        if result is not None:
+            return result
     decomposition = _decomposition(recorder, function)
     if decomposition is not None:
         with mode:
@@ -68,15 +73,10 @@ def _recorded(recorder: Recorder, function: Any, args: tuple[Any, ...], kwargs: 
             return result
     if recorder.may_take_usual_case:
         _note_broadcasts(recorder, function, args)
-    written = list(_written(function, args, kwargs))
     if len(written) == 1 and torch.Tag.inplace_view in function.tags:
         result = _as_view(recorder, function, written[0], args, kwargs)
-    elif len(written) == 1 and recorder.decompositions is not None:
-        result = _without_write(recorder, function, written[0], args, kwargs)
-    else:
-        result = None
-    if result is not None:
-        return result
+        if result is not None:
+            return result
     for tensor in written:
         recorder.before_write(tensor.actual)
     with recorder.silent():
@@ -163,13 +163,22 @@ def _as_written(above: Node, kwargs: dict[str, Any]) -> dict[str, Any]:
 # ---- writes ----
 
 
-def _without_write(recorder: Recorder, function: Any, tensor: TracedTensor, args: Any, kwargs: Any) -> Any:
-    """Write an operator that writes in place down as the one that does not, where nobody else sees that memory."""
+def _without_write(recorder: Recorder, function: Any, tensor: TracedTensor, args: Any, kwargs: Any, mode: Any) -> Any:
+    """Write an operator that writes in place down as the one that does not, or what that is made of, where nobody else sees that
+    memory."""
     plain = _functional_form(function)
     if plain is None or tensor is not args[0] or not recorder.is_alone(tensor):
         return None
     if recorder.is_above_autograd and plain is torch.ops.aten.copy.default:
         return None  # it has no derivative, and `copy_` has one
+    decomposition = _decomposition(recorder, plain)
+    if decomposition is not None:
+        with mode:
+            made = decomposition(*args, **kwargs)
+        if type(made) is not TracedTensor or (made.dtype, made.actual.shape) != (tensor.dtype, tensor.actual.shape):
+            return None
+        recorder.change(tensor, made.source, made.actual)
+        return tensor
     value = plain(*concrete(args), **concrete(kwargs))
     old = tensor.actual
     if not isinstance(value, torch.Tensor) or (value.dtype, value.shape) != (old.dtype, old.shape):

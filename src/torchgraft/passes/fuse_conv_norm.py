@@ -151,7 +151,7 @@ class _Search:
             return "the program writes its weights or the statistics"
         guarded = _guarded_dimensions(layer, norm)
         noted = [len(known.shape) for node in (norm.source, norm.node) if hasattr(known := known_value(node), "shape")]
-        for found in (guarded, *noted):
+        for found in (guarded, norm.node.meta.get("dimensions"), *noted):
             if found is not None and found != layer.dimensions + 2:
                 return f"the program is for {found} dimensions, where the norm does not go by the layer's channels"
         return None

@@ -27,7 +27,7 @@ from torchgraft.passes.remove_no_ops import RemoveNoOps
 from torchgraft.quantize.config import Config, as_config
 from torchgraft.quantize.observers import Observer, observer
 from torchgraft.quantize.plan import KEY, Plan, make_plan
-from torchgraft.quantize.products import NameLinearLayers
+from torchgraft.quantize.products import NameLayers
 
 Model = torch.nn.Module | Callable[..., Any]
 ConfigLike = Config | str | PathLike[str] | None
@@ -116,7 +116,7 @@ def compute_weights(program: GraphModule) -> None:
 def clean(program: GraphModule) -> None:
     """Have a program write nothing in place, fold its batch norms and drop what does nothing in evaluation mode."""
     Functionalize().run(program)
-    NameLinearLayers().run(program)
+    NameLayers().run(program)
     FuseConvNorm().run(program)
     RemoveNoOps(inference=True).run(program)
     RemoveDeadCode().run(program)

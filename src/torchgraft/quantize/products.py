@@ -1,9 +1,11 @@
-"""Linear layers that are spelled as products with a constant matrix (`torch.addmm(bias, x, weight)`, `x @ weight.T`), made linear
-layers, so that they are quantized like others. Products of two computed values stay what they are.
+"""Layers that go by other names: products with a constant matrix (`torch.addmm(bias, x, weight)`, `x @ weight.T`) made linear
+layers, and core ATen's one operator for all convolutions and its batch norm made those of torch.nn.functional, so that they are
+quantized like others. Products of two computed values stay what they are.
 """
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -22,9 +24,14 @@ if TYPE_CHECKING:
     from torchgraft.codegen.graph_module import GraphModule
 
 
+_aten = torch.ops.aten
+_CONVOLUTIONS = (functional.conv1d, functional.conv2d, functional.conv3d)
+_TRANSPOSED = (functional.conv_transpose1d, functional.conv_transpose2d, functional.conv_transpose3d)
+
+
 @dataclass(frozen=True)
-class NameLinearLayers(Pass):
-    """Make products with constant matrices calls of `torch.nn.functional.linear`.
+class NameLayers(Pass):
+    """Make products with constant matrices calls of `torch.nn.functional.linear`, and layers of core ATen calls of what they are.
 
     >>> import torchgraft
     >>> class Product(torch.nn.Module):
@@ -34,12 +41,15 @@ class NameLinearLayers(Pass):
     ...     def forward(self, x):
     ...         return x @ self.weight.T
     >>> program = torchgraft.symbolic_trace(Product())
-    >>> NameLinearLayers()(program).changes
+    >>> NameLayers()(program).changes
     1
     """
 
     def run(self, module: GraphModule) -> int:
         """Replace, and return how many."""
+        return _name_core_layers(module) + self._name_products(module)
+
+    def _name_products(self, module: GraphModule) -> int:
         found = [(node, parts) for node in module.graph.nodes if (parts := _parts(node, module)) is not None]
         if not found:
             return 0
@@ -56,6 +66,35 @@ class NameLinearLayers(Pass):
             node._set_arguments((source, weight, bias), {})
             changed += 1
         return changed
+
+
+def _name_core_layers(program: GraphModule) -> int:
+    changed = 0
+    for node in list(program.graph.nodes):
+        if node.target is _aten.convolution.default:
+            source, weight, bias, stride, padding, dilation, transposed, output_padding, groups = node.args
+            tensor = parameter_of(weight, program)
+            if tensor is None or not 3 <= tensor.dim() <= 5:
+                continue
+            options = (
+                (stride, padding, output_padding, groups, dilation)
+                if transposed
+                else (stride, padding, dilation, groups)
+            )
+            node.target = (_TRANSPOSED if transposed else _CONVOLUTIONS)[tensor.dim() - 3]
+            node.args = (source, weight, bias, *options)
+            changed += 1
+        elif node.target is _aten._native_batch_norm_legit_no_training.default:
+            results = list(node._users)
+            if not all(user.target is operator.getitem and user.args[1] == 0 for user in results):
+                continue
+            source, weight, bias, mean, variance, momentum, eps = node.args
+            node.target, node.args = functional.batch_norm, (source, mean, variance, weight, bias, False, momentum, eps)
+            for user in results:
+                user.replace_all_uses_with(node)
+                program.graph.erase_node(user)
+            changed += 1
+    return changed
 
 
 def _parts(node: Node, program: GraphModule) -> tuple[Node, Node, bool, Node | None] | None:

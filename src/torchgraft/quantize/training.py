@@ -227,6 +227,9 @@ def _norm_after(node: Node, program: GraphModule) -> Node | None:
     if len(users) != 1 or users[0].op != "call_module" or users[0].args != (node,):
         return None
     norm = find_attribute(program, users[0].target)[0]
+    layer, dimensions = read_layer(node, program), users[0].meta.get("dimensions")
+    if dimensions is not None and isinstance(layer, Layer) and dimensions != layer.dimensions + 2:
+        return None  # it does not go by the layer's channels
     return users[0] if type(norm) in _NORMS and norm.running_mean is not None else None
 
 

@@ -396,14 +396,22 @@ def test_reading_a_number_waits_for_the_device():
     assert last.kind == "elementwise" and last.issued > waits[0].start
 
 
-def test_what_depends_on_values_cannot_be_simulated():
+@pytest.mark.parametrize("precision", [None, "fp16"])
+def test_what_depends_on_values_is_run(precision):
     class Depends(nn.Module):
-        def forward(self, x):
-            return x * x.sum().item()
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
 
-    message = r"cannot run node 'item' without computing: .* simulate computes nothing: simulate the parts before and after it"
+        def forward(self, x):
+            return self.linear(x[x[:, 0] > 0]) * x.sum().item()
+
+    found = simulate(Depends(), torch.tensor([[1.0] * 4, [-1.0] * 4, [2.0] * 4]), precision=precision)
+    assert [kernel.flops for kernel in found.kernels if kernel.kind == "matmul"] == [2 * 2 * 4 * 4]
+    assert found.precision == (precision or "fp32")
+    message = r"cannot run node '.*' without computing: .* not on the meta device, and the example is run"
     with pytest.raises(GraftError, match=message):
-        simulate(Depends(), torch.zeros(4))
+        simulate(torchgraft.symbolic_trace(lambda x: x.nonzero() + 1), torch.zeros(4, device="meta"))
 
 
 # ---- mistakes ----

@@ -1,5 +1,7 @@
 """What Python reads out of tensors in a watched run: here questions that torch answers with a computation and a number."""
 
+import logging
+
 import pytest
 import torch
 
@@ -38,3 +40,35 @@ def test_what_a_tensor_cannot_contain_raises_as_in_eager() -> None:
 
 def has_text(x: torch.Tensor) -> torch.Tensor:
     return x if "text" in x else x + 1
+
+
+logger = logging.getLogger("tests")
+
+
+def torch_compilable_check(condition: torch.Tensor, message: str) -> None:
+    """The name under which transformers checks that a text has a place for every image."""
+    if not condition:
+        raise ValueError(message)
+
+
+def speaks(x: torch.Tensor) -> torch.Tensor:
+    total = x.sum()
+    torch_compilable_check(
+        total < 100,
+        f"too much: {total} in {x.shape[0]}",
+    )
+    logger.info(f"{total} in {x.shape[0]}")
+    return x * 2
+
+
+def uses_a_text(x: torch.Tensor) -> torch.Tensor:
+    return x * len(f"{x.sum()}")
+
+
+def test_what_is_only_said_is_not_checked() -> None:
+    program = torchgraft.capture(speaks, torch.ones(2))
+    assert not program.meta["kept_whole"]
+    assert torch.equal(program(torch.ones(5)), torch.full((5,), 2.0))
+    with pytest.raises(torchgraft.GuardError, match="if not condition"):
+        program(torch.full((3,), 99.0))
+    assert "takes a tensor out of torch" in torchgraft.capture(uses_a_text, torch.ones(2)).meta["kept_whole"][""]

@@ -92,7 +92,7 @@ class _Counter:
         self.operators[key][name] += work
 
     def node_done(self, node: Node, result: Any) -> None:
-        self.shapes[node] = pytree.tree_map(_shape, result) if node._op != "get_attr" else _shape(result)
+        self.shapes[node] = _shape(result)
         if node in self.whole:
             args, kwargs = self.run.fetch_args_kwargs_from_env(node)
             work = elementwise.counted(self._formula(node), args, kwargs, result)
@@ -182,7 +182,11 @@ def module_paths(node: Node) -> list[str]:
 
 
 def _shape(value: Any) -> Any:
-    return list(value.shape) if isinstance(value, torch.Tensor) else None
+    if isinstance(value, torch.Tensor):
+        return list(value.shape)
+    if isinstance(value, (tuple, list)):  # a class of tuples (PackedSequence) takes nothing but tensors
+        return (tuple if isinstance(value, tuple) else list)(map(_shape, value))
+    return {key: _shape(item) for key, item in value.items()} if isinstance(value, dict) else None
 
 
 def _count(parameters: Iterable[Any]) -> int:

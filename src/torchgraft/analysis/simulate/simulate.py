@@ -5,6 +5,7 @@ What is computed from each operator is in `kernels.py`, `timing.py` and `clocks.
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from os import PathLike
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any, overload
 import torch
 
 from torchgraft.analysis.cost.count import distinct_bytes
-from torchgraft.analysis.dry_run import DryRun, NeedsValues, program_of
+from torchgraft.analysis.dry_run import DryRun, computing_if_needed, has_values, program_of
 from torchgraft.analysis.memory.peak import GPU_GRAIN, Accounts, MakeOptimizer
 from torchgraft.analysis.simulate.clocks import Ran, Step, run_clocks
 from torchgraft.analysis.simulate.composites import kernels_of
@@ -30,6 +31,7 @@ from torchgraft.errors import GraftError
 from torchgraft.ir.guards import is_guard
 from torchgraft.ir.node import Node
 from torchgraft.ir.printing import target_text
+from torchgraft.ir.structures import in_dtype
 
 if TYPE_CHECKING:
     from torchgraft.analysis.simulate.parallel import ParallelSimulation
@@ -75,7 +77,8 @@ def simulate(
     optimizer: MakeOptimizer | None = None,
     **parallel: Any,
 ) -> Simulation | ParallelSimulation:
-    """How long a run of a program takes on a machine that need not be here, and how much memory; nothing is computed.
+    """How long a run of a program takes on a machine that need not be here, and how much memory. Nothing is computed, but where
+    shapes depend on values: then the example is run once, here.
 
     `machine` is the name of one that comes with torchgraft (`machine_names()`), the path of a TOML file or a `Machine`.
     `precision` ("fp32", "tf32", "bf16", "fp16") is what parameters and inputs of floating point are taken to be; without it
@@ -134,7 +137,8 @@ def recorded(
     node_done: Callable[[Node, Any], None] | None = None,
     edit: Callable[[GraphModule], GraphModule] | None = None,
 ) -> Recorder:
-    """A program or a model, run on tensors without data, with all that it gives a machine to do taken down.
+    """A program or a model, run on tensors without data, with all that it gives a machine to do taken down. Where sizes depend on
+    values it is run on copies of the real tensors.
 
     `edit` gives another program for the one that is captured, and `node_done` is told the value of each node.
     """
@@ -144,25 +148,33 @@ def recorded(
             "give a class such as torch.optim.AdamW, or lambda parameters: torch.optim.SGD(parameters, lr=0.1)"
         )
     dtype = dtype_of(precision, machine)
-    with torch.set_grad_enabled(training):
-        # On the meta device torch takes attention apart; a program that was captured there names that device itself.
-        place = None if isinstance(program, GraphModule) else torch.device("cpu")
-        subject = program_of(program, args, kwargs, dtype=dtype, device=place)
+    # On the meta device torch takes attention apart; a program that was captured there names that device itself.
+    place = None if isinstance(program, GraphModule) else torch.device("cpu")
+
+    def run(compute: bool) -> Recorder:
+        subject, values, keywords = program, args, kwargs
+        if compute and dtype is not None:
+            subject = copy.deepcopy(program).to(dtype) if isinstance(program, torch.nn.Module) else program
+            values, keywords = in_dtype(args, dtype), in_dtype(kwargs, dtype)
+        subject = program_of(subject, values, keywords, compute, dtype=dtype, device=place)
         if edit is not None:
             subject = edit(subject)
-        run = DryRun(subject, args, kwargs, node_done, dtype=dtype, device=place)
-        recorder = Recorder(run, machine, precision)
+        dry_run = DryRun(subject, values, keywords, node_done, compute, dtype, place)
+        recorder = Recorder(dry_run, machine, precision)
+        if training:
+            recorder.train(optimizer)
+        else:
+            recorder.forward()
+        return recorder
+
+    with torch.set_grad_enabled(training):
+        if has_values(program, args, kwargs):
+            return computing_if_needed(run)
         try:
-            if training:
-                recorder.train(optimizer)
-            else:
-                recorder.forward()
+            return run(False)
         except GraftError as error:
-            if not isinstance(error.__cause__, NeedsValues):
-                raise
-            advice = "simulate computes nothing: simulate the parts before and after it"
+            advice = "give a model and inputs that are not on the meta device, and the example is run"
             raise GraftError(str(error).replace("give compute=True to run on real tensors", advice)) from error
-    return recorder
 
 
 def dtype_of(precision: str | None, machine: Machine) -> torch.dtype | None:

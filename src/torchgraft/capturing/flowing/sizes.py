@@ -69,7 +69,7 @@ class SymbolicNumber:
 
     def _graph_repr(self) -> str:
         # A number in a text is a number that Python has read, unless the text is only for the case that something fails.
-        return str(self.value if _is_in_message() else self._decide())
+        return str(self.value if is_in_message() else self._decide())
 
     str = _graph_repr
 
@@ -139,11 +139,11 @@ class SymbolicNumber:
 
 
 # Python makes the text of `assert` and `raise` only where something has failed; what is in one else is in its condition.
-_MESSAGE = re.compile(r"\b_assert\(")
+_MESSAGE = re.compile(r"\b(_assert|torch_compilable_check|(logger|logging)\.\w+|warnings\.warn|print)\(")
 
 
-def _is_in_message() -> bool:
-    """Whether the user's line, or a call that begins a few lines above it, gives a text to an assertion."""
+def is_in_message() -> bool:
+    """Whether the user's line, or a call that begins a few lines above it, gives a text to an assertion, or to people."""
     line = current_source_line()
     if line is None:
         return False

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from torchgraft.capturing.flowing.sizes import unwrapped
+from torchgraft.capturing.flowing.sizes import is_in_message, unwrapped
 from torchgraft.capturing.user_code.comparisons import is_taken_apart, may_be_given_dtypes
 from torchgraft.capturing.watching.flow import Flow
 from torchgraft.capturing.watching.values import Values
@@ -110,6 +110,12 @@ class Reads:
         found = call(torch.Tensor.any, (call(torch.Tensor.eq, (tensor, element), {}),), {})
         return self.number(torch.Tensor.__bool__, (found,), {})
 
+    def text(self, function: Any, args: Any, kwargs: Any) -> Any:
+        """`f"{x}"`, which does not matter in a message: nothing is computed from it."""
+        if not is_in_message():
+            raise self._watcher.refusal(f"{function.__name__}() takes a tensor out of torch")
+        return self._watcher.unwatched(function, *args, **kwargs)
+
     # ---- properties ----
 
     def property_of(self, tensor: Any, name: str) -> Any:
@@ -146,5 +152,6 @@ SPECIAL: dict[str, Any] = {
     "ndimension": Reads.dim,
     "item": Reads.item,
     "__contains__": Reads.contains,
+    **dict.fromkeys(("__format__", "__str__", "__repr__"), Reads.text),
     **dict.fromkeys(_TO_NUMBER, Reads.number),
 }

@@ -15,7 +15,7 @@ from torchgraft.ir.names import wish_of
 
 _LEAVES_TORCH = frozenset(
     {"numpy", "__array__", "__array_wrap__", "storage", "__dlpack__", "share_memory_", "pin_memory", "data_ptr"}
-    | {"__repr__", "__str__", "__format__", "untyped_storage", "__reduce_ex__", "__deepcopy__"}
+    | {"untyped_storage", "__reduce_ex__", "__deepcopy__"}
 )
 # Calls that return as many tensors as the sizes of their input say.
 _OF_ANY_LENGTH = frozenset(

@@ -68,7 +68,10 @@ class Writes:
         return not is_state and not (path and self._watcher.modules.is_whole(module, path))
 
     def before_tensor_attribute(self, tensor: torch.Tensor, name: str) -> None:
-        """Somebody writes an attribute onto a tensor, which is lost unless the tensor is."""
+        """Somebody writes an attribute onto a tensor, which is lost unless the tensor is. What torch.compile is told in this
+        way (a fixed address of a cache) changes nothing that a model computes."""
+        if name.startswith("_dynamo_"):
+            return
         if not self._values.is_made(tensor):
             raise self._watcher.refusal(f"it writes the attribute {name} of a tensor")
         self.with_attributes[id(tensor)] = tensor
