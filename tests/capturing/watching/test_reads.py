@@ -65,6 +65,11 @@ def uses_a_text(x: torch.Tensor) -> torch.Tensor:
     return x * len(f"{x.sum()}")
 
 
+def uses_a_text_on_that_line(x: torch.Tensor) -> torch.Tensor:
+    logger.info("two ("); y = x * {"2": 2.0, "3": 3.0}[f"{x.shape[0]}"]  # fmt: skip  # noqa: E702
+    return y
+
+
 def test_what_is_only_said_is_not_checked() -> None:
     program = torchgraft.capture(speaks, torch.ones(2))
     assert not program.meta["kept_whole"]
@@ -72,3 +77,5 @@ def test_what_is_only_said_is_not_checked() -> None:
     with pytest.raises(torchgraft.GuardError, match="if not condition"):
         program(torch.full((3,), 99.0))
     assert "takes a tensor out of torch" in torchgraft.capture(uses_a_text, torch.ones(2)).meta["kept_whole"][""]
+    with pytest.raises(torchgraft.GuardError, match=r"x.size\(0\)"):
+        torchgraft.capture(uses_a_text_on_that_line, torch.ones(2))(torch.ones(3))

@@ -139,7 +139,13 @@ class SymbolicNumber:
 
 
 # Python makes the text of `assert` and `raise` only where something has failed; what is in one else is in its condition.
-_MESSAGE = re.compile(r"\b(_assert|torch_compilable_check|(logger|logging)\.\w+|warnings\.warn|print)\(")
+# What is given to people is a statement of its own: nobody goes by what the call returns.
+_LEVELS = "debug|info|warning|warn|error|exception|critical|log|warning_once|info_once|warning_advice"
+_MESSAGE = re.compile(
+    rf"^[ \t]*(?:[\w.]*\b(?:_assert|torch_compilable_check)|(?:logger|logging)\.(?:{_LEVELS})|warnings\.warn|print)\(",
+    re.MULTILINE,
+)
+_QUOTED = re.compile(r"\"[^\"\n]*\"|'[^'\n]*'")
 
 
 def is_in_message() -> bool:
@@ -148,11 +154,17 @@ def is_in_message() -> bool:
     if line is None:
         return False
     text = "".join([linecache.getline(line.file, number) for number in range(max(line.line - 4, 1), line.line + 1)])
+    text = _QUOTED.sub("''", text)
     found = list(_MESSAGE.finditer(text))
     if not found:
         return False
-    rest = text[found[-1].start() : text.rfind(line.text)]
-    return rest.count("(") > rest.count(")") or "\n" not in text[found[-1].start() :].strip()
+    depth, rest = 1, text[found[-1].end() :]
+    for place, character in enumerate(rest):
+        depth += (character == "(") - (character == ")")
+        if depth == 0:  # the call ends on this line, and so does its statement
+            after = rest[place + 1 :]
+            return "\n" not in after.rstrip() and not after.partition("#")[0].strip()
+    return True
 
 
 class _Int(torch.SymInt):

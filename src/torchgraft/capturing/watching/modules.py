@@ -126,9 +126,8 @@ class Modules:
             active.tracer, watcher._switching = watcher, False
         if type(result) is not torch.Tensor:
             return watcher.unwatched(values.register_anything, result, node, given, str(node._target))
-        if (
-            type(module) is torch.nn.BatchNorm1d
-        ):  # the one norm whose channels are not told by its kind: see FuseConvNorm
+        if type(module) is torch.nn.BatchNorm1d:
+            # The one norm whose channels are not told by its kind: see FuseConvNorm.
             node.meta["dimensions"] = result.ndim
         if id(result) in given or id(result) in values.outside:
             return watcher.unwatched(values.register, result, node, given)
