@@ -38,6 +38,8 @@ def record(recorder: Recorder, function: Any, args: tuple[Any, ...], kwargs: dic
     answer = QUESTIONS.get(function)
     if answer is not None and args and type(args[0]) is TracedTensor:
         return answer(*args, **kwargs)
+    if function is torch.ops.aten.lift_fresh.default:  # of a constant, which is made anew in every run
+        function = torch.ops.aten.lift_fresh_copy.default
     result = _recorded(recorder, function, args, kwargs, mode)
     if recorder.decompositions is not None and _has_default_dtype((args, kwargs), result):
         recorder.guard_default_dtype()

@@ -27,18 +27,37 @@ _MOVED_BY = {torch.device: "device", torch.dtype: "dtype"}
 
 
 def spelled(recorder: Recorder, node: Node, args: Any, kwargs: Any) -> tuple[Node, Any, Any]:
-    """The call that is made: `torch.tensor(...)` as one of which the dtype and the device are arguments of an operator."""
+    """The call that is made: `torch.tensor(...)` and `x.new_tensor(...)` as one of which the dtype and the device are arguments of
+    an operator."""
+    if node.target == "new_tensor":
+        # Whoever writes it writes a copy.
+        return _TO, (_kept_constant(recorder, _widest(args[1])), args[0]), {"copy": True}
     if node.target is not torch.tensor:
         return node, args, kwargs
     if isinstance(concrete(args[0]), (int, float)):
         return _FULL, ((), *args), kwargs
     if kwargs.keys() <= {"dtype", "device"} and not has_nodes(args):
-        value = torch.tensor(concrete(args[0]))
-        if (value.is_floating_point() or value.is_complex()) and "dtype" not in kwargs:
+        value = torch.tensor(args[0])
+        if "dtype" in kwargs:
+            value = _widest(args[0])  # which dtype it is rounded to, the program says
+        elif value.is_floating_point() or value.is_complex():
             recorder.guard_default_dtype()
-        constant = recorder.traced(value, recorder.constant(value), is_static=True, is_outside=True)
-        return _TO, (constant,), {"dtype": value.dtype, **kwargs, "copy": True}  # whoever writes it writes a copy
+        return _TO, (_kept_constant(recorder, value),), {"dtype": value.dtype, **kwargs, "copy": True}
     return node, args, kwargs
+
+
+def _widest(data: Any) -> torch.Tensor:
+    """Numbers as a tensor, rounded to nothing narrower than what Python has."""
+    value = torch.tensor(data)
+    wide = torch.complex128 if value.is_complex() else torch.float64 if value.is_floating_point() else value.dtype
+    return torch.tensor(data, dtype=wide)
+
+
+def _kept_constant(recorder: Recorder, value: torch.Tensor) -> TracedTensor:
+    if value.is_inference():  # the program may run where gradients are computed
+        with torch.inference_mode(False):
+            value = value.clone()
+    return recorder.traced(value, recorder.constant(value), is_static=True, is_outside=True)
 
 
 def flowing(node: Node, args: Any, kwargs: Any) -> dict[int | str, Flow]:
