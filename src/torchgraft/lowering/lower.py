@@ -28,7 +28,7 @@ from torchgraft.lowering.decompositions import core_decompositions
 from torchgraft.lowering.guards import guard_state, guard_tensors
 from torchgraft.lowering.kinds import SIGNS, Kind, kind_of, kind_of_kept
 from torchgraft.lowering.modes import recording
-from torchgraft.lowering.recorder import Recorder
+from torchgraft.lowering.recorder import Recorder, ViewWritten
 from torchgraft.lowering.tensors import TracedTensor, can_be_traced
 from torchgraft.lowering.torch_calls import called, flowing, is_constant_size, spelled
 from torchgraft.lowering.values import Flow, concrete, flows_in, has_nodes, is_known, plain_values, traced_in
@@ -62,10 +62,13 @@ def lower(
     if "" in program.meta.get("kept_whole", {}):
         return program  # one call, at every level
     is_core = level == "core_aten"
-    recorder = Recorder(is_above_autograd=True, decompositions=core_decompositions() if is_core else None)
-    walk = Walk(program, recorder, placeholder_values(program, *copied_inputs(*example_inputs(args, kwargs))))
+    given = example_inputs(args, kwargs)
     with stage(f"lowering to {level}"):
-        walk.run()
+        try:
+            walk = _walked(program, is_core, given)
+        except ViewWritten:
+            walk = _walked(program, is_core, given, keeps_views=True)
+    recorder = walk.recorder
     recorder.note_numbers()
     recorder.graph.set_codegen(program.graph._codegen)
     result = GraphModule(program, recorder.graph, type(program).__name__)
@@ -74,6 +77,14 @@ def lower(
     result.meta["kept_calls"] = walk.kept
     drop_unused(result)
     return result
+
+
+def _walked(program: GraphModule, is_core: bool, given: Any, keeps_views: bool = False) -> Walk:
+    recorder = Recorder(is_above_autograd=True, decompositions=core_decompositions() if is_core else None)
+    recorder.keeps_views = keeps_views
+    walk = Walk(program, recorder, placeholder_values(program, *copied_inputs(*given)))
+    walk.run()
+    return walk
 
 
 def inputs_text(program: GraphModule) -> str:
@@ -107,9 +118,14 @@ class Walk:
             state.watch(module)
         try:
             self.begin()
+            last_use = {used: node for node in program.graph.nodes for used in node.all_input_nodes}
             for node in program.graph.nodes:
                 recorder.begin(node)
                 self.env[node] = self.node(node)
+                # Who shares memory with a tensor is decided among those that are looked at again.
+                for used in (node, *node.all_input_nodes):
+                    if last_use.get(used, node) is node:
+                        self.env.pop(used, None)
         finally:
             for context in reversed(self._contexts):
                 context.__exit__(None, None, None)
