@@ -27,7 +27,7 @@ from torchgraft.lowering.values import Flow
 
 
 class ViewWritten(BaseException):
-    """What was copied, because it is no view where a size of 1 is larger, is written. No Exception, because torch catches those."""
+    """What was copied, because it is no view where a size of 1 is larger, is written. No Exception: torch catches those."""
 
 
 class Recorder:

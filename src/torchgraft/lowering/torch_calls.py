@@ -29,7 +29,7 @@ _MOVED_BY = {torch.device: "device", torch.dtype: "dtype"}
 
 
 def spelled(recorder: Recorder, node: Node, args: Any, kwargs: Any) -> tuple[Node, Any, Any]:
-    """The call that is made: `torch.tensor(...)`, `x.new_tensor(...)` as one of which dtype and device are arguments of an operator."""
+    """The call that is made: `torch.tensor(...)` as one of which dtype and device are arguments of an operator."""
     if node.target == "new_tensor":
         # Whoever writes it writes a copy.
         return _TO, (_kept_constant(recorder, _widest(args[1])), args[0]), {"copy": True}
