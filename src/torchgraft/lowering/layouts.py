@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 
 from torchgraft.capturing.flowing.sizes import SymbolicNumber, factors, unwrapped
-from torchgraft.lowering.tensors import QUESTIONS, TracedTensor
+from torchgraft.lowering.tensors import TracedTensor
 
 # Free sizes, and the values they have in another run.
 Change = Mapping[SymbolicNumber, int]
@@ -51,15 +51,6 @@ def changed_size(size: Any, change: Change) -> int:
     if number is None:
         return int(size)
     return math.prod([change.get(factor, int(factor.value)) for factor in factors(number)])
-
-
-def is_contiguous(tensor: TracedTensor, memory_format: Any = torch.contiguous_format) -> bool:
-    """Whether a tensor is contiguous in this run and in those where what is 1 here is larger."""
-    is_so_here: bool = tensor.actual.is_contiguous(memory_format=memory_format)
-    return is_so_here and _fits_larger(tensor, lambda layout, change: _is_contiguous(layout, memory_format))
-
-
-QUESTIONS[torch.ops.aten.is_contiguous.default] = QUESTIONS[torch.ops.aten.is_contiguous.memory_format] = is_contiguous
 
 
 def _is_contiguous(layout: Layout, memory_format: Any) -> bool:
