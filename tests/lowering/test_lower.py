@@ -14,7 +14,7 @@ from torch.nn import functional as F
 import torchgraft
 from tests.bridge.comparison import outcome
 from tests.bridge.models import SMALL, Pair, Straight, small
-from torchgraft import GuardError, Interpreter, Transformer, capture, zoo
+from torchgraft import BridgeError, GuardError, Interpreter, Transformer, capture, zoo
 from torchgraft.ir.guards import is_guard
 from torchgraft.lowering.lower import lower
 from torchgraft.lowering.tensors import TracedTensor
@@ -248,6 +248,18 @@ def test_autocast():
     inside = Model(lambda self, x: _cast(self, x))
     for level in ("aten", "core_aten"):
         torch.testing.assert_close(capture(inside, (X,), level=level)(X), inside(X))
+
+
+def test_gradients_within_a_run_under_autocast_are_refused_with_their_line():
+    def forces(x):
+        with torch.enable_grad():
+            at = x.detach().requires_grad_()
+            return torch.autograd.grad((at @ at.t()).sum(), at)[0]
+
+    with torch.autocast("cpu", torch.bfloat16):
+        assert capture(forces, (X,), level="aten")(X).shape == X.shape
+        with pytest.raises(BridgeError, match=r"cannot lower 'grad' under autocast(.|\n)*torch.autograd.grad\(\(at @"):
+            capture(forces, (X,), level="core_aten")
 
 
 def _cast(self, x):

@@ -16,6 +16,7 @@ from torchgraft.capturing.state.model_state import ModelState
 from torchgraft.capturing.whole import whole_model
 from torchgraft.codegen.calling import copied_inputs, example_inputs, placeholder_values
 from torchgraft.codegen.graph_module import GraphModule
+from torchgraft.errors import BridgeError, GraftError
 from torchgraft.ir.arguments import leaves
 from torchgraft.ir.contexts import enter_context, exit_context
 from torchgraft.ir.copying import inherit_origin
@@ -252,7 +253,18 @@ class Walk:
             for tensor in traced_in((args, kwargs)):
                 self._state.tensors.save_if_known(tensor.actual)
                 self._state.tensors.keep_place(tensor.actual)
-        value = function(*plain_args, **plain_kwargs)
+        try:
+            value = function(*plain_args, **plain_kwargs)
+        except Exception as error:
+            # Where casts are operators, what torch's autograd has seen of the run is not what it sees of the program.
+            if not (self.without_autocast.has_casts and self.recorder.is_above_autograd) or isinstance(
+                error, GraftError
+            ):
+                raise
+            raise BridgeError(
+                f"cannot lower '{node.name}' under autocast: {type(error).__name__}: {str(error).partition(chr(10))[0]}\n"
+                f"  at {self.recorder.line()}\n  lower the program to level 'aten', or capture it outside of autocast"
+            ) from error
         if node.target is enter_context:
             self._contexts.append(value)
         elif node.target is exit_context:
