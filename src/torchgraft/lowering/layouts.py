@@ -101,7 +101,19 @@ def _fits_larger(tensor: TracedTensor, fits: Callable[[Layout, Change], bool]) -
     return not larger or all(fits(laid_out(tensor, larger, earlier_is), larger) for earlier_is in (1, -1))
 
 
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is one whole, whatever its sizes: the commonest case, told at once."""
+    sizes, step = tensor.shape, 1
+    for size, stride in zip(reversed(sizes), reversed(tensor.stride()), strict=True):
+        if stride != step:
+            return False
+        step *= size
+    return step > 0 and sizes.count(1) < 2
+
+
 def _copied_unless(tensor: TracedTensor, fits: Callable[[Layout, Change], bool], memory_format: Any) -> TracedTensor:
+    if memory_format is torch.contiguous_format and _is_plain(tensor.actual):
+        return tensor
     fits_here = fits(laid_out(tensor, {}), {})
     if fits_here and _fits_larger(tensor, fits):
         return tensor
