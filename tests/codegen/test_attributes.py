@@ -69,6 +69,15 @@ class TestAdoption:
         assert destination.inner is model.inner
         assert destination.inner.linear.weight is model.inner.linear.weight
 
+    def test_a_module_under_two_names_stays_one(self, model: Model, destination: nn.Module) -> None:
+        model.again, model.whole = model.inner, model.inner.linear
+        adoption = Adoption(model, destination)
+        adoption.adopt("inner.linear")
+        adoption.adopt_state(frozenset())
+        assert destination.again is destination.inner and destination.whole is destination.inner.linear
+        destination.double().inner.kept.zero_()
+        assert destination.state_dict()["again.kept"].tolist() == [0.0, 0.0]
+
     def test_only_what_was_in_the_state_dict_is_in_the_new_one(self, model: Model, destination: nn.Module) -> None:
         adoption = Adoption(model, destination)
         for name in ("kept", "passing", "plain"):

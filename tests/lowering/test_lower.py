@@ -14,7 +14,7 @@ from torch.nn import functional as F
 import torchgraft
 from tests.bridge.comparison import outcome
 from tests.bridge.models import SMALL, Pair, Straight, small
-from torchgraft import GuardError, Interpreter, Transformer, capture, zoo
+from torchgraft import BridgeError, GuardError, Interpreter, Transformer, capture, zoo
 from torchgraft.ir.guards import is_guard
 from torchgraft.lowering.lower import lower
 from torchgraft.lowering.tensors import TracedTensor
@@ -251,6 +251,18 @@ def test_autocast():
         torch.testing.assert_close(capture(inside, (X,), level=level)(X), inside(X))
 
 
+def test_gradients_within_a_run_under_autocast_are_refused_with_their_line():
+    def forces(x):
+        with torch.enable_grad():
+            at = x.detach().requires_grad_()
+            return torch.autograd.grad((at @ at.t()).sum(), at)[0]
+
+    with torch.autocast("cpu", torch.bfloat16):
+        assert capture(forces, (X,), level="aten")(X).shape == X.shape
+        with pytest.raises(BridgeError, match=r"cannot lower 'grad' under autocast(.|\n)*torch.autograd.grad\(\(at @"):
+            capture(forces, (X,), level="core_aten")
+
+
 def _cast(self, x):
     with torch.autocast("cpu", torch.bfloat16):
         y = self.linear(x)
@@ -444,6 +456,42 @@ def test_a_constant_that_is_written_is_a_new_one_in_every_run(level: str) -> Non
 
     program = torchgraft.capture(count, torch.ones(3), level=level)
     assert [program(torch.ones(3)).item() for _ in range(3)] == [3, 3, 3]
+
+
+@pytest.mark.parametrize("level", ["aten", "core_aten"])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda x: torch.as_tensor([0.0, 0.1]),
+        lambda x: torch.asarray([0.0, 0.1]),
+        lambda x: x.new_tensor([0.0, 0.1]),
+        lambda x: x.new_tensor([x.shape[0], 0.1]),
+        lambda x: x.new_tensor([0.0, 0.1], dtype=torch.float64),
+        lambda x: torch.tensor([0.1, 16777217.0, 1e300], dtype=torch.float64),
+        lambda x: torch.tensor([0.1, 0.2], dtype=x.dtype),
+    ],
+)
+def test_numbers_made_into_a_tensor_are_exact_and_new_in_every_run(level: str, make: Any) -> None:
+    def run(x: torch.Tensor) -> torch.Tensor:
+        made = make(x)
+        made += x.shape[0]
+        return made
+
+    program = torchgraft.capture(run, torch.ones(3), level=level)
+    given = [torch.ones(3), torch.ones(4), torch.ones(3), torch.ones(3, dtype=torch.float64)]
+    for x in given if level == "aten" else given[:3]:
+        torch.testing.assert_close(program(x), run(x), rtol=0, atol=0)
+
+
+def test_a_program_captured_in_inference_mode_has_gradients() -> None:
+    def run(x: torch.Tensor) -> torch.Tensor:
+        return x[:, torch.tensor([0, 2])] * torch.tensor([0.5, 2.0])
+
+    with torch.inference_mode():
+        program = torchgraft.capture(run, torch.ones(2, 3), level="aten")
+    x = torch.ones(2, 3, requires_grad=True)
+    program(x).sum().backward()
+    assert x.grad.tolist() == [[0.5, 0.0, 2.0]] * 2  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("level", ["aten", "core_aten"])

@@ -1,9 +1,12 @@
 """The places in torch's dispatcher where operators are recorded: what torch hands over there, and that nothing stays behind."""
 
+import threading
+
 import pytest
 import torch
 from torch.nn import functional as F
 
+from torchgraft import capture
 from torchgraft.ir.guards import check_value
 from torchgraft.lowering.modes import recording
 from torchgraft.lowering.recorder import Recorder
@@ -54,3 +57,17 @@ def test_sizes_are_asked_of_the_tensor():
     assert x.shape[0] * x.shape[1] == 24 and recorder.graph.find_nodes(op="call_function", target=check_value)
     with pytest.raises(NotImplementedError, match="where nobody records it"):
         x + 1
+
+
+def test_operators_of_one_thread_are_not_heard_in_another():
+    programs = []
+    other = threading.Thread(
+        target=lambda: programs.append(capture(lambda x: F.linear(x * 2, WEIGHT), (X,), level="aten"))
+    )
+    recorder = Recorder(True)
+    with recording(recorder):
+        other.start()
+        other.join(0.2)
+    other.join()
+    assert programs[0].meta["kept_calls"] == {} and "aten.linear" in str(programs[0].graph)
+    assert not list(recorder.graph.nodes)

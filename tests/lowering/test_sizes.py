@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from torchgraft import GuardError, capture, capture_training
-from torchgraft.lowering.decompositions import _is_viewable
+from torchgraft.lowering.layouts import Layout, is_viewable
 
 WEIGHT, TABLE, KERNEL, SQUARE = torch.randn(5, 4), torch.randn(9, 3), torch.randn(6, 4, 3), torch.randn(1, 1, 2, 3)
 
@@ -49,6 +49,70 @@ def test_other_sizes(name, level):
     for sizes in ((5, 2, 4), (1, 7, 4), (2, 1, 4)):
         x = torch.randn(sizes)
         torch.testing.assert_close(program(x), run(x))
+
+
+# What is a view in a run where a size is 1, and a copy in others.
+LAID_OUT = {
+    "rows": lambda x: x.transpose(0, 1).reshape(-1, 4),
+    "flattened": lambda x: (x * 2).transpose(0, 1).flatten(),
+    "contiguous": lambda x: [part.transpose(0, 1).contiguous().view(-1) for part in x.chunk(2, -1)],
+    "heads": lambda x: x.view(*x.shape[:2], 2, 2).transpose(1, 2).reshape(x.shape[0], 2, -1),
+    "expanded": lambda x: torch.ones(1, 4).expand(x.shape[0], 4).reshape(-1) * x.mean(),
+    "expanded further": lambda x: torch.cat([torch.ones(1, 1, 4).expand(x.shape[0], -1, -1), x], 1).flatten(1),
+    "linear": lambda x: F.linear(x.transpose(0, 1), WEIGHT),
+    "matmul": lambda x: torch.matmul(x.transpose(0, 1), WEIGHT.t()),
+    "of a slice": lambda x: x[:, :, 1:3].transpose(0, 1).reshape(-1),
+    "written": lambda x: (x * 1).transpose(0, 1).reshape(-1, 4).relu_(),
+    "channels last": lambda x: x[:, None].contiguous(memory_format=torch.channels_last).flatten(1),
+}  # fmt: skip
+
+
+class _Scaled(nn.Module):
+    def __init__(self, run):
+        super().__init__()
+        self.run, self.scale = run, nn.Parameter(torch.ones(()))
+
+    def forward(self, x):
+        return self.run(x * self.scale)
+
+
+@pytest.mark.parametrize("level", ["core_aten", "joint"])
+@pytest.mark.parametrize("name", LAID_OUT)
+def test_a_size_of_one_is_no_layout(name, level):
+    model = _Scaled(LAID_OUT[name])
+    for sizes in ((1, 7, 4), (3, 1, 4), (1, 1, 4)):
+        if level == "joint":
+            programs = capture_training(model, (torch.randn(sizes),))
+            run = lambda x, programs=programs: programs.run(x).results
+        else:
+            run = capture(model, (torch.randn(sizes),), level=level)
+        for other in ((1, 7, 4), (2, 1, 4), (5, 3, 4)):
+            x = torch.randn(other)
+            try:
+                torch.testing.assert_close(run(x), model(x))
+            except GuardError:  # the backward asks which sizes were 1 where they are broadcast
+                assert level == "joint"
+
+
+@pytest.mark.parametrize("make", [lambda y: y.t().contiguous(), lambda y: y.t().reshape(-1), lambda y: y.t().flatten()])
+@pytest.mark.parametrize("size", [1, 5])
+def test_what_is_written_as_a_view_or_as_a_copy_is_checked(make, size):
+    def run(x):
+        y = x * 1
+        z = make(y)
+        z.add_(1)
+        return y, z
+
+    program = capture(run, (torch.randn(size, 4),), level="core_aten")
+    x = torch.randn(size, 4)
+    torch.testing.assert_close(program(x), run(x))
+    with pytest.raises(GuardError, match=r"\(x\.size\(0\) == 1\)"):
+        program(torch.randn(6 - size, 4))
+
+
+def test_a_copy_that_is_written_alone_is_right_for_all_sizes():
+    program = capture(LAID_OUT["written"], (torch.randn(3, 2, 4),), level="core_aten")
+    assert not [guard for guard in program.guards if "== 1" in guard.condition]
 
 
 @pytest.mark.parametrize("level", ["aten", "core_aten"])
@@ -100,7 +164,8 @@ def test_views_are_told_from_copies():
                 is_possible = True
             except RuntimeError:
                 is_possible = False
-            assert _is_viewable(list(tensor.shape), tensor.stride(), list(new)) == is_possible, (
+            layout = Layout(list(tensor.shape), list(tensor.stride()))
+            assert is_viewable(layout, list(new)) == is_possible, (
                 tensor.shape,
                 tensor.stride(),
                 new,

@@ -221,3 +221,11 @@ def test_aten_operators_in_place_become_plain_ones():
     assert not [node for node in program.graph.nodes if "_." in str(node.target)]
     found = program(*inputs)
     assert torch.equal(found, expected) and found.dtype == expected.dtype
+
+
+def test_what_has_no_derivative_without_the_write_stays_one():
+    program = torchgraft.capture(lambda x: torch.empty_like(x).copy_(x * 2), X, level="aten")
+    Functionalize()(program)
+    x = X.clone().requires_grad_()
+    program(x).sum().backward()
+    assert torch.equal(x.grad, torch.full_like(X, 2))

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -193,6 +194,27 @@ def before_and_after(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     before = y + 0
     y.mul_(3)
     return before - y
+
+
+@TRAPS.model("operators of torch.ops that write")
+class OperatorsThatWrite(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows = torch.from_numpy(numpy.zeros((2, 4), dtype=numpy.float32))
+        torch.ops.aten.add_.Tensor(rows, 1)
+        with torch.no_grad():
+            torch.ops.aten.add_.Tensor(self.weight, 1)
+            torch.ops.aten.mul_.Tensor(torch.ops.aten.slice.Tensor(self.weight, 0, 0, 2), 2)
+        return x * self.weight + rows.sum()
+
+
+@TRAPS.function("operators of torch.ops that give as many as there are", example=4, sizes=(5, 1))
+def operators_of_any_length(x: torch.Tensor) -> Any:
+    pieces = torch.ops.aten.split.Tensor(x, 2)
+    return sum(piece.sum() * index for index, piece in enumerate(pieces, 1)), torch.ops.aten.unbind.int(x)[-1]
 
 
 @TRAPS.function("zeroed and rebuilt")

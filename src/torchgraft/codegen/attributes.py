@@ -21,6 +21,8 @@ class Adoption:
         self._source = source
         # For each path the module there in the model, and the one in its place (None if it came along whole).
         self._containers: dict[str, tuple[Any, torch.nn.Module | None]] = {"": (source, destination)}
+        # What stands for a module of the model, under all of its names: a buffer that is cast or moved stays one.
+        self._homes: dict[torch.nn.Module, torch.nn.Module] = {}
 
     def adopt(self, path: str) -> bool:
         """Make the attribute at `path` available under the same path; whether it is a plain tensor, no buffer of the model."""
@@ -31,7 +33,7 @@ class Adoption:
         if isinstance(original, torch.nn.Module):
             module = original._modules.get(name)
             if module is not None and not _is_of_class(holder, name):
-                holder._modules[name] = module
+                holder._modules[name] = self._homes[module] = module
                 self._containers[path] = (module, None)
                 return False
         value = getattr(original, name, _MISSING)
@@ -76,8 +78,12 @@ class Adoption:
             inner = holder._modules.get(name) or vars(holder).get(name)
             if inner is None:
                 is_module = isinstance(original, torch.nn.Module)
-                inner = empty_module(original.training if is_module else True)
+                inner = self._homes.get(original) if is_module else None
+                if inner is None:
+                    inner = empty_module(original.training if is_module else True)
                 holder._modules[name] = inner
+            if isinstance(original, torch.nn.Module):
+                self._homes.setdefault(original, inner)
             holder = None if inner is original else inner
         self._containers[prefix] = (original, holder)
         return original, holder

@@ -14,6 +14,7 @@ import torch
 from torch._decomp import core_aten_decompositions
 
 from torchgraft.capturing.flowing.sizes import unwrapped
+from torchgraft.lowering.layouts import contiguous, viewable
 from torchgraft.lowering.sizes import merged
 from torchgraft.lowering.tensors import TracedTensor
 from torchgraft.lowering.values import concrete
@@ -33,62 +34,31 @@ def _product(sizes: Iterable[Any]) -> Any:
     return functools.reduce(operator.mul, sizes, 1)
 
 
-def _reshape(tensor: Any, sizes: Any) -> Any:
+def reshape(tensor: Any, sizes: Any) -> Any:
     """A view where the memory allows one, else a copy; which of the two, the layout of the inputs decides, which is checked."""
     if type(tensor) is not TracedTensor:
         return NotImplemented
-    if not _is_viewable(list(tensor.actual.size()), tensor.actual.stride(), list(concrete(tuple(sizes)))):
-        tensor = _aten.clone.default(tensor, memory_format=torch.contiguous_format)
-    return _aten.view.default(tensor, sizes)
+    return _aten.view.default(viewable(tensor, sizes), sizes)
 
 
-def _is_viewable(old: list[int], strides: Iterable[int], new: list[int]) -> bool:
-    """Whether memory with these sizes and strides can be seen with other sizes as it is."""
-    count = math.prod(old)
-    if not count:
-        return True
-    if -1 in new:
-        new = [size if size != -1 else count // -math.prod(new) for size in new]
-    # Runs of dimensions that lie one behind the other, and their lengths.
-    runs: list[int] = []
-    last = None
-    for size, stride in zip(old, strides, strict=True):
-        if size == 1:
-            continue
-        if last is not None and last == size * stride:
-            runs[-1] *= size
-        else:
-            runs.append(size)
-        last = stride
-    for size in [size for size in new if size != 1]:
-        if not runs or runs[0] % size:
-            return False
-        runs[0] //= size
-        if runs[0] == 1:
-            runs.pop(0)
-    return not runs
-
-
-def _flatten(tensor: Any, start: int = 0, end: int = -1) -> Any:
+def flatten(tensor: Any, start: int = 0, end: int = -1) -> Any:
     if type(tensor) is not TracedTensor or not tensor.dim():
         return NotImplemented
     sizes, first, last = tensor.shape, start % tensor.dim(), end % tensor.dim()
-    return _reshape(tensor, [*sizes[:first], _product(sizes[first : last + 1]), *sizes[last + 1 :]])
+    return reshape(tensor, [*sizes[:first], _product(sizes[first : last + 1]), *sizes[last + 1 :]])
 
 
 def _contiguous(tensor: Any, *, memory_format: Any = torch.contiguous_format) -> Any:
     if type(tensor) is not TracedTensor:
         return NotImplemented
-    if tensor.actual.is_contiguous(memory_format=memory_format):
-        return tensor
-    return _aten.clone.default(tensor, memory_format=memory_format)
+    return contiguous(tensor, memory_format)
 
 
 def _linear(tensor: Any, weight: Any, bias: Any = None) -> Any:
     if tensor.dim() < 2 or weight.dim() != 2:
         return NotImplemented
     sizes = tensor.shape
-    rows = tensor if len(sizes) == 2 else _reshape(tensor, [_product(sizes[:-1]), sizes[-1]])
+    rows = tensor if len(sizes) == 2 else reshape(tensor, [_product(sizes[:-1]), sizes[-1]])
     if rows is NotImplemented:
         return NotImplemented
     turned = _aten.permute.default(weight, [1, 0])
@@ -103,7 +73,7 @@ def _matmul(first: Any, second: Any) -> Any:
         return _aten.mm.default(first, second)
     if second.dim() == 2:
         sizes = first.shape
-        result = _aten.mm.default(_reshape(first, [_product(sizes[:-1]), sizes[-1]]), second)
+        result = _aten.mm.default(reshape(first, [_product(sizes[:-1]), sizes[-1]]), second)
         return _aten.view.default(result, [*sizes[:-1], second.shape[1]])
     rank = max(first.dim(), second.dim()) - 2
     batch = [
@@ -135,7 +105,7 @@ def _has_sizes(tensor: Any, sizes: list[Any]) -> bool:
 def _as_batch(tensor: Any, batch: list[Any]) -> Any:
     sizes = [*batch, *tensor.shape[-2:]]
     whole = tensor if _has_sizes(tensor, sizes) else _aten.expand.default(tensor, sizes)
-    return _reshape(whole, [_product(batch), *sizes[-2:]])
+    return reshape(whole, [_product(batch), *sizes[-2:]])
 
 
 def _is_one(size: Any, other: Any) -> bool:
@@ -200,9 +170,9 @@ def _batch_norm(
 # None is for those that stay: torch would take them apart into operators without a derivative (`copy`), or of a library's
 # (`mkldnn_rnn_layer`).
 _OWN: dict[Any, Callable[..., Any] | None] = {
-    _aten.reshape.default: _reshape,
+    _aten.reshape.default: reshape,
     _aten.contiguous.default: _contiguous,
-    _aten.flatten.using_ints: _flatten,
+    _aten.flatten.using_ints: flatten,
     _aten.linear.default: _linear,
     _aten.matmul.default: _matmul,
     _aten.batch_norm.default: _batch_norm,

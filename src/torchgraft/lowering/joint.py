@@ -31,7 +31,7 @@ from torchgraft.lowering.kinds import Kind
 from torchgraft.lowering.lower import Walk, drop_unused, inputs_text
 from torchgraft.lowering.modes import recording
 from torchgraft.lowering.operators import part_of
-from torchgraft.lowering.recorder import Recorder
+from torchgraft.lowering.recorder import Recorder, ViewWritten
 from torchgraft.lowering.tensors import TracedTensor
 from torchgraft.lowering.values import concrete, plain_values, traced_in
 
@@ -51,18 +51,20 @@ def lower_to_joint(program: GraphModule, args: tuple[Any, ...], kwargs: dict[str
         what = f"the function is one call that runs Python\n  because {kept['']}"
         raise _refusal(what, f"rewrite it with tensor operations, or {_INSTEAD}")
     copied: set[int] = set()
-    may_take_usual_case = True
+    may_take_usual_case, keeps_views = True, False
     # Gradients are what is asked for, whatever the caller has switched off around this.
     with torch.inference_mode(False), torch.enable_grad():
         while True:
             walk = _JointWalk(program, placeholder_values(program, args, kwargs), copied)
-            walk.recorder.may_take_usual_case = may_take_usual_case
+            walk.recorder.may_take_usual_case, walk.recorder.keeps_views = may_take_usual_case, keeps_views
             try:
                 walk.run()
                 if not walk.written:
                     return walk.finished(result_name)
             except _Written as request:
                 walk.written.update(request.memories)
+            except ViewWritten:
+                keeps_views = True
             except GraftError:
                 raise
             except Exception as error:  # the program itself ran when it was captured

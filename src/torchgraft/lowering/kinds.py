@@ -68,6 +68,7 @@ def kind_of(node: Node, args: Any, kwargs: Any) -> Kind:
     target: Any = node.target
     if node.op == "call_method":
         is_kept = target in _METHODS or not traced_in((args, kwargs)) or _has_other_tensors(args, kwargs)
+        is_kept |= target == "new_tensor" and not is_constant_like(args, kwargs)
         return kind_of_kept(node, args, kwargs) if is_kept else Kind.OPERATORS
     if is_guard(target):
         return Kind.GUARD
@@ -112,6 +113,11 @@ def _is_kept(target: Any, args: Any, kwargs: Any) -> bool:
 def _has_other_tensors(args: Any, kwargs: Any) -> bool:
     """Whether there are tensors of kinds that are not traced."""
     return any(isinstance(flow.value, torch.Tensor) for flow in flows_in((args, kwargs)))
+
+
+def is_constant_like(args: Any, kwargs: Any) -> bool:
+    """Whether `x.new_tensor(...)` is given nothing but numbers that are the same in every run."""
+    return len(args) == 2 and not kwargs and not has_nodes(args[1])
 
 
 def _is_number(value: Any) -> bool:

@@ -16,6 +16,7 @@ from torchgraft.capturing.state.model_state import ModelState
 from torchgraft.capturing.whole import whole_model
 from torchgraft.codegen.calling import copied_inputs, example_inputs, placeholder_values
 from torchgraft.codegen.graph_module import GraphModule
+from torchgraft.errors import BridgeError, GraftError
 from torchgraft.ir.arguments import leaves
 from torchgraft.ir.contexts import enter_context, exit_context
 from torchgraft.ir.copying import inherit_origin
@@ -28,7 +29,7 @@ from torchgraft.lowering.decompositions import core_decompositions
 from torchgraft.lowering.guards import guard_state, guard_tensors
 from torchgraft.lowering.kinds import SIGNS, Kind, kind_of, kind_of_kept
 from torchgraft.lowering.modes import recording
-from torchgraft.lowering.recorder import Recorder
+from torchgraft.lowering.recorder import Recorder, ViewWritten
 from torchgraft.lowering.tensors import TracedTensor, can_be_traced
 from torchgraft.lowering.torch_calls import called, flowing, is_constant_size, spelled
 from torchgraft.lowering.values import Flow, concrete, flows_in, has_nodes, is_known, plain_values, traced_in
@@ -62,10 +63,13 @@ def lower(
     if "" in program.meta.get("kept_whole", {}):
         return program  # one call, at every level
     is_core = level == "core_aten"
-    recorder = Recorder(is_above_autograd=True, decompositions=core_decompositions() if is_core else None)
-    walk = Walk(program, recorder, placeholder_values(program, *copied_inputs(*example_inputs(args, kwargs))))
+    given = example_inputs(args, kwargs)
     with stage(f"lowering to {level}"):
-        walk.run()
+        try:
+            walk = _walked(program, is_core, given)
+        except ViewWritten:
+            walk = _walked(program, is_core, given, keeps_views=True)
+    recorder = walk.recorder
     recorder.note_numbers()
     recorder.graph.set_codegen(program.graph._codegen)
     result = GraphModule(program, recorder.graph, type(program).__name__)
@@ -74,6 +78,14 @@ def lower(
     result.meta["kept_calls"] = walk.kept
     drop_unused(result)
     return result
+
+
+def _walked(program: GraphModule, is_core: bool, given: Any, keeps_views: bool = False) -> Walk:
+    recorder = Recorder(is_above_autograd=True, decompositions=core_decompositions() if is_core else None)
+    recorder.keeps_views = keeps_views
+    walk = Walk(program, recorder, placeholder_values(program, *copied_inputs(*given)))
+    walk.run()
+    return walk
 
 
 def inputs_text(program: GraphModule) -> str:
@@ -107,9 +119,14 @@ class Walk:
             state.watch(module)
         try:
             self.begin()
+            last_use = {used: node for node in program.graph.nodes for used in node.all_input_nodes}
             for node in program.graph.nodes:
                 recorder.begin(node)
                 self.env[node] = self.node(node)
+                # Who shares memory with a tensor is decided among those that are looked at again.
+                for used in (node, *node.all_input_nodes):
+                    if last_use.get(used, node) is node:
+                        self.env.pop(used, None)
         finally:
             for context in reversed(self._contexts):
                 context.__exit__(None, None, None)
@@ -236,7 +253,18 @@ class Walk:
             for tensor in traced_in((args, kwargs)):
                 self._state.tensors.save_if_known(tensor.actual)
                 self._state.tensors.keep_place(tensor.actual)
-        value = function(*plain_args, **plain_kwargs)
+        try:
+            value = function(*plain_args, **plain_kwargs)
+        except Exception as error:
+            # Where casts are operators, what torch's autograd has seen of the run is not what it sees of the program.
+            if not (self.without_autocast.has_casts and self.recorder.is_above_autograd) or isinstance(
+                error, GraftError
+            ):
+                raise
+            raise BridgeError(
+                f"cannot lower '{node.name}' under autocast: {type(error).__name__}: {str(error).partition(chr(10))[0]}\n"
+                f"  at {self.recorder.line()}\n  lower the program to level 'aten', or capture it outside of autocast"
+            ) from error
         if node.target is enter_context:
             self._contexts.append(value)
         elif node.target is exit_context:

@@ -5,6 +5,7 @@ The only file here that knows private parts of torch's dispatcher; tests/lowerin
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,6 +19,8 @@ from torchgraft.lowering.autocast import active_casts
 from torchgraft.lowering.operators import record
 from torchgraft.lowering.recorder import Recorder
 
+# Modes before autograd are one list for the whole process: an operator of one thread would go to the recorder of another.
+_ONE_THREAD = threading.RLock()
 _FREE_IN_PYTHON = frozenset({torch.nn.functional.interpolate, torch.nn.functional.upsample})
 
 
@@ -53,7 +56,7 @@ def recording(recorder: Recorder) -> Iterator[None]:
     """While active, operators go to the recorder. Under autocast, what is taken apart has to be cast before."""
     is_cast = recorder.decompositions is not None and bool(active_casts())
     if recorder.is_above_autograd and not is_cast:
-        with BeforeAutograd(recorder), enable_python_dispatcher():
+        with _ONE_THREAD, BeforeAutograd(recorder), enable_python_dispatcher():
             yield
     else:
         # torch's C++ code for these fixes sizes; that in Python does not.

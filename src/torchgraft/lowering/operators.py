@@ -18,6 +18,7 @@ from torchgraft.capturing.flowing.sizes import SymbolicNumber, unwrapped, wrappe
 from torchgraft.ir.arguments import leaves
 from torchgraft.ir.guards import check_length
 from torchgraft.ir.node import Node
+from torchgraft.lowering.layouts import expanded, viewable
 from torchgraft.lowering.recorder import Recorder
 from torchgraft.lowering.sizes import known_sizes
 from torchgraft.lowering.tensors import QUESTIONS, TracedTensor
@@ -38,6 +39,8 @@ def record(recorder: Recorder, function: Any, args: tuple[Any, ...], kwargs: dic
     answer = QUESTIONS.get(function)
     if answer is not None and args and type(args[0]) is TracedTensor:
         return answer(*args, **kwargs)
+    if function is torch.ops.aten.lift_fresh.default:  # of a constant, which is made anew in every run
+        function = torch.ops.aten.lift_fresh_copy.default
     result = _recorded(recorder, function, args, kwargs, mode)
     if recorder.decompositions is not None and _has_default_dtype((args, kwargs), result):
         recorder.guard_default_dtype()
@@ -59,6 +62,9 @@ def _is_rounded(dtype: torch.dtype) -> bool:
 
 def _recorded(recorder: Recorder, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], mode: Any) -> Any:
     written = list(_written(function, args, kwargs))
+    if torch.Tag.inplace_view not in function.tags:
+        for tensor in written:
+            recorder.guard_copies(tensor)
     if len(written) == 1 and recorder.decompositions is not None and torch.Tag.inplace_view not in function.tags:
         result = _without_write(recorder, function, written[0], args, kwargs, mode)
         if result is not None:
@@ -73,6 +79,9 @@ def _recorded(recorder: Recorder, function: Any, args: tuple[Any, ...], kwargs: 
             return result
     if recorder.may_take_usual_case:
         _note_broadcasts(recorder, function, args)
+    if function is torch.ops.aten.view.default and recorder.decides_views():
+        with mode:
+            args = (viewable(*args), args[1])
     if len(written) == 1 and torch.Tag.inplace_view in function.tags:
         result = _as_view(recorder, function, written[0], args, kwargs)
         if result is not None:
@@ -81,6 +90,8 @@ def _recorded(recorder: Recorder, function: Any, args: tuple[Any, ...], kwargs: 
         recorder.before_write(tensor.actual)
     with recorder.silent():
         value = function(*concrete(args), **concrete(kwargs))
+        if function is torch.ops.aten.expand.default and recorder.decompositions is not None:
+            value = expanded(args[0], args[1], value)
     node = _node(recorder, function, args, kwargs)
     recorder.note_value(node, value)
     returns = function._schema.returns

@@ -26,6 +26,10 @@ from torchgraft.lowering.tensors import TracedTensor, can_be_traced
 from torchgraft.lowering.values import Flow
 
 
+class ViewWritten(BaseException):
+    """What was copied, because it is no view where a size of 1 is larger, is written. No Exception: torch catches those."""
+
+
 class Recorder:
     """The program that is being written, and what is known about its values."""
 
@@ -57,6 +61,10 @@ class Recorder:
         # The traced tensors that share a memory, by its address.
         self._sharing: dict[int, list[weakref.ref[TracedTensor]]] = {}
         self._outside: set[int] = set()
+        # Whether what is a view because a size is 1 stays one, and the program is for that size.
+        self.keeps_views = False
+        # By the memory of a tensor that of its copy, and the other way round, where both are one if certain sizes are 1.
+        self._copies: dict[int, list[tuple[int, list[SymbolicNumber]]]] = {}
         # How many numbers the program is tied to, and how often Python has decided something by comparing some.
         self.fixed = self.decisions = 0
         # Arithmetic on sizes that was done before, so that equal sizes are one number.
@@ -131,10 +139,37 @@ class Recorder:
         address = _memory(tensor.actual)
         if address is None or address in self._outside:
             return False
-        others = [
-            other for reference in self._sharing[address] if (other := reference()) is not None and other is not tensor
-        ]
-        return all(_memory(other.actual) != address for other in others)  # one that was written got a memory of its own
+        return all(other is tensor for other in self._seen_by(address))
+
+    def _seen_by(self, address: int) -> Iterator[TracedTensor]:
+        """The tensors that share a memory; one that was written got a memory of its own."""
+        others = [other for reference in self._sharing.get(address, ()) if (other := reference()) is not None]
+        return (other for other in others if _memory(other.actual) == address)
+
+    def note_copy(self, tensor: TracedTensor, copy: TracedTensor, numbers: list[SymbolicNumber]) -> None:
+        """A tensor was copied that would not have been if one of these sizes was 1, or not 1."""
+        first, second = _memory(tensor.actual), _memory(copy.actual)
+        if numbers and first is not None and second is not None:
+            self._copies.setdefault(first, []).append((second, numbers))
+            self._copies.setdefault(second, []).append((first, numbers))
+
+    def guard_copies(self, tensor: TracedTensor) -> None:
+        """A tensor is written: whether a copy of it, or what it is a copy of, has to change with it, the program checks."""
+        for other, numbers in self._copies.get(_memory(tensor.actual) or 0, ()):
+            if other in self._outside or next(self._seen_by(other), None) is not None:
+                if any(number.value == 1 for number in numbers):
+                    raise ViewWritten
+                self.guard_ones(numbers)
+
+    def decides_views(self) -> bool:
+        """Whether it is torch that asks for a view, because it can be one in this run."""
+        asks = self.is_backward or (self.above is not None and self.above.target != "view")
+        return asks and self.decompositions is not None
+
+    def guard_ones(self, numbers: list[SymbolicNumber]) -> None:
+        """Have the program check that of some sizes those are 1 that are now."""
+        for number in numbers:
+            self.guard_number(combine(operator.eq, "==", number, SymbolicNumber(self, 1, None)))
 
     def change(self, tensor: TracedTensor, source: Any, actual: torch.Tensor | None = None) -> None:
         """A tensor was written: it is the value of another node now, and may have its data elsewhere."""

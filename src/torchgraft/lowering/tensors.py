@@ -51,6 +51,8 @@ class TracedTensor(torch.Tensor):
             requires_grad=actual.requires_grad and recorder.is_above_autograd,
             dispatch_sizes_strides_policy="sizes",
         )
+        torch._C._set_conj(self, actual.is_conj())
+        torch._C._set_neg(self, actual.is_neg())
         self.actual, self.recorder, self.source, self.is_static, self.sizes = actual, recorder, source, is_static, None
         return self
 

@@ -16,7 +16,9 @@ import torch
 
 from torchgraft.ir.graph import Graph
 from torchgraft.ir.node import Node
+from torchgraft.lowering.decompositions import flatten, reshape
 from torchgraft.lowering.indexing import indexed, is_simple_index
+from torchgraft.lowering.layouts import contiguous
 from torchgraft.lowering.recorder import Recorder
 from torchgraft.lowering.sizes import merged
 from torchgraft.lowering.tensors import TracedTensor
@@ -27,18 +29,36 @@ _MOVED_BY = {torch.device: "device", torch.dtype: "dtype"}
 
 
 def spelled(recorder: Recorder, node: Node, args: Any, kwargs: Any) -> tuple[Node, Any, Any]:
-    """The call that is made: `torch.tensor(...)` as one of which the dtype and the device are arguments of an operator."""
+    """The call that is made: `torch.tensor(...)` as one of which dtype and device are arguments of an operator."""
+    if node.target == "new_tensor":
+        # Whoever writes it writes a copy.
+        return _TO, (_kept_constant(recorder, _widest(args[1])), args[0]), {"copy": True}
     if node.target is not torch.tensor:
         return node, args, kwargs
     if isinstance(concrete(args[0]), (int, float)):
         return _FULL, ((), *args), kwargs
     if kwargs.keys() <= {"dtype", "device"} and not has_nodes(args):
-        value = torch.tensor(concrete(args[0]))
-        if (value.is_floating_point() or value.is_complex()) and "dtype" not in kwargs:
+        value = torch.tensor(args[0])
+        if "dtype" in kwargs:
+            value = _widest(args[0])  # which dtype it is rounded to, the program says
+        elif value.is_floating_point() or value.is_complex():
             recorder.guard_default_dtype()
-        constant = recorder.traced(value, recorder.constant(value), is_static=True, is_outside=True)
-        return _TO, (constant,), {"dtype": value.dtype, **kwargs, "copy": True}  # whoever writes it writes a copy
+        return _TO, (_kept_constant(recorder, value),), {"dtype": value.dtype, **kwargs, "copy": True}
     return node, args, kwargs
+
+
+def _widest(data: Any) -> torch.Tensor:
+    """Numbers as a tensor, rounded to nothing narrower than what Python has."""
+    value = torch.tensor(data)
+    wide = torch.complex128 if value.is_complex() else torch.float64 if value.is_floating_point() else value.dtype
+    return torch.tensor(data, dtype=wide)
+
+
+def _kept_constant(recorder: Recorder, value: torch.Tensor) -> TracedTensor:
+    if value.is_inference():  # the program may run where gradients are computed
+        with torch.inference_mode(False):
+            value = value.clone()
+    return recorder.traced(value, recorder.constant(value), is_static=True, is_outside=True)
 
 
 def flowing(node: Node, args: Any, kwargs: Any) -> dict[int | str, Flow]:
@@ -66,6 +86,8 @@ def called(node: Node, args: Any, kwargs: Any) -> Any:
         return _moved(str(node.target), args, kwargs)
     if node.target == "contiguous":  # torch's method gives a contiguous tensor back before any operator is asked
         layout = args[1] if len(args) > 1 else kwargs.get("memory_format", torch.contiguous_format)
+        if args[0].recorder.decompositions is not None:
+            return contiguous(args[0], layout)
         return torch.ops.aten.contiguous.default(args[0], memory_format=layout)
     if node.target is operator.setitem and not isinstance(args[2], torch.Tensor):
         args[0].recorder.note_fact(args[0], "dtype")  # torch makes a tensor of the value, with this dtype
@@ -124,7 +146,7 @@ def _matmul(input: Any, other: Any) -> Any:
     pairs = itertools.zip_longest(reversed(input.shape[:-2]), reversed(other.shape[:-2]), fillvalue=1)
     batch = [_broadcast_size(one, two) for one, two in pairs][::-1]
     count = functools.reduce(operator.mul, batch)
-    matrices = [item.expand(*batch, *item.shape[-2:]).reshape(count, *item.shape[-2:]) for item in (input, other)]
+    matrices = [reshape(item.expand(*batch, *item.shape[-2:]), (count, *item.shape[-2:])) for item in (input, other)]
     return torch.bmm(*matrices).view(*batch, input.shape[-2], other.shape[-1])
 
 
@@ -134,7 +156,18 @@ def _broadcast_size(one: Any, two: Any) -> Any:
 
 
 def _rows(tensor: Any) -> Any:
-    return tensor.reshape(functools.reduce(operator.mul, tensor.shape[:-1]), tensor.shape[-1])
+    return reshape(tensor, (functools.reduce(operator.mul, tensor.shape[:-1]), tensor.shape[-1]))
+
+
+def _reshaped(input: Any, *sizes: Any, shape: Any = None) -> Any:
+    return reshape(
+        input, sizes if shape is None and sizes and not isinstance(sizes[0], (tuple, list)) else shape or sizes[0]
+    )
+
+
+def _flattened(input: Any, start_dim: int = 0, end_dim: int = -1) -> Any:
+    result = flatten(input, start_dim, end_dim)
+    return torch.flatten(input, start_dim, end_dim) if result is NotImplemented else result
 
 
 def _free_form(node: Node, args: Any) -> Callable[..., Any] | None:
@@ -142,10 +175,12 @@ def _free_form(node: Node, args: Any) -> Callable[..., Any] | None:
     recorder = args[0].recorder if args and type(args[0]) is TracedTensor else None
     if recorder is None or recorder.decompositions is None:
         return None
-    return _FREE_NORMS.get(node.target) or (None if recorder.is_above_autograd else _FREE_PRODUCTS.get(node.target))
+    return _FREE_FORMS.get(node.target) or (None if recorder.is_above_autograd else _FREE_PRODUCTS.get(node.target))
 
 
-_FREE_NORMS: dict[Any, Callable[..., Any]] = {
+_FREE_FORMS: dict[Any, Callable[..., Any]] = {
+    **dict.fromkeys((torch.reshape, "reshape"), _reshaped),
+    **dict.fromkeys((torch.flatten, "flatten"), _flattened),
     **dict.fromkeys((torch.nn.functional.rms_norm, torch.rms_norm), _rms_norm),
     **dict.fromkeys((torch.nn.functional.group_norm, torch.group_norm), _group_norm),
 }

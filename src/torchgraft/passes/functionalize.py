@@ -175,6 +175,8 @@ def _without_underscore(node: Node) -> _Form | None:
     home, _, name = node._target._schema.name.partition("::")
     if home != "aten" or not name.endswith("_") or name.endswith("__") or not _has_counterpart(name):
         return None
+    if name == "copy_":
+        return None  # `copy` has no derivative
     pure = getattr(getattr(torch.ops.aten, name[:-1]), node._target._overloadname)
     return "call_function", pure, node._args, node._kwargs
 

@@ -91,7 +91,22 @@ def _writes(node: Node) -> bool:
         return True
     if node._op == "call_function" and not (getattr(target, "__module__", None) or "").startswith(_PLAIN_HOMES):
         return True
+    if writes_by_schema(target):
+        return True
     return (name.endswith("_") and not name.endswith("__")) or target in PLAIN_FORM or target is operator.setitem
+
+
+def writes_by_schema(function: Any) -> bool:
+    """Whether an operator of `torch.ops` writes what it is given, other than `out`.
+
+    >>> writes_by_schema(torch.ops.aten.add_.Tensor), writes_by_schema(torch.ops.aten.add)
+    (True, False)
+    """
+    if isinstance(function, torch._ops.OpOverload):
+        return bool(function._schema.is_mutable)
+    return isinstance(function, torch._ops.OpOverloadPacket) and any(
+        getattr(function, name)._schema.is_mutable for name in function.overloads() if "out" not in name
+    )
 
 
 _PLAIN_HOMES = ("torch", "_operator", "builtins")

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from torchgraft.capturing.symbolic.inplace import writes_by_schema
 from torchgraft.capturing.watching.reads import SPECIAL
 from torchgraft.ir.names import wish_of
 
@@ -88,9 +89,10 @@ class Spelling:
         self.special = SPECIAL.get(name)
         self.on_numbers = function in _ON_NUMBERS
         self.leaves_torch = name in _LEAVES_TORCH
-        self.of_any_length = name in _OF_ANY_LENGTH
+        self.of_any_length = name in _OF_ANY_LENGTH or _gives_a_list(function)
         self.is_written_back = name.endswith("_") and not name.endswith("__")
         self.may_write = self.is_written_back or name in _WRITING_OPERATORS or name in _WRITING_FUNCTIONS
+        self.may_write |= writes_by_schema(function)
         self.is_reflected = name in _REFLECTED
         known = (_REFLECTED[name], 2) if self.is_reflected else _OPERATORS.get(name)
         self.operator: Any = None if known is None else known[0]
@@ -109,6 +111,12 @@ class Spelling:
         if self.name in _RENORMALISING:  # the weight, where its rows may be no longer than a number
             return (args[3] if len(args) > 3 else kwargs.get("max_norm")) is not None
         return bool(kwargs) and ("out" in kwargs or "inplace" in kwargs)
+
+
+def _gives_a_list(function: Any) -> bool:
+    """Whether an overload of an operator returns a list, as `aten.split.Tensor` does."""
+    returns = function._schema.returns if isinstance(function, torch._ops.OpOverload) else ()
+    return any(isinstance(item.type, torch.ListType) for item in returns)
 
 
 def _name_of(described: Any) -> str:

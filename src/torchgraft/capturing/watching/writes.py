@@ -40,7 +40,7 @@ class Writes:
         for tensor in tensors_in(values):
             if not self._values.is_input(tensor):
                 tensors.save_if_known(tensor)
-            if name in _RESHAPING:
+            if name.partition(".")[0] in _RESHAPING:  # an overload of an operator has more in its name
                 self._flow.settle(self._values.node_of(tensor))
                 tensors.keep_place(tensor)
                 if self._values.is_static(tensor) and not (name == "__set__" and _are_of_one_shape(values[0])):
