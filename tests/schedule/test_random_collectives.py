@@ -139,9 +139,7 @@ def test_shapes_and_pieces_that_are_asked_for_hold_nothing_up(one_process: None)
             distributed.all_reduce(flat)
             if flat.shape[0] > 4 and flat.numel() > 5:
                 x = x * 2
-            parts += [
-                part.view_as(one) for part, one in zip(flat.split([4, weight.numel()]), (weight, x), strict=True)
-            ]
+            parts += [part.view_as(one) for part, one in zip(flat.split([4, weight.numel()]), (weight, x), strict=True)]
         return parts
 
     example = (torch.ones(2, 2), [torch.ones(2, 2) for _ in range(3)])
