@@ -20,7 +20,6 @@ from torch import nn
 from torch.distributed import rpc
 
 import torchgraft
-from torchgraft.interpreter import Interpreter
 from torchgraft.schedule import OverlapRemoteCalls, overlaps
 
 TABLES, ROWS, WIDTH, BATCHES = 8, 10_000, 32, (128, 512)
@@ -55,18 +54,39 @@ class Recommender(nn.Module):
         return self.top(torch.cat(parts, 1))
 
 
-class _Timed(Interpreter):
-    """Runs a program and takes the time of every node."""
+def fetches(model: Recommender, ids: torch.Tensor) -> list[Any]:
+    """All fetches of a query, started."""
+    servers = [f"server{1 + table % model.servers}" for table in range(TABLES)]
+    calls = [(table, ids + table, model.delay) for table in range(TABLES)]
+    return [rpc.rpc_async(server, lookup, args=call) for server, call in zip(servers, calls, strict=True)]
 
-    def __init__(self, program: Any) -> None:
-        super().__init__(program)
-        self.times: dict[str, float] = {}
 
-    def run_node(self, node: Any) -> Any:
-        begin = time.perf_counter()
-        result = super().run_node(node)
-        self.times[node.name] = time.perf_counter() - begin
-        return result
+def by_hand(model: Recommender, ids: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """The query as one would write it: all fetches are under way while the dense part computes."""
+    started = fetches(model, ids)
+    parts = [model.bottom(x)]
+    parts += [mixer(future.wait()).relu() for future, mixer in zip(started, model.mixers, strict=True)]
+    return model.top(torch.cat(parts, 1))
+
+
+def critical_path(model: Recommender, ids: torch.Tensor, x: torch.Tensor) -> float:
+    """The least time of a query on one core, taken from one whose parts run one after the other, all fetches first.
+
+    The processor time of all parts (in all threads of this process, those of the calls too), or the arrival of a fetch and
+    whatever has to follow it (the mixers that come after it, and the top), whichever is longer.
+    """
+    begin, used = time.perf_counter(), time.process_time()
+    rows, arrived, mixed = [], [], []
+    for future in fetches(model, ids):
+        rows.append(future.wait())
+        arrived.append(time.perf_counter() - begin)
+    parts = [model.bottom(x)]
+    for row, mixer in zip(rows, model.mixers, strict=True):
+        mixed.append(time.perf_counter())
+        parts.append(mixer(row).relu())
+    model.top(torch.cat(parts, 1))
+    end, used = time.perf_counter(), time.process_time() - used
+    return max(used, *[arrival + end - then for arrival, then in zip(arrived, mixed, strict=True)])
 
 
 def seconds(run: Callable[[], Any]) -> float:
@@ -76,32 +96,9 @@ def seconds(run: Callable[[], Any]) -> float:
     return time.perf_counter() - begin
 
 
-def arrivals(ids: torch.Tensor, servers: int, delay: float) -> tuple[float, list[float]]:
-    """What all fetches at once take of the core, in all threads of this process, and when each arrives with nothing else done."""
-    begin, used = time.perf_counter(), time.process_time()
-    started = [
-        rpc.rpc_async(f"server{1 + table % servers}", lookup, args=(table, ids + table, delay))
-        for table in range(TABLES)
-    ]
-    arrived = []
-    for future in started:
-        future.wait()
-        arrived.append(time.perf_counter() - begin)
-    return time.process_time() - used, arrived
-
-
-_CALLS = ("rpc_sync", "rpc_async", "wait_for_future", "add")  # and the ids, which `arrivals` adds as well
-
-
-def critical_path(times: dict[str, float], calling: float, arrived: list[float]) -> float:
-    """The least time on one core: its own work and that of calling, or the arrival of a fetch and whatever has to follow it.
-
-    All mixers that come after an arrival, and the top, run after it; everything else may have been done before.
-    """
-    mixers = [times[f"mixers_{table}"] + times["relu" + (f"_{table}" if table else "")] for table in range(TABLES)]
-    top = sum(value for name, value in times.items() if name.startswith(("cat", "top")))
-    here = sum(value for name, value in times.items() if not name.startswith(_CALLS)) + calling
-    return max(here, *[arrived[table] + sum(mixers[table:]) + top for table in range(TABLES)])
+def ratio(of: list[float], to: list[float]) -> float:
+    """The ratio of two ways that took turns: the median of the ratios of runs next to one another."""
+    return statistics.median(one / other for one, other in zip(of, to, strict=True))
 
 
 def measured(servers: int, batch: int, delay: float, rounds: int, report: bool) -> None:
@@ -112,52 +109,44 @@ def measured(servers: int, batch: int, delay: float, rounds: int, report: bool) 
     with torch.no_grad():
         plain, scheduled = torchgraft.capture(model, example), torchgraft.capture(model, example)
         changes = OverlapRemoteCalls()(scheduled).changes
-        same = torch.equal(plain(*example), scheduled(*example)) and torch.equal(model(*example), plain(*example))
+        expected = model(*example)
+        same = all(
+            torch.equal(found, expected) for found in (plain(*example), scheduled(*example), by_hand(model, *example))
+        )
+        used: list[float] = []
 
-        def timed(program: Any) -> dict[str, float]:
-            run = _Timed(program)
-            run.run(*example)
-            return run.times
+        def overlapped() -> float:
+            before = time.process_time()
+            took = seconds(lambda: scheduled(*example))
+            used.append((time.process_time() - before) / took)
+            return took
 
-        ways: dict[str, Callable[[], Any]] = {
-            "alone": lambda: timed(plain),
-            "beside": lambda: timed(scheduled),
-            "calls": lambda: arrivals(example[0], servers, delay),
-            "before": lambda: seconds(lambda: plain(*example)),
-            "after": lambda: seconds(lambda: scheduled(*example)),
+        ways: dict[str, Callable[[], float]] = {
+            "waiting": lambda: seconds(lambda: plain(*example)),
+            "possible": lambda: critical_path(model, *example),
+            "overlapped": overlapped,
+            "by hand": lambda: seconds(lambda: by_hand(model, *example)),
         }
-        runs: dict[str, list[Any]] = {name: [] for name in ways}
+        runs: dict[str, list[float]] = {name: [] for name in ways}
         for number in range(
             1 + max(rounds // 5, 1)
         ):  # in turns, each five times in a row, as queries come; the first is to warm up
             for name, run in ways.items():
                 found = [run() for _ in range(5)]
                 runs[name] += found if number else []
-    calling = statistics.median(calling for calling, _ in runs["calls"])
-    arrived = [statistics.median(column) for column in zip(*[found for _, found in runs["calls"]], strict=True)]
-    possible, at_its_speed = [
-        critical_path(
-            {key: statistics.median(one[key] for one in runs[name]) for key in runs[name][0]}, calling, arrived
-        )
-        for name in ("alone", "beside")
-    ]
-    before, after = statistics.median(runs["before"]), statistics.median(runs["after"])
+    after = runs["overlapped"]
+    rates = {name: f"{1 / statistics.median(times):.1f}" for name, times in runs.items()}
     cells = (
-        1 + servers,
-        batch,
-        f"{delay * 1e3:g} ms",
-        f"{1 / before:.1f}",
-        f"{1 / after:.1f}",
-        f"{before / after:.2f}",
+        *(1 + servers, batch, f"{delay * 1e3:g} ms"),
+        *(rates["waiting"], rates["overlapped"], rates["by hand"], rates["possible"]),
+        f"{ratio(runs['waiting'], after):.2f}",
+        f"{ratio(runs['by hand'], after):.2f}",
+        f"{ratio(runs['possible'], after):.0%}",
+        f"{ratio(runs['possible'], runs['by hand']):.0%}",
+        f"{statistics.median(used[5:]):.0%}",
+        *(changes, "yes" if same else "NO"),
     )
-    more = (
-        f"{1 / possible:.1f}",
-        f"{possible / after:.0%}",
-        f"{at_its_speed / after:.0%}",
-        changes,
-        "yes" if same else "NO",
-    )
-    print(f"| {' | '.join(map(str, (*cells, *more)))} |", flush=True)
+    print(f"| {' | '.join(map(str, cells))} |", flush=True)
     if report:
         print(overlaps(scheduled, example))
 
@@ -200,8 +189,13 @@ class Stack(nn.Module):
         return self.layers(x).square().mean()
 
 
-def written_out(x: torch.Tensor, weights: list[torch.Tensor], bucket: int, reduces: bool = True) -> list[torch.Tensor]:
-    """A training step with an all-reduce for each bucket of so many bytes, written where its last gradient is made."""
+def written_out(
+    x: torch.Tensor, weights: list[torch.Tensor], bucket: int, reduces: bool = True, works: list[Any] | None = None
+) -> list[torch.Tensor]:
+    """A training step with an all-reduce for each bucket of so many bytes, written where its last gradient is made.
+
+    By hand: whoever gives `works` gets a handle of each, which are under way until they are awaited.
+    """
     values = [x]
     for weight, bias in zip(weights[::2], weights[1::2], strict=True):
         values += [z := torch.addmm(bias, values[-1], weight.t()), z.relu()]
@@ -216,7 +210,9 @@ def written_out(x: torch.Tensor, weights: list[torch.Tensor], bucket: int, reduc
             gradient = gradient @ weights[2 * number]
         if not number or sum(4 * one.numel() for one in waiting) >= bucket:
             flat = torch.cat([one.flatten() for one in waiting])
-            if reduces:
+            if works is not None:
+                works.append(distributed.all_reduce(flat, async_op=True))
+            elif reduces:
                 distributed.all_reduce(flat)
             parts = flat.split([one.numel() for one in waiting])
             gradients += [part.view_as(one) for part, one in zip(parts, waiting, strict=True)]
@@ -253,6 +249,13 @@ def _steps(rank: int, count: int, megabytes: int, rounds: int) -> None:
         parallel.zero_grad()
         parallel(x).backward()
 
+    def steps_by_hand() -> list[torch.Tensor]:
+        works: list[Any] = []
+        gradients = written_out(x, weights, bucket, True, works)
+        for work in works:
+            work.wait()
+        return gradients
+
     def reduce_only() -> None:
         for work in [distributed.all_reduce(torch.zeros(size), async_op=True) for size in sizes]:
             work.wait()
@@ -261,10 +264,12 @@ def _steps(rank: int, count: int, megabytes: int, rounds: int) -> None:
     reduced = [parameter.grad for parameter in model.parameters()]
     with torch.no_grad():
         found = scheduled(x, weights, bucket)
+        same = same and all(map(torch.equal, found, steps_by_hand()))
     close = all(torch.allclose(one / count, other, atol=1e-6) for one, other in zip(found, reduced, strict=True))
     ways = {
         "waiting": lambda: plain(x, weights, bucket),
         "overlapped": lambda: scheduled(x, weights, bucket),
+        "by hand": steps_by_hand,
         "DDP": step,
         "computing only": lambda: alone(x, weights, bucket, False),
         "reducing only": reduce_only,
@@ -279,7 +284,7 @@ def _steps(rank: int, count: int, megabytes: int, rounds: int) -> None:
                     times[name] += [took] if number else []
     if rank == 0:
         middle = {name: statistics.median(values) * 1e3 for name, values in times.items()}
-        ratios = (f"{middle['waiting'] / middle['overlapped']:.2f}", f"{middle['DDP'] / middle['overlapped']:.2f}")
+        ratios = [f"{ratio(times[name], times['overlapped']):.2f}" for name in ("waiting", "by hand", "DDP")]
         cells = (count, f"{megabytes} MB", changes, *[f"{value:.1f} ms" for value in middle.values()], *ratios)
         print(f"| {' | '.join(map(str, (*cells, 'yes' if same and close else 'NO')))} |", flush=True)
     parallel = None  # torch's reducer must be gone before its group
@@ -303,14 +308,24 @@ def main() -> None:
     counts = [int(text) for text in options.processes.split(",")]
     print(f"torch {torch.__version__}, {os.cpu_count()} cores")
     if options.only != "steps":
-        columns = ("processes", "batch", "delay", "waiting", "overlapped", "gain", "possible")
-        columns += ("reached", "at its speeds", "calls", "same results")
+        columns = (
+            "processes",
+            "batch",
+            "delay",
+            "waiting",
+            "overlapped",
+            "by hand",
+            "possible",
+            "gain",
+            "beside by hand",
+        )
+        columns += ("reached", "reached by hand", "busy", "calls", "same results")
         print(f"\n{TABLES} fetches, queries a second\n\n| {' | '.join(columns)} |\n|" + "---|" * len(columns))
         for count in counts:
             multiprocessing.spawn(_serve, args=(count, _port(), delays, options.rounds), nprocs=count)
     if options.only != "fetches":
-        columns = ("processes", "buckets", "all-reduces", "waiting", "overlapped", "DDP", "computing only")
-        columns += ("reducing only", "gain", "beside DDP", "same results")
+        columns = ("processes", "buckets", "all-reduces", "waiting", "overlapped", "by hand", "DDP", "computing only")
+        columns += ("reducing only", "gain", "beside by hand", "beside DDP", "same results")
         print(f"\ndata-parallel steps on gloo\n\n| {' | '.join(columns)} |\n|" + "---|" * len(columns))
         for count in counts:
             multiprocessing.spawn(_train, args=(count, _port(), options.rounds), nprocs=count)

@@ -126,6 +126,53 @@ def test_an_error_names_the_node_and_the_line(kind: str) -> None:
     assert seconds < 20
 
 
+@torchgraft.pure
+def dying_on_request(ids: Any) -> Any:
+    if ids[0] < 0:
+        os._exit(3)
+    return lookup(0, ids)
+
+
+def _in_the_middle(rank: int, count: int) -> Any:
+    options = rpc.TensorPipeRpcBackendOptions(init_method=f"tcp://127.0.0.1:{os.environ['MASTER_PORT']}")
+    rpc.init_rpc(f"rank{rank}", rank=rank, world_size=count, rpc_backend_options=options)
+    if rank:
+        time.sleep(60)
+        os._exit(0)
+
+    def model(ids: Any, index: Any, x: Any) -> Any:
+        first = rpc.rpc_sync("rank1", dying_on_request, args=(ids,), timeout=5.0)
+        return rpc.rpc_sync("rank2", lookup, args=(1, ids), timeout=5.0) + x[index].sin() + first
+
+    def living(ids: Any) -> Any:
+        return rpc.rpc_sync("rank2", lookup, args=(1, ids)) + 1
+
+    def outcome(program: Any, *args: Any) -> str:
+        try:
+            return str(program(*args).tolist())
+        except Exception as error:
+            return "\n".join([type(error).__name__, str(error), *getattr(error, "__notes__", [])])
+
+    ids, one = torch.tensor([1]), torch.ones(2)
+    program, other = torchgraft.capture(model, (ids, ids * 1, one)), torchgraft.capture(living, ids)
+    assert (OverlapRemoteCalls()(program).changes, OverlapRemoteCalls()(other).changes) == (2, 1)
+    begin = time.perf_counter()
+    outcomes = [outcome(program, ids, index, one) for index in (ids * 1, ids * 7, ids * 1)]
+    outcomes += [outcome(program, -ids, ids * 1, one), outcome(program, ids, ids * 1, one), outcome(other, ids)]
+    return outcomes, time.perf_counter() - begin
+
+
+def test_what_raises_in_the_middle_leaves_the_rest_as_it_was() -> None:
+    """While calls are under way: the client raises, and goes on; a server dies, and the other still answers."""
+    (fine, raised, again, died, dead, other), seconds = run_processes(_in_the_middle, 3, first_only=True)[0]
+    assert fine == again and fine.startswith("[[")
+    assert "IndexError" in raised and "x[index].sin()" in raised
+    for gone in (died, dead):
+        assert "dying_on_request, args=(ids,)" in gone and "RuntimeError" in gone, gone
+    assert other.startswith("[[")
+    assert seconds < 30
+
+
 class Parallel(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -20,7 +20,7 @@ from tests.schedule.test_overlap_remote_calls import fetch
 from torchgraft.schedule import OverlapRemoteCalls
 
 COLLECTIVES = ("all_reduce", "broadcast", "all_gather", "all_gather_into_tensor")
-LOCAL = ("sin", "add", "write", "view", "rand", "fetch", "guard", "region")
+LOCAL = ("sin", "add", "write", "view", "rand", "fetch", "guard", "region", "pieces", "shape")
 
 
 class Random(nn.Module):
@@ -65,6 +65,11 @@ class Random(nn.Module):
         elif kind == "guard":
             if one.sum() > 1e9:
                 return [one, one]
+        elif kind == "shape":
+            if one.shape[0] > 5:
+                return [one, one]
+        elif kind == "pieces":
+            return [torch.cat([piece for piece, _ in zip(one.split([1, 2]), "ab", strict=True)][::-1])]
         elif kind == "region":
             with torch.no_grad():
                 return [one.tanh()]
@@ -113,6 +118,29 @@ def test_collectives_of_different_tensors_are_under_way_together(one_process: No
             distributed.all_reduce(flat)
             flats.append(flat[:4].view(2, 2))
         return flats
+
+    example = (torch.ones(2, 2), [torch.ones(2, 2) for _ in range(3)])
+    program = torchgraft.capture(model, example)
+    expected = program(*example)
+    OverlapRemoteCalls()(program)
+    calls = ("all_reduce", "wait_for_work")
+    order = [name for node in program.graph.nodes if (name := getattr(node.target, "__name__", "")) in calls]
+    assert order == ["all_reduce"] * 3 + ["wait_for_work"] * 3
+    assert all(map(torch.equal, program(*example), expected))
+
+
+def test_shapes_and_pieces_that_are_asked_for_hold_nothing_up(one_process: None) -> None:
+    """A check of what a collective wrote would: nothing is started before a check that came before it."""
+
+    def model(x: Any, weights: list[Any]) -> Any:
+        parts = []
+        for weight in weights:
+            flat = torch.cat([weight.flatten(), (x @ weight).flatten()])
+            distributed.all_reduce(flat)
+            if flat.shape[0] > 4 and flat.numel() > 5:
+                x = x * 2
+            parts += [part.view_as(one) for part, one in zip(flat.split([4, weight.numel()]), (weight, x), strict=True)]
+        return parts
 
     example = (torch.ones(2, 2), [torch.ones(2, 2) for _ in range(3)])
     program = torchgraft.capture(model, example)

@@ -10,7 +10,7 @@ records them.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -192,6 +192,12 @@ def check_length(found: Any, expected: int, condition: str, where: str) -> None:
     """Raise unless a call returned as many values as it did when the program was captured."""
     if len(found) != expected:
         refuse(f"{_captured_for(condition, expected)}, and now it is {len(found)}", where, _AGAIN)
+
+
+def is_told_length(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether an operator returns one value for each size in a list that it is given: nobody has to check how many."""
+    given = (*args[1:], *kwargs.values())
+    return name in ("split", "split_with_sizes") and any(isinstance(value, list | tuple) for value in given)
 
 
 @guard(lambda found, kind, name, where: [(f"'{name}' is a {_short(kind)}", True)])

@@ -16,7 +16,7 @@ import torch
 from torchgraft.analysis.schemas import schema_parameters
 from torchgraft.capturing.flowing.sizes import SymbolicNumber, unwrapped, wrapped
 from torchgraft.ir.arguments import leaves
-from torchgraft.ir.guards import check_length
+from torchgraft.ir.guards import check_length, is_told_length
 from torchgraft.ir.node import Node
 from torchgraft.lowering.layouts import expanded, viewable
 from torchgraft.lowering.recorder import Recorder
@@ -273,8 +273,9 @@ class _Results:
             return result
         if isinstance(value, (tuple, list)):
             node = _made(source)
-            if not self.has_same_sizes:
-                arguments = (node, len(value), f"the number of results of {_name(self.function)}()", recorder.line())
+            name = _name(self.function)
+            if not (self.has_same_sizes or is_told_length(name, self.args, self.kwargs)):
+                arguments = (node, len(value), f"the number of results of {name}()", recorder.line())
                 recorder.create_node("call_function", check_length, arguments, {})
             return self.parts(node, value, [schema] * len(value), is_numbered=False)
         if type(value) is bool:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from torchgraft.analysis.effects import effects_of
 from torchgraft.ir.node import Node
+from torchgraft.passes.layer_calls import is_metadata_read
 from torchgraft.passes.reorder_for_memory import bytes_of_value
 from torchgraft.schedule.blocking import Blocking
 from torchgraft.splitting.order import Order, is_guard, is_mark, may_do_anything
@@ -68,7 +69,8 @@ class Plan:
         last: Step | None = None
         guards: list[Step] = []
         for node in self._order.calls:
-            needed = [self._end(earlier) for earlier in self._order.before(node)]
+            before = self._order.before(node)
+            needed = [self._end(earlier) for earlier in before if not self._leaves_alone(earlier, node)]
             if node in self._calls:
                 if self._calls[node].in_order:
                     if started is not None:
@@ -88,6 +90,11 @@ class Plan:
         for step, earlier in self._before.items():
             for other in earlier:
                 self._after.setdefault(other, []).append(step)
+
+    def _leaves_alone(self, earlier: Node, node: Node) -> bool:
+        """Whether a collective only writes elements of a tensor of which the node asks for the shape or type."""
+        found = self._calls.get(earlier)
+        return found is not None and not found.returns_result and is_metadata_read(node)
 
     def _end(self, node: Node) -> Step:
         return (WAIT, node) if node in self._calls else (WHOLE, node)

@@ -18,7 +18,7 @@ from torchgraft.capturing.watching.tensors import has_tensor, versions_in
 from torchgraft.capturing.watching.values import MARK, Values
 from torchgraft.capturing.watching.writes import Writes
 from torchgraft.ir.answers import ANSWER, looks_of
-from torchgraft.ir.guards import is_guard
+from torchgraft.ir.guards import is_guard, is_told_length
 from torchgraft.ir.node import Node
 from torchgraft.ir.origin import user_instruction
 
@@ -120,7 +120,8 @@ class Calls:
         """Note what a call gives that is no plain tensor."""
         watcher = self._watcher
         if has_tensor(result):
-            if spelling.of_any_length and not watcher.is_plain and not hasattr(result, "_fields"):
+            is_open = spelling.of_any_length and not is_told_length(spelling.name, node.args, node.kwargs)
+            if is_open and not watcher.is_plain and not hasattr(result, "_fields"):
                 watcher.guards.length(node, result, f"{spelling.name}()")
             return self._values.register(result, node, given)
         if result is None:
