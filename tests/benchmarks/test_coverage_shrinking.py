@@ -11,6 +11,7 @@ class Configuration:
     """Derives fields in its constructor, as those of transformers do."""
 
     attribute_map: dict[str, str] = {}
+    model_type = ""
 
     def __init__(
         self,
@@ -41,6 +42,7 @@ class Configuration:
 
 class Wrapper:
     attribute_map: dict[str, str] = {}
+    model_type = ""
 
     def __init__(self, text_config: Configuration | None = None, projection: int = 7) -> None:
         self.text_config = text_config or Configuration()
@@ -97,6 +99,8 @@ def test_latent_attention_has_as_many_keys_as_heads() -> None:
 
 class Rotating:
     """A configuration with a width of heads that each layer has of its own."""
+
+    model_type = ""
 
     def __init__(self, head_dim=128, rope_parameters=None):
         self.head_dim, self.rope_parameters = head_dim, dict(rope_parameters or {"rope_type": "default"})
