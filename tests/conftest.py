@@ -26,3 +26,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "gpu" in item.keywords:
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    # Which tests ran before in the same process is a matter of chance, and must not be what a failure depends on.
+    torch.manual_seed(0)
